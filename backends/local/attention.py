@@ -30,23 +30,23 @@ _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=Non
 
 
 class PackedMask:
-    """What each token of ``blocks`` attends to. visible: which of the tokens before it in its row; None: all."""
+    """The tokens that each token of ``blocks`` attends to. visible: which of the tokens before it in its row; None: all."""
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
         self.blocks, self.visible = blocks, visible
         self._made: dict[tuple[Any, ...], Tensor] = {}
 
     def common(self, block: Block, like: Tensor) -> Tensor | None:
-        """Of common tokens to each other: [shared, shared], added to the products; None: causal."""
+        """Mask of common tokens to each other: [shared, shared], added to the products; None: causal."""
         return self._between("common", block.shared, like, lambda: (torch.arange(block.shared),) * 2)
 
     def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
-        """Of a row's tokens to each other: [length, length], added; None: causal."""
+        """Mask of a row's tokens to each other: [length, length], added; None: causal."""
         places = torch.arange(block.shared, block.shared + run.length)
         return self._between(("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places))
 
     def back(self, block: Block, like: Tensor) -> Tensor | None:
-        """Of all rows' tokens to the common ones: [tokens, shared], added; None: to all of them."""
+        """Mask of all rows' tokens to the common ones: [tokens, shared], added; None: to all of them."""
         return self._between(("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared)))
 
     def _between(self, what: Any, longest: int, like: Tensor, places: Callable[[], tuple[Tensor, Tensor]]) -> Tensor | None:
@@ -55,8 +55,8 @@ class PackedMask:
         key = (what, longest, like.dtype)
         if key not in self._made:
             query, keys = (place.to(like.device) for place in places())
-            seen = self.visible(0, 0, query[:, None], keys[None])
-            self._made[key] = like.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(like.dtype).min / 2)
+            visible = self.visible(0, 0, query[:, None], keys[None])
+            self._made[key] = like.new_zeros(visible.shape).masked_fill(~visible, torch.finfo(like.dtype).min / 2)
         return self._made[key]
 
 
@@ -109,7 +109,7 @@ def attend(
     what packed rows cannot have."""
     if dropout or is_causal is False or position_bias is not None:
         raise ValueError("found dropout, a bias or no causal mask, expected plain causal attention over packed rows")
-    if torch.is_autocast_enabled(query.device.type):
+    if query.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     if query.device.type == "cpu" and value.shape[-1] == query.shape[-1]:
         return _Attention.apply(query, key, value, mask, scaling).transpose(1, 2)
@@ -117,25 +117,27 @@ def attend(
 
 
 def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
-    """The same where torch's attention does not give the logarithms of its sums: each row has a copy of the common keys and values."""
+    """Attention to packed rows where torch's does not give the logarithms of its sums: each row has a copy of the common keys and
+    values."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = []
     for block in mask.blocks:
         common = [x[:, :, block.start : block.start + block.shared] for x in (query, key, value)]
         if block.shared:
-            seen = mask.common(block, query)
-            out.append(scaled_dot_product_attention(*common, attn_mask=seen, is_causal=seen is None, scale=scaling)[0].transpose(0, 1))
+            visible = mask.common(block, query)
+            attended = scaled_dot_product_attention(*common, attn_mask=visible, is_causal=visible is None, scale=scaling)
+            out.append(attended[0].transpose(0, 1))
         for run in block.runs:
             own = [_rows(x, run) for x in (query, key, value)]
             both = [torch.cat([c.expand(run.count, -1, -1, -1), x], 2) for c, x in zip(common[1:], own[1:], strict=True)]
-            seen = mask.own(block, run, query)
+            visible = mask.own(block, run, query)
             back = mask.back(block, query)
-            row = _causal(run.length, query) if seen is None else seen
+            row = _causal(run.length, query) if visible is None else visible
             first = run.start - block.rows.start
             before = row.new_zeros(run.length, block.shared) if back is None else back[first : first + run.length]
-            found = scaled_dot_product_attention(own[0], *both, attn_mask=torch.cat([before, row], 1), scale=scaling)
-            out.append(found.transpose(1, 2).flatten(0, 1))
+            attended = scaled_dot_product_attention(own[0], *both, attn_mask=torch.cat([before, row], 1), scale=scaling)
+            out.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(out)[None]
 
 
@@ -156,15 +158,15 @@ class _Attention(torch.autograd.Function):
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         sums = torch.empty_like(query[..., 0], dtype=torch.promote_types(query.dtype, torch.float32))
         for block in mask.blocks:
-            for part, seen in _parts(mask, block, query):
-                found = _FORWARD(part(query), part(key), part(value), 0.0, seen is None, attn_mask=seen, scale=scaling)
-                part(out).copy_(found[0])
-                part(sums).copy_(found[1])
+            for part, visible in _parts(mask, block, query):
+                attended = _FORWARD(part(query), part(key), part(value), 0.0, visible is None, attn_mask=visible, scale=scaling)
+                part(out).copy_(attended[0])
+                part(sums).copy_(attended[1])
             if block.shared:
                 rows, common = block.rows, slice(block.start, block.start + block.shared)
-                found = _FORWARD(query[:, :, rows], key[:, :, common], value[:, :, common], 0.0, False,
+                attended = _FORWARD(query[:, :, rows], key[:, :, common], value[:, :, common], 0.0, False,
                                  attn_mask=mask.back(block, query), scale=scaling)  # fmt: skip
-                _join(out[:, :, rows], sums[:, :, rows], *found)
+                _join(out[:, :, rows], sums[:, :, rows], *attended)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.mask, ctx.scaling = mask, scaling
         return out
@@ -174,8 +176,9 @@ class _Attention(torch.autograd.Function):
         query, key, value, out, sums = ctx.saved_tensors
         totals = [torch.empty_like(x) for x in (query, key, value)]
         for block in ctx.mask.blocks:
-            for part, seen in _parts(ctx.mask, block, query):
-                own = _BACKWARD(*map(part, (gradient, query, key, value, out, sums)), 0.0, seen is None, attn_mask=seen, scale=ctx.scaling)
+            for part, visible in _parts(ctx.mask, block, query):
+                own = _BACKWARD(*map(part, (gradient, query, key, value, out, sums)), 0.0, visible is None, attn_mask=visible,
+                                scale=ctx.scaling)  # fmt: skip
                 for total, new in zip(totals, own, strict=True):
                     part(total).copy_(new)
             if block.shared:
@@ -188,7 +191,8 @@ class _Attention(torch.autograd.Function):
 
 
 def _parts(mask: PackedMask, block: Block, like: Tensor) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
-    """What attends to itself alone: the common tokens, then the rows of each run. As views of [1, heads, tokens, …], with their masks."""
+    """Parts that attend to themselves alone: the common tokens, then the rows of each run. As views of [1, heads, tokens, …], with their
+    masks."""
     if block.shared:
         yield lambda x: x[:, :, block.start : block.start + block.shared], mask.common(block, like)
     for run in block.runs:

@@ -50,14 +50,14 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Packed(Sequences):
+class PackedRows(Sequences):
     """``Sequences`` in one row: ids int64 [1, tokens]; ``before`` and ``last`` are places in it."""
 
     positions: Tensor  # int64 [1, tokens]: the place of each token in its own row
     blocks: tuple[Block, ...]
 
 
-def packed(rows: Batch, device: torch.device) -> Packed:
+def packed(rows: Batch, device: torch.device) -> PackedRows:
     """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
@@ -74,7 +74,7 @@ def packed(rows: Batch, device: torch.device) -> Packed:
     before = (place + start - 1).repeat_interleave(lengths) + ramp(lengths)
     laid = (torch.cat(pieces or empty)[None], response.value, before, place + start + lengths - 1, torch.cat(positions or empty)[None])
     ids, targets, before, last, positions_ = (tensor.to(device) for tensor in laid)
-    return Packed(ids, lengths, targets, before, last, positions_, tuple(blocks))
+    return PackedRows(ids, lengths, targets, before, last, positions_, tuple(blocks))
 
 
 def _block(family: Family, whole: list[int], start: int) -> tuple[Block, list[int]]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlflow.backends.local.attention import over
 from rlflow.backends.local.network import Network
-from rlflow.backends.local.packing import Packed, packed
+from rlflow.backends.local.packing import PackedRows, packed
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.batch import Batch
 
@@ -17,7 +17,7 @@ TRIAL = {"prompt_tokens": [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 2], [9, 3]], "tok
 
 def hidden_states(network: Network, layout: Sequences) -> Tensor:
     """[places, hidden] for the places of a layout, which ``before`` and ``last`` name."""
-    if isinstance(layout, Packed):
+    if isinstance(layout, PackedRows):
         with over(layout.blocks):  # with a mask, or transformers looks for rows that begin at position 0
             return network.hidden(layout.ids, layout.positions, attention_mask=torch.ones_like(layout.ids), use_cache=False)[0]
     positions = torch.arange(layout.ids.shape[1], device=layout.ids.device)[None]

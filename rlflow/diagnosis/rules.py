@@ -13,7 +13,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Condition:
+class RuleCondition:
     """A measure beside a threshold, and where the threshold is from."""
 
     measure: str
@@ -36,82 +36,82 @@ class Rule:
 
     name: str
     alarm: bool
-    conditions: Sequence[Condition]
+    conditions: Sequence[RuleCondition]
     words: str
     remedy: str
     since: str = ""  # a metric whose first value beyond the first condition's threshold, held from then on, dates the finding
 
 
 SEED_0 = "seed 0"
-STALLED = Condition("improvement", "below", 0.1, "seed 0: runs that learn rise by more than 0.2 of the scores' width")
-IN_STEP = Condition("staleness", "at most", 0, "with a staleness the sampler's weights are meant to be older")
+STALLED = RuleCondition("improvement", "below", 0.1, "seed 0: runs that learn rise by more than 0.2 of the scores' width")
+IN_STEP = RuleCondition("staleness", "at most", 0, "with a staleness the sampler's weights are meant to be older")
 
 RULES: Sequence[Rule] = (
     Rule("unsynchronised", True,
-         (Condition("mismatch", "above", 3e-3, "rounding in float32 is about 1e-6"), Condition("drift", "above", 50.0, "seed 0"),
-          Condition("mismatch_first", "below", 3e-3, "equal weights at the start"), IN_STEP),
+         (RuleCondition("mismatch", "above", 3e-3, "rounding in float32 is about 1e-6"), RuleCondition("drift", "above", 50.0, "seed 0"),
+          RuleCondition("mismatch_first", "below", 3e-3, "equal weights at the start"), IN_STEP),
          "the sampler does not follow the trainer, as their log-probs were {mismatch_first:.2g} apart on a token at first, and are "
          "{mismatch:.2g} apart now",
          "look at how the weights reach the generator: --verify-every 1 compares them after each transfer, --canary 1 what comes of them",
          "policy/mismatch_mean"),
-    Rule("mismatch", True, (Condition("factor_first", "above", 1.02, "seed 0; bfloat16 against float32 stays under 1.01"), IN_STEP),
+    Rule("mismatch", True, (RuleCondition("factor_first", "above", 1.02, "seed 0; bfloat16 against float32 stays under 1.01"), IN_STEP),
          "sampler and trainer differ from the first iteration on, though their weights are equal, by a factor of {factor_first:.3g} on a "
          "token in the mean",
          "make dtype, quantisation and kernels of both the same (--actor.generator, --dtype); truncated_weights makes up for little",
          "policy/mismatch_factor"),
-    Rule("skipped-steps", True, (Condition("skipped", "above", 0.1, "a sound run skips none"),),
+    Rule("skipped-steps", True, (RuleCondition("skipped", "above", 0.1, "a sound run skips none"),),
          "{skipped:.0%} of the optimizer steps were skipped because the gradient was not finite",
          "lower --actor.lr, or look for what is not finite: rlflow show names the rows"),
-    Rule("missing", True, (Condition("missing", "above", 0.3, "half of --max-missing and more"),),
+    Rule("missing", True, (RuleCondition("missing", "above", 0.3, "half of --max-missing and more"),),
          "{missing:.0%} of the rewards are missing, and their rows are left out", "look at missing_* of the metrics for the cause; "
          "--reward-timeout where it is the deadline", "reward/missing_rate"),
-    Rule("stale", True, (Condition("kl_sampler", "above", 0.3, "seed 0: 2.6 and more at a staleness of 9"),
-                         Condition("staleness", "above", 0, "rows are of the newest weights otherwise")),
+    Rule("stale", True, (RuleCondition("kl_sampler", "above", 0.3, "seed 0: 2.6 and more at a staleness of 9"),
+                         RuleCondition("staleness", "above", 0, "rows are of the newest weights otherwise")),
          "rows are sampled with weights that have moved on, so trainer and sampler are {kl_sampler:.2g} nats apart on a token, at a "
          "staleness of {staleness:.0f}", "lower --staleness, or --actor.lr", "policy/kl_sampler"),
-    Rule("entropy-low", True, (Condition("entropy_early", "below", 0.1, "seed 0"), STALLED),
+    Rule("entropy-low", True, (RuleCondition("entropy_early", "below", 0.1, "seed 0"), STALLED),
          "the policy hardly varies what it says, with an entropy of {entropy_early:.2g} nats on a token from the beginning",
          "raise the temperature of sampling (--actor.generate.temperature), or start from a model that still varies"),
-    Rule("rate-high", True, (Condition("moved_most", "above", 0.3, "seed 0: sound runs stay under 0.1"), STALLED),
+    Rule("rate-high", True, (RuleCondition("moved_most", "above", 0.3, "seed 0: sound runs stay under 0.1"), STALLED),
          "an update moves the policy too far, the log-prob of a token changing by {moved_most:.2g} nats in the mean within one update",
          "lower --actor.lr (now {lr:.2g}), or --hp.epochs", "funnel/moved"),
-    Rule("length-cap", True, (Condition("truncated", "above", 0.4, "seed 0"),),
+    Rule("length-cap", True, (RuleCondition("truncated", "above", 0.4, "seed 0"),),
          "{truncated:.0%} of the responses are cut at max_tokens", "raise --hp.max_tokens", "response/truncated"),
     Rule("half-constant", True,
-         (Condition("flat_lowest", "above", 0.35, "seed 0"), Condition("mixed_place", "above", 0.3, "seed 0")),
+         (RuleCondition("flat_lowest", "above", 0.35, "seed 0"), RuleCondition("mixed_place", "above", 0.3, "seed 0")),
          "{flat_lowest:.0%} of the groups have the lowest score for all samples, while the others score {mixed_place:.0%} of what can be "
          "had, so the reward says nothing on a part of the data",
          "read samples.jsonl of these prompts, mend the reward or drop them; `repeat` filters groups with one score",
          "reward/even_lowest"),
-    Rule("too-hard", True, (Condition("flat_early", "above", 0.4, "seed 0"), Condition("place", "below", 0.2, "seed 0"), STALLED),
+    Rule("too-hard", True, (RuleCondition("flat_early", "above", 0.4, "seed 0"), RuleCondition("place", "below", 0.2, "seed 0"), STALLED),
          "{flat:.0%} of the groups have one score for all samples, and it is a low one, so the task is too hard for this model",
          "raise --hp.samples, begin with easier data, or filter with `repeat`", "reward/even_groups"),
-    Rule("too-easy", True, (Condition("flat_early", "above", 0.4, "seed 0"), Condition("place", "above", 0.8, "seed 0"), STALLED),
+    Rule("too-easy", True, (RuleCondition("flat_early", "above", 0.4, "seed 0"), RuleCondition("place", "above", 0.8, "seed 0"), STALLED),
          "{flat:.0%} of the groups have one score for all samples, and it is a high one, so the task is too easy for this model",
          "take harder data, or a reward that asks for more", "reward/even_groups"),
     Rule("flat-groups", True,
-         (Condition("flat", "above", 0.7, "seven of ten groups teach nothing"), Condition("place", "above", 0.2, "else too-hard"),
-          Condition("place", "below", 0.8, "else too-easy"), STALLED),
+         (RuleCondition("flat", "above", 0.7, "seven of ten groups teach nothing"), RuleCondition("place", "above", 0.2, "else too-hard"),
+          RuleCondition("place", "below", 0.8, "else too-easy"), STALLED),
          "{flat:.0%} of the groups have one score for all samples", "raise --hp.samples, or filter with `repeat`", "reward/even_groups"),
     Rule("nothing-moves", True,
-         (Condition("moving", "at most", 0.0, "a token with an advantage has a gradient"),
-          Condition("uneven", "above", 0.0, "groups without any difference have no advantage")),
+         (RuleCondition("moving", "at most", 0.0, "a token with an advantage has a gradient"),
+          RuleCondition("uneven", "above", 0.0, "groups without any difference have no advantage")),
          "no token of the update has a gradient", "look at the loss: rlflow check FILE, and whether its advantages are all zero"),
     Rule("saturated", False,
-         (Condition("flat", "above", 0.6, "three of five groups teach nothing"), Condition("place_now", "above", 0.8, "as for too-easy"),
-          STALLED),
+         (RuleCondition("flat", "above", 0.6, "three of five groups teach nothing"),
+          RuleCondition("place_now", "above", 0.8, "as for too-easy"), STALLED),
          "{flat:.0%} of the groups have one score for all samples, and most of these prompts are learned",
          "raise --hp.samples, filter with `repeat`, or take harder data", "reward/even_groups"),
-    Rule("kl-strong", False, (Condition("odds", "below", 2.0, "exp(width / beta), the most that any policy can gain"), STALLED),
+    Rule("kl-strong", False, (RuleCondition("odds", "below", 2.0, "exp(width / beta), the most that any policy can gain"), STALLED),
          "the KL charge holds the policy at its reference, since with beta {beta:g} good answers can become at most {odds:.2g} times "
          "likelier over bad ones", "lower --hp.beta"),
-    Rule("critic-cold", False, (Condition("explained", "below", -0.2, "a constant explains 0, and a new head starts near it"),),
+    Rule("critic-cold", False, (RuleCondition("explained", "below", -0.2, "a constant explains 0, and a new head starts near it"),),
          "the critic explains nothing of the returns (explained variance {explained:.2f}), so advantages are mostly its error",
          "warm it up: --hp.warmup, --critic.lr", "critic/explained_variance"),
-    Rule("clip-tight", False, (Condition("clipped", "above", 0.3, "seed 0"), Condition("moved", "below", 0.1, "seed 0"), STALLED),
+    Rule("clip-tight", False, (RuleCondition("clipped", "above", 0.3, "seed 0"), RuleCondition("moved", "below", 0.1, "seed 0"), STALLED),
          "clipping takes away the gradient of {clipped:.0%} of the tokens with something to learn from, though the policy moves by "
          "{moved:.2g} nats only", "raise --hp.clip"),
-    Rule("rate-low", False, (Condition("moved", "below", 3e-3, "seed 0"), STALLED),
+    Rule("rate-low", False, (RuleCondition("moved", "below", 3e-3, "seed 0"), STALLED),
          "updates hardly move the policy, the log-prob of a token changing by {moved:.2g} nats in the mean within one update",
          "raise --actor.lr (now {lr:.2g})", "funnel/moved"),
 )  # fmt: skip

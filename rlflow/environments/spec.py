@@ -27,7 +27,7 @@ SHIPPED: Mapping[str, tuple[str, str]] = {  # name → (module, class) of the en
 
 
 ADAPTERS: Mapping[str, tuple[str, str]] = {  # library → (module, class) of what speaks for its environments, as LIBRARY:ID
-    "openenv": ("rlflow.environments.adapters.openenv", "Session"),
+    "openenv": ("rlflow.environments.adapters.openenv", "OpenEnvSession"),
     "openrlhf": ("rlflow.environments.adapters.openrlhf", "Agent"),
     "skyrl_gym": ("rlflow.environments.adapters.skyrl_gym", "Gym"),
     "textarena": ("rlflow.environments.adapters.textarena", "Game"),

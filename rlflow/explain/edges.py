@@ -71,9 +71,9 @@ def _held(
     update reads it there whatever its split, other nodes where their rank has just its rows."""
     if layouts is None or column not in layouts.held or node.id not in layouts.needed:
         return None
-    made, needed = layouts.held[column], layouts.needed[node.id]
-    known = [layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != made.pool]
-    return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), made)
+    origin, needed = layouts.held[column], layouts.needed[node.id]
+    known = [layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != origin.pool]
+    return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), origin)
 
 
 def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None) -> Edge:
@@ -83,11 +83,11 @@ def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: 
     if layouts is None or plan.placement is None or of is None:
         return Edge(source, node.name, names, size)
     ranks = plan.placement.pools
-    held, needed = (on_one_rank(layout, ranks) for layout in (of, layouts.needed[node.id]))
-    times = copies(held, needed, ranks, setting(node, "epochs"))
+    source_layout, needed = (on_one_rank(layout, ranks) for layout in (of, layouts.needed[node.id]))
+    times = copies(source_layout, needed, ranks, setting(node, "epochs"))
     moved = sum(int(sizes.sent(node, item) * times) for item in items)
-    why = "stays" if not moved else "pool" if held.pool != needed.pool else "split"
-    return Edge(source, node.name, names, size, moved, held.pool, needed.pool, why)
+    why = "stays" if not moved else "pool" if source_layout.pool != needed.pool else "split"
+    return Edge(source, node.name, names, size, moved, source_layout.pool, needed.pool, why)
 
 
 def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:

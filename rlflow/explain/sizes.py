@@ -105,7 +105,7 @@ class NodeRows:
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """What a forward or an update computes whose rows share prompts, at most: the tokens of all rows, and those that are computed, with
+    """The tokens of a forward or an update whose rows share prompts, at most: the tokens of all rows, and those that are computed, with
     each prompt once."""
 
     node: str
@@ -114,7 +114,8 @@ class ComputedTokens:
 
 
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole in each of its micro-batches."""
+    """Work of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole in each of its
+    micro-batches."""
     for i, each in prompt_rows.items():
         node = sizes.graph.nodes[i]
         rows, prompt = sizes.rows[node.axis], sizes.assumed.prompt_tokens

@@ -29,7 +29,7 @@ Weights = dict[str, Tensor]
 ppo: Any = import_module("rlflow.algorithms.ppo")  # whose stages and losses are called here
 
 
-class Half:
+class ModelHalf:
     """The trainer or the generator of one role of ``ppo``."""
 
     def __init__(self, role: str, half: str, flags: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
     job = Job("ppo_by_hand", address=address, threads=1)
     task = job.role("task", Task, arguments={"flags": flags})
     sampler, actor, critic, reference = (
-        job.role(name, Half, cpus=0.5, arguments={"role": role, "half": half, "flags": flags})
+        job.role(name, ModelHalf, cpus=0.5, arguments={"role": role, "half": half, "flags": flags})
         for name, role, half in (("sampler", "actor", "generator"), ("actor", "actor", "trainer"), ("critic", "critic", "trainer"),
                                  ("reference", "reference", "trainer"))
     )  # fmt: skip
@@ -97,10 +97,10 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
         for number in range(config.options.iterations):
             seeds = {name: derived(config.options.seed, number, of) for name, of in call.items()}
             batch = task.call_rank0(Task.prompts).result().repeat(hp.samples)
-            batch |= sampler.call_batch(Half.generate, batch, seeds["actor.generate"]).result()
+            batch |= sampler.call_batch(ModelHalf.generate, batch, seeds["actor.generate"]).result()
             scores, old, values, ref = gather(  # four forwards at a time
-                task.call_batch(Task.score, batch), actor.call_batch(Half.forward, batch, "logprobs"),
-                critic.call_batch(Half.forward, batch, "values"), reference.call_batch(Half.forward, batch, "logprobs"))
+                task.call_batch(Task.score, batch), actor.call_batch(ModelHalf.forward, batch, "logprobs"),
+                critic.call_batch(ModelHalf.forward, batch, "values"), reference.call_batch(ModelHalf.forward, batch, "logprobs"))
             batch |= scores | old | values | ref.rename(logprobs="ref_logprobs")
             batch |= truncated_weights(batch, cap=hp.is_cap)
             batch |= ppo.charge_kl(batch, beta=hp.beta)
@@ -108,11 +108,11 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
             batch |= ppo.normalise(batch)
             value = {"clip": hp.value_clip, "huber": hp.value_huber, **passes}
             policy = {"clip": hp.clip, "high": hp.clip_high, "dual": hp.dual_clip, **passes}
-            gather(critic.call(Half.update, batch, "value_loss", seeds["critic.update"], value),
-                   actor.call(Half.update, batch, "policy_loss", seeds["actor.update"], policy))  # fmt: skip
-            sampler.call(Half.receive, actor.call_rank0(Half.weights).result(), number + 1).result()
+            gather(critic.call(ModelHalf.update, batch, "value_loss", seeds["critic.update"], value),
+                   actor.call(ModelHalf.update, batch, "policy_loss", seeds["actor.update"], policy))  # fmt: skip
+            sampler.call(ModelHalf.receive, actor.call_rank0(ModelHalf.weights).result(), number + 1).result()
             print(f"{number}: mean score {torch.nanmean(batch['scores']):.3f}")
-        return gather(actor.call_rank0(Half.weights), critic.call_rank0(Half.weights))
+        return gather(actor.call_rank0(ModelHalf.weights), critic.call_rank0(ModelHalf.weights))
 
 
 if __name__ == "__main__":

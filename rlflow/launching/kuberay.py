@@ -10,7 +10,7 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.launching.documents import joined
 from rlflow.launching.skypilot import command, task_of
-from rlflow.launching.target import HEAD, TOKEN, Target
+from rlflow.launching.target import HEAD, TOKEN, LaunchTarget
 from rlflow.services.declare import PORT, Service
 
 API = "ray.io/v1"
@@ -18,7 +18,7 @@ FOLDER = "/etc/rlflow"  # in which the head finds the algorithm's file
 IMAGE = "IMAGE"
 
 
-def ray_job(target: Target) -> str:
+def ray_job(target: LaunchTarget) -> str:
     """The job as YAML, for ``kubectl create``. Raises PlanError without an image, and for a service that one container cannot be."""
     if target.settings.image is None:
         raise PlanError.of("job-image", "a pod needs an image in which rlflow is installed", found=f"no --{HEAD}.image",
@@ -35,7 +35,7 @@ def ray_job(target: Target) -> str:
     return joined([*secret, "kubectl create -f FILE, where FILE holds this"], documents)
 
 
-def secret_of(target: Target) -> str:
+def secret_of(target: LaunchTarget) -> str:
     """The name of the Kubernetes secret that holds the run's secrets."""
     return f"{target.name}-secrets"
 
@@ -45,7 +45,7 @@ def key_of(variable: str) -> str:
     return "auth_token" if variable == TOKEN else variable
 
 
-def _file(target: Target) -> list[dict[str, Any]]:
+def _file(target: LaunchTarget) -> list[dict[str, Any]]:
     """The algorithm's file as a ConfigMap, where it is no shipped one."""
     path = Path(target.file.partition("::")[0])
     if not path.is_file():
@@ -53,7 +53,7 @@ def _file(target: Target) -> list[dict[str, Any]]:
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{target.name}-file"}, "data": {path.name: path.read_text()}}]
 
 
-def _job(target: Target, urls: dict[str, str]) -> dict[str, Any]:
+def _job(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     path, colon, flow = target.file.partition("::")
     there = f"{FOLDER}/{Path(path).name}{colon}{flow}" if _file(target) else None
     run = target.command(urls, there)
@@ -65,11 +65,11 @@ def _job(target: Target, urls: dict[str, str]) -> dict[str, Any]:
     return {"apiVersion": API, "kind": "RayJob", "metadata": {"name": target.name}, "spec": spec}
 
 
-def _delay(target: Target) -> int:
+def _delay(target: LaunchTarget) -> int:
     return max([int(service.delay) for service, _ in target.own], default=0)
 
 
-def _pod(target: Target, urls: dict[str, str], head: bool) -> dict[str, Any]:
+def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, Any]:
     ray: dict[str, Any] = {"name": "ray", "image": target.settings.image, "env": [*_secrets(target), *_addresses(target, urls)]}
     if needs := _resources(target.settings.cpus, target.accelerators[1]):
         ray["resources"] = needs
@@ -87,16 +87,16 @@ def _resources(cpus: int | None, gpus: int) -> dict[str, Any]:
     return {"limits": limits, "requests": dict(limits)} if limits else {}
 
 
-def _secrets(target: Target) -> list[dict[str, Any]]:
+def _secrets(target: LaunchTarget) -> list[dict[str, Any]]:
     return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret_of(target), "key": key_of(name)}}}
             for name in target.secrets if name != TOKEN]  # fmt: skip  # which KubeRay hands to Ray itself
 
 
-def _addresses(target: Target, urls: dict[str, str]) -> list[dict[str, Any]]:
+def _addresses(target: LaunchTarget, urls: dict[str, str]) -> list[dict[str, Any]]:
     return [{"name": service.variable, "value": urls.get(service.name, service.run)} for service in target.services]
 
 
-def _container(target: Target, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
+def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": task_of(service), "image": target.settings.image, "command": ["bash", "-c", command(service, port, urls)],
         "env": [*_secrets(target), {"name": PORT, "value": str(port)}], "ports": [{"containerPort": port}],
@@ -106,13 +106,13 @@ def _container(target: Target, service: Service, port: int, urls: dict[str, str]
     return container
 
 
-def _named(target: Target, service: Service, port: int) -> dict[str, Any]:
+def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:
     """The name of a service, which leads to the pod of Ray's head."""
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{target.name}-{task_of(service)}"},
             "spec": {"selector": {"rlflow-run": target.name}, "ports": [{"port": port, "targetPort": port}]}}  # fmt: skip
 
 
-def _workers(target: Target, urls: dict[str, str]) -> dict[str, Any]:
+def _workers(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     count = target.settings.nodes - 1
     sizes = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), count)
     return {"groupName": "workers", **sizes, "rayStartParams": {}, "template": {"spec": _pod(target, urls, head=False)}}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 
-from rlflow.launching.target import SERVE_TOKEN, TOKEN, Target
+from rlflow.launching.target import SERVE_TOKEN, TOKEN, LaunchTarget
 
 
-def submission(target: Target) -> str:
+def submission(target: LaunchTarget) -> str:
     """The command, for a shell, which puts secrets in as it is typed. Services are started by the run itself, on the head's machine."""
     address = ["--address", shlex.quote(target.settings.address)] if target.settings.address else []
     secrets = [name for name in target.secrets if name in target.settings.secret or name not in (TOKEN, SERVE_TOKEN)]  # the command
@@ -25,6 +25,6 @@ def _environment(secrets: list[str]) -> list[str]:
     return ["--runtime-env-json", f'"$(python3 -c {shlex.quote(code)})"']
 
 
-def _joins(target: Target) -> bool:
+def _joins(target: LaunchTarget) -> bool:
     """Whether the command of the run says already that it joins the Ray, or needs none."""
     return target.apart or "ray_address" in target.flags or "pools" not in target.flags

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlflow.launching.documents import joined
-from rlflow.launching.target import RAY_PORT, TOKEN, Target
+from rlflow.launching.target import RAY_PORT, TOKEN, LaunchTarget
 from rlflow.services.declare import PORT, Service
 
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # expanded by the shell of a task
@@ -19,7 +19,7 @@ MAIN, WORKERS = "run", "workers"
 SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
-def job_group(target: Target) -> str:
+def job_group(target: LaunchTarget) -> str:
     """The group as YAML, for ``sky jobs launch``."""
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
     delays = {task_of(service): f"{math.ceil(service.delay)}s" for service, _ in target.own}
@@ -36,7 +36,7 @@ def task_of(service: Service) -> str:
     return service.name.replace("_", "-").lower()
 
 
-def _task(target: Target, name: str, run: Sequence[str], extras: str, nodes: int = 1, **resources: Any) -> dict[str, Any]:
+def _task(target: LaunchTarget, name: str, run: Sequence[str], extras: str, nodes: int = 1, **resources: Any) -> dict[str, Any]:
     image = {"image_id": f"docker:{target.settings.image}"} if target.settings.image else {}
     needs = {key: value for key, value in resources.items() if value} | image
     return {
@@ -46,30 +46,30 @@ def _task(target: Target, name: str, run: Sequence[str], extras: str, nodes: int
     }  # fmt: skip
 
 
-def _machine(target: Target) -> dict[str, Any]:
+def _machine(target: LaunchTarget) -> dict[str, Any]:
     return {"accelerators": target.settings.accelerators, "cpus": f"{target.settings.cpus}+" if target.settings.cpus else None}
 
 
-def _main(target: Target, urls: dict[str, str]) -> dict[str, Any]:
+def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     exports = [f'export {service.variable}="{urls.get(service.name, service.run)}"' for service in target.services]
     ray = [f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job", f"ray start --head --port={RAY_PORT} --disable-usage-stats"]
     run = [*exports, *(ray if target.apart else []), *(_ray_waits(target) if target.apart else []), target.command(urls)]
     return _task(target, MAIN, run, "tasks,cluster" if "pools" in target.flags else "tasks", **_machine(target))
 
 
-def _ray_waits(target: Target) -> list[str]:
+def _ray_waits(target: LaunchTarget) -> list[str]:
     """Wait until all machines have joined, since a run that finds too few is refused."""
     code = f'import ray; ray.init(address="auto"); print(len([n for n in ray.nodes() if n["Alive"]]) >= {target.settings.nodes})'
     return [f"until [ \"$(python -c {shlex.quote(code)} | tail -n 1)\" = True ]; do sleep 5; done"]
 
 
-def _workers(target: Target) -> dict[str, Any]:
+def _workers(target: LaunchTarget) -> dict[str, Any]:
     head = f"{MAIN}-0.{GROUP}:{RAY_PORT}"
     run = ["export RAY_AUTH_MODE=token", f'until ray start --address="{head}" --disable-usage-stats --block; do sleep 5; done']
     return _task(target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target))
 
 
-def _service(target: Target, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
+def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
     name, _ = target.accelerators
     gpus = f"{name}:{service.gpus}" if service.gpus else None
     run = [f"export {PORT}={port}", command(service, port, urls)]

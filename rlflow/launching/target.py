@@ -40,7 +40,7 @@ class JobSettings:
 
 
 @dataclass(frozen=True)
-class Target:
+class LaunchTarget:
     """A run to be started elsewhere."""
 
     name: str
@@ -100,7 +100,7 @@ def _quoted(text: str) -> str:
     return '"' + re.sub(r'["\\`]|\$(?!\{)', lambda match: "\\" + match[0], text) + '"'
 
 
-def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, Target]:
+def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
     """The place and the run that the flags of `rlflow job` name. Raises PlanError for flags that name no place or no machines, and for a
     secret among them, since what is printed gets around."""
     flags = dict(values)
@@ -113,7 +113,7 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, Target]:
     services, others = split_services(flags)
     name = re.sub(r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()).strip("-") or "run"
     _check(settings, services, others)
-    return kind, Target(name, file, others, services, settings, _secrets(settings, services, others))
+    return kind, LaunchTarget(name, file, others, services, settings, _secrets(settings, services, others))
 
 
 def _several(value: Any) -> tuple[str, ...]:

@@ -31,14 +31,14 @@ def families(prompts: Data) -> list[Family]:
         rows_of.setdefault(tokens.numpy().astype(">i8").tobytes(), []).append(row)  # whose order is that of the tokens
     distinct = sorted(rows_of)
     alone: list[int] = []
-    found = []
+    families = []
     for begin, end, shared in _cut([np.frombuffer(each, dtype=">i8") for each in distinct], [len(rows_of[each]) for each in distinct]):
         rows = sorted(row for each in distinct[begin:end] for row in rows_of[each])
         if shared and len(rows) > 1:
-            found.append(Family(tuple(rows), shared))
+            families.append(Family(tuple(rows), shared))
         else:
             alone += rows
-    return sorted([*found, *([Family(tuple(sorted(alone)), 0)] if alone else [])], key=lambda family: family.rows[0])
+    return sorted([*families, *([Family(tuple(sorted(alone)), 0)] if alone else [])], key=lambda family: family.rows[0])
 
 
 def _lengths(column: Data) -> Tensor:
@@ -88,7 +88,7 @@ def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -
 
 
 def _filled(units: Sequence[Tensor], family_of: dict[int, Family], own: dict[int, int], room: int) -> Iterator[list[Tensor]]:
-    taken: list[Tensor] = []
+    together: list[Tensor] = []
     there: set[int] = set()
     used: float = math.inf
     for unit in units:
@@ -96,13 +96,13 @@ def _filled(units: Sequence[Tensor], family_of: dict[int, Family], own: dict[int
         new = {id(family_of[row]): family_of[row].shared for row in members if id(family_of[row]) not in there}
         added = sum(new.values()) + sum(own[row] for row in members)
         if used + added > room:
-            if taken:
-                yield taken
-            taken, there, used = [], set(), 0
+            if together:
+                yield together
+            together, there, used = [], set(), 0
             new = {id(family_of[row]): family_of[row].shared for row in members}
             added = sum(new.values()) + sum(own[row] for row in members)
-        taken.append(unit)
+        together.append(unit)
         there |= new.keys()
         used += added
-    if taken:
-        yield taken
+    if together:
+        yield together

@@ -360,7 +360,7 @@ class Elsewhere(Learner):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
     """Nothing goes there from the host but its columns, the mask and the weights of rows, and which rows are a loss's own where there
-    are several; nothing is looked at but metrics."""
+    are several; once more the columns by which clipped tokens are counted. Nothing is looked at but metrics."""
     for call in updates(name):
         own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
         learner = Elsewhere()
@@ -369,5 +369,6 @@ def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
         parts = terms(call.of, own, "tokens")
         read = [name for part in parts for name in part.loss.signature.column_names if name in call.batch]
         own_rows = [part.where for part in parts if part.where]
-        assert waits.count(f"to {DEVICE.type}") == 1 + len(read) + len(own_rows) + len(parts)
+        counted_by = [name for name in ("logprobs", "advantages") if name in call.batch and call.batch[name].dim() == 2]
+        assert waits.count(f"to {DEVICE.type}") == 1 + len(read) + len(own_rows) + len(parts) + len(counted_by)
         assert set(waits) <= {f"to {DEVICE.type}", "index", "_local_scalar_dense", "to cpu"}

@@ -216,7 +216,7 @@ def bad(scores, mode: scalar(torch.float32)):
 
 @loss
 def policy_loss(new, extra: row(torch.float32)):
-    return new.logprobs, {{}}
+    return new.logprobs * extra[:, None], {{}}
 
 @flow(state=lambda hp: {{"mode": 0.0}})
 def wrong(prompts, actor, reward):

@@ -7,7 +7,7 @@ import pytest
 
 from rlflow.diagnosis.evidence import MEASURES, Evidence
 from rlflow.diagnosis.findings import LEAST, alarms, findings
-from rlflow.diagnosis.rules import RULES, Condition, Rule
+from rlflow.diagnosis.rules import RULES, Rule, RuleCondition
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))  # by `python benchmarks/stalls.py fixtures`
 PLANTED = [path for path in RECORDED if not path.name.startswith("healthy")]
@@ -42,9 +42,9 @@ def test_every_rule_reads_measures_that_there_are_and_says_where_its_thresholds_
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-MISSING = Rule("missing", True, (Condition("missing", "above", 0.3, "by hand"),), "{missing:.0%} are missing", "mend it (now {lr:g})",
+MISSING = Rule("missing", True, (RuleCondition("missing", "above", 0.3, "by hand"),), "{missing:.0%} are missing", "mend it (now {lr:g})",
                "reward/missing_rate")
-COLD = Rule("critic-cold", False, (Condition("explained", "below", 0.0, "by hand"),), "it explains {explained:.1f}", "warm it up",
+COLD = Rule("critic-cold", False, (RuleCondition("explained", "below", 0.0, "by hand"),), "it explains {explained:.1f}", "warm it up",
             "critic/explained_variance")
 RUN = [(number, {"reward/missing_rate": rate, "critic/explained_variance": -1.0}) for number, rate in enumerate((0.1, 0.5, 0.1, 0.6, 0.7))]
 

@@ -62,7 +62,7 @@ def test_what_only_wastes_is_warned_of(planned_as, line, warned):
 def test_the_page_has_a_line_for_every_code():
     root = Path(__file__).parents[2]
     sources = ("explain/fits.py", "runs/preview.py", "placement.py", "check/staleness.py", "memory/schedule.py", "passes/residency.py",
-               "binding/positions.py")
+               "binding/positions.py", "runs/planning.py")
     found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (root / "rlflow" / file).read_text())}
     found -= {"model-folder", "memory-proof"}
     page = (root / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]

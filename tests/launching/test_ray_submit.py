@@ -3,9 +3,11 @@
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 
 import pytest
 from install import JOB_SERVER
@@ -19,7 +21,16 @@ SCRIPTS = {"ray": "from ray.scripts.scripts import main; main()", "rlflow": "fro
 
 
 @pytest.fixture
-def shell(tmp_path, lacking):
+def own_place():
+    """A folder for a Ray's files with a path short enough for its sockets. Ray finds the Ray of a job by a file there: in the usual place
+    another Ray of this machine could have written it."""
+    folder = tempfile.mkdtemp(prefix="rj", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def shell(tmp_path, own_place, lacking):
     """Runs lines beside a Ray whose job server listens on the loopback address; gives what they print. ``address``: of the server."""
     if not JOB_SERVER.exists():
         lacking("Ray's job server is not installed")
@@ -32,7 +43,8 @@ def shell(tmp_path, lacking):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {"PATH": f"{commands}:{JOB_SERVER.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "RAY_AUTH_MODE": "token",
-                   "RAY_AUTH_TOKEN": secrets.token_hex(16), "OF_MINE": "shown to nobody", "OMP_NUM_THREADS": "1"}  # fmt: skip
+                   "RAY_AUTH_TOKEN": secrets.token_hex(16), "OF_MINE": "shown to nobody", "OMP_NUM_THREADS": "1",
+                   "RAY_TMPDIR": own_place}  # fmt: skip
     words = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1",
              f"--dashboard-port={port}", "--include-dashboard=true", "--disable-usage-stats",
              "--object-store-memory=134217728"]  # fmt: skip

@@ -46,7 +46,7 @@ class Recorded(Trainer):
     """The local trainer over recorded logits: its layout, its log-probs, but no model."""
 
     def __init__(self, logits):
-        self.spec, self.settings, self.held = ModelSpec(None), TrainerSettings(), CachedForward()
+        self.spec, self.settings, self.held, self.packs = ModelSpec(None), TrainerSettings(), CachedForward(), False
         head = torch.nn.Embedding(logits.shape[-1], 1)
         module = SimpleNamespace(get_output_embeddings=lambda: head)
         self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x,

@@ -14,7 +14,7 @@ from rlflow import flow, loss, stage
 def step(scores):
     return scores
 
-@loss
+@loss(unrewarded="the flow is there to be timed")
 def nothing(new, scores):  # so that the update waits for the chain
     return new.logprobs, {{}}
 

@@ -23,7 +23,7 @@ W = TypeVar("W")
 
 
 @dataclass(frozen=True)
-class Role:
+class JobRole:
     """A role as it was declared."""
 
     needs: RoleNeeds
@@ -52,7 +52,7 @@ class Job:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        self._roles: dict[str, Role] = {}
+        self._roles: dict[str, JobRole] = {}
         self._together: list[tuple[str, ...]] = []
         self._started: Started | None = None
         self._over = ExitStack()
@@ -74,7 +74,7 @@ class Job:
         _check_env(env or {})
         gpu = None if gpus is None else parts(gpus, f"gpus of role '{name}'")
         needs = RoleNeeds(name, ranks, parts(cpus, f"cpus of role '{name}'"), gpu, per_node)
-        self._roles[name] = Role(needs, kind, distributed, {**self.env, **(env or {})}, dict(arguments or {}))
+        self._roles[name] = JobRole(needs, kind, distributed, {**self.env, **(env or {})}, dict(arguments or {}))
         return Group(self, name, kind, ranks, distributed and ranks > 1)
 
     def _check_new(self, name: str, kind: type, ranks: int, per_node: int, arguments: Mapping[str, Any]) -> None:

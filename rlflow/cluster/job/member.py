@@ -1,4 +1,4 @@
-"""Member: one rank of a role in its own process, around the object of the user's class."""
+"""A member of a job: one rank of a role in its own process, around the object of the user's class."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Seat:
     insecure: bool = False
 
 
-class Member:
+class JobMember:
     """Makes the user's object and calls its methods. Calls of one rank run one at a time, in the order in which they were made."""
 
     def __init__(self, seat: Seat, address: str = "") -> None:

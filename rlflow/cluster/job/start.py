@@ -23,7 +23,7 @@ from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import HealthMonitor, Newcomers
 from rlflow.cluster.job.here import Here
 from rlflow.cluster.job.layout import Layout, check_room
-from rlflow.cluster.job.member import Member, Seat
+from rlflow.cluster.job.member import JobMember, Seat
 from rlflow.cluster.rpc.pool import Pool, make_pool
 from rlflow.errors import PlanError, RemoteError
 from rlflow.placement import GRAIN
@@ -63,7 +63,7 @@ class Started:
     terms: Terms
     controllers: Controllers
     groups: dict[str, PlacementGroup] = field(default_factory=dict)  # role → its placement
-    pools: dict[str, Pool[Member]] = field(default_factory=dict)
+    pools: dict[str, Pool[JobMember]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.monitor = HealthMonitor(self.terms.heartbeat, self.controllers)
@@ -147,7 +147,7 @@ def _nodes_for(layout: Layout) -> list[str]:
 
 def _pool(
     terms: Terms, name: str, role: RoleStart, group: PlacementGroup, point: str, need: Mapping[str, float], python: str | None
-) -> Pool[Member]:
+) -> Pool[JobMember]:
     """Start the processes of a role."""
     ranks = group.bundle_count
     joined = role.distributed and ranks > 1
@@ -162,7 +162,8 @@ def _pool(
         environment["py_executable"] = python
     meet = (terms.interface, terms.insecure) if joined and not point.startswith("/") else None
     gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
-    return make_pool(name, Member, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), runtime_env=environment, **gpus)
+    return make_pool(name, JobMember, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), runtime_env=environment,
+                     **gpus)  # fmt: skip
 
 
 def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
@@ -190,7 +191,7 @@ def by_value(kind: type) -> bytes:
     return pickled
 
 
-def wait_until_made(pools: Mapping[str, Pool[Member]], seconds: float) -> None:
+def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float) -> None:
     """Wait until all objects are made. Raises PlanError with the error of one that could not be."""
     making = []
     for pool in pools.values():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
-from rlflow.cluster.rpc.wire import Frame, unpack
+from rlflow.cluster.rpc.wire import BatchFrame, unpack
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 Parcel = Payload | SharedFrame
@@ -21,10 +21,10 @@ Parcel = Payload | SharedFrame
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
     """The batch, or some of its rows, as bytes (`rlflow.cluster.rpc.wire`); whole numbers as int32 where they fit."""
-    return _written(Frame(batch, rows, narrow=True))
+    return _written(BatchFrame(batch, rows, narrow=True))
 
 
-def _written(frame: Frame) -> Payload:
+def _written(frame: BatchFrame) -> Payload:
     memory = torch.empty(frame.nbytes, dtype=torch.uint8)
     frame.write(memory)
     return memory.numpy()
@@ -44,7 +44,7 @@ def widened(data: Data) -> Data:
 
 
 class Post:
-    """What this process hands to others, and takes from them."""
+    """Hands rows of this process to others, and takes theirs."""
 
     def __init__(self) -> None:
         self.outbox, self.inbox = SharedOutbox(), SharedInbox()
@@ -52,7 +52,7 @@ class Post:
     def parcel(self, batch: Batch, rows: Tensor | None = None, *, shared: bool, iteration: int = 0) -> Parcel:
         """Rows for one receiver; ``rows``: which, None for all. ``shared``: whether the receiver can read this process's shared memory.
         ``iteration``: the one that they are for."""
-        frame = Frame(batch, rows, narrow=True)
+        frame = BatchFrame(batch, rows, narrow=True)
         at = self.outbox.post(frame, iteration) if shared and frame.nbytes > SMALL else None
         return at if at is not None else _written(frame)
 

@@ -16,7 +16,7 @@ from rlflow.batch import Batch
 from rlflow.cluster.rpc.actor import ERA, Host
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.sockets import LARGEST, Gone, PendingCalls, Sockets, content
-from rlflow.cluster.rpc.wire import Frame
+from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
@@ -233,7 +233,7 @@ class Pool(Generic[W]):
         return self._near[rank]
 
     def _asked_near(self) -> tuple[bool, ...]:
-        at = self.post.outbox.post(Frame(Batch(Axis.fresh(0), {})))
+        at = self.post.outbox.post(BatchFrame(Batch(Axis.fresh(0), {})))
         if at is None:
             return (False,) * len(self)
         answers = [actor.reaches.options(concurrency_group="control").remote(at) for actor in self.actors]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.cluster.rpc.wire import Frame
+from rlflow.cluster.rpc.wire import BatchFrame
 
 LIMIT = 1 << 30  # most bytes of shared memory of one sender
 SMALL = 64 << 10  # bytes of a frame up to which it goes along with the call
@@ -68,7 +68,7 @@ class SharedOutbox:
         self._segments: list[_Segment] = []
         self._limit, self._lock = limit, threading.Lock()
 
-    def post(self, frame: Frame, iteration: int = 0) -> SharedFrame | None:
+    def post(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
         """Write a frame for one receiver. Gives None where the bound or the machine leaves no room. iteration: the one that it is for."""
         segment = self._free(HEAD + frame.nbytes, iteration)
         if segment is None:

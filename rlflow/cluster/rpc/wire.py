@@ -45,7 +45,7 @@ from rlflow.columns import Kind, Level
 from rlflow.copy_on_write import address
 from rlflow.messages import read, written
 
-__all__ = ["Frame", "WireError", "pack", "pieces", "unpack"]
+__all__ = ["BatchFrame", "WireError", "pack", "pieces", "unpack"]
 
 MAGIC = b"RLFBATCH"
 VERSION = 1
@@ -69,19 +69,19 @@ def pack(batch: Batch, *, checksum: bool = False) -> bytes:
 
 def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
     """The frame of ``pack`` in pieces that are views of the batch's own memory where it is contiguous and on the host."""
-    return Frame(batch).pieces(checksum=checksum)
+    return BatchFrame(batch).pieces(checksum=checksum)
 
 
-class Stored:
+class StoredBuffer:
     """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype."""
 
     def __init__(self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.parts, self.dtype, self.buffer = parts, dtype, Buffer(str(dtype).removeprefix("torch."), shape)
 
     @staticmethod
-    def whole(tensor: Tensor) -> Stored:
+    def whole(tensor: Tensor) -> StoredBuffer:
         """The buffer of one tensor as it is."""
-        return Stored((tensor,), tuple(tensor.shape), tensor.dtype)
+        return StoredBuffer((tensor,), tuple(tensor.shape), tensor.dtype)
 
     def write(self, memory: Tensor) -> None:
         """Write the entries into ``memory``, uint8 [bytes of the buffer]."""
@@ -102,7 +102,7 @@ class Stored:
         return _Lent(flat, address(flat), flat.nbytes).array().data
 
 
-class Frame:
+class BatchFrame:
     """A batch, or some of its rows, as bytes that are not written yet.
 
     ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are written as int32, half the bytes;
@@ -112,7 +112,7 @@ class Frame:
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
         keys = batch.axis.keys
         if keys.dtype != torch.int64 or keys.ndim != 2 or not KEYS <= keys.shape[1] <= LONGEST_PATH:
-            raise WireError.of("keys", Stored.whole(keys).buffer, f"int64 {[len(batch), KEYS]}, or with more numbers")
+            raise WireError.of("keys", StoredBuffer.whole(keys).buffer, f"int64 {[len(batch), KEYS]}, or with more numbers")
         axis = batch.axis if rows is None else batch.axis.take(rows)
         stored = [(name, data.kind, _form(data), _stored(name, data, batch.axis, rows, narrow)) for name, data in batch.data.items()]
         columns = [HeaderColumn(name, kind, form, tuple(item.buffer for item in items)) for name, kind, form, items in stored]
@@ -120,7 +120,7 @@ class Frame:
             check_kind(column)
             check_rows(column.name, data, batch.axis)
         self._header = packed(axis, columns)
-        self._buffers = [Stored.whole(axis.keys), *itertools.chain.from_iterable(items for *_, items in stored)]
+        self._buffers = [StoredBuffer.whole(axis.keys), *itertools.chain.from_iterable(items for *_, items in stored)]
         self._places = list(_places(HEAD + len(self._header), [item.buffer for item in self._buffers]))
         self.nbytes = self._places[-1][1]
 
@@ -165,21 +165,21 @@ def _form(data: Data) -> str:
     return "tensor" if data.lengths is None else "ragged"
 
 
-def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[Stored, ...]:
+def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
     """The buffers of some rows of a column over ``axis``."""
     if rows is not None and (data.lengths is None or len(data.value) < LONG * len(data.lengths)):
         data, rows = data.take(rows, axis), None
     if data.kind.level is Level.TEXT:
-        return tuple(map(Stored.whole, _encoded(name, data.value)))
+        return tuple(map(StoredBuffer.whole, _encoded(name, data.value)))
     values = data.value if isinstance(data.value, tuple) else (data.value,)
     if not all(isinstance(tensor, Tensor) for tensor in values):
         raise WireError.of(f"column {name!r}", f"a {data.kind.level} column of {type(values[0]).__name__}", "tensors")
     if data.lengths is None:
-        return tuple(Stored((value,), tuple(value.shape), _width(data.kind, value, narrow)) for value in values)
+        return tuple(StoredBuffer((value,), tuple(value.shape), _width(data.kind, value, narrow)) for value in values)
     lengths = data.lengths if rows is None else data.lengths[rows]
     parts = values if rows is None else runs(data.value, data.lengths, rows)
     shape = (int(lengths.sum()) if rows is not None else len(data.value), *data.value.shape[1:])
-    return Stored(parts, shape, _width(data.kind, data.value, narrow)), Stored.whole(lengths)
+    return StoredBuffer(parts, shape, _width(data.kind, data.value, narrow)), StoredBuffer.whole(lengths)
 
 
 def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlflow.batch import Batch
 from rlflow.cluster.rpc.message import Index, Inputs, ShardRows, Source
-from rlflow.cluster.sharding.shard_map import Copy, RemoteColumn, Shard, ShardMap, WorkerId
+from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardCopy, ShardMap, WorkerId
 from rlflow.columns import Kind, Level
 
 
@@ -47,7 +47,7 @@ class RowRequest(NamedTuple):
             for source, wanted, index in pieces:
                 where = torch.full((source.rows,), -1, dtype=torch.int64)
                 where[torch.arange(source.rows) if index is None else index] = wanted
-                source.copies.append(Copy(shard, names, where, iteration))
+                source.copies.append(ShardCopy(shard, names, where, iteration))
 
 
 class AlignedColumns(NamedTuple):
@@ -113,15 +113,15 @@ class _Inputs:
         """Where columns come from that lie side by side: those of which there are copies from these, the others from the shards."""
         pieces = list(_pieces(group.layout, self.rows))
         shards = [group.layout.shards[number] for number, _, _ in pieces]
-        copies: dict[tuple[int, ...], tuple[list[str], list[Copy | None]]] = {}
+        copies: dict[tuple[int, ...], tuple[list[str], list[ShardCopy | None]]] = {}
         for name in group.names:
-            found = [self._copy(shard, name, index) for shard, (_, _, index) in zip(shards, pieces, strict=True)]
-            copies.setdefault(tuple(map(id, found)), ([], found))[0].append(name)
+            held_copies = [self._copy(shard, name, index) for shard, (_, _, index) in zip(shards, pieces, strict=True)]
+            copies.setdefault(tuple(map(id, held_copies)), ([], held_copies))[0].append(name)
         if not group.names:
             return []
-        return [self._source(group, tuple(names), pieces, shards, found) for names, found in copies.values()]
+        return [self._source(group, tuple(names), pieces, shards, held_copies) for names, held_copies in copies.values()]
 
-    def _copy(self, shard: Shard, name: str, index: Tensor | None) -> Copy | None:
+    def _copy(self, shard: Shard, name: str, index: Tensor | None) -> ShardCopy | None:
         """The copy that this worker has of some rows of a column."""
         if shard.at == self.at:
             return None
@@ -129,7 +129,8 @@ class _Inputs:
                      and copy.rows(index) is not None), None)  # fmt: skip
 
     def _source(
-        self, group: AlignedColumns, names: tuple[str, ...], pieces: Sequence[Piece], shards: Sequence[Shard], copies: Sequence[Copy | None]
+        self, group: AlignedColumns, names: tuple[str, ...], pieces: Sequence[Piece], shards: Sequence[Shard],
+        copies: Sequence[ShardCopy | None],
     ) -> Source:
         parts, coming = list[ShardRows](), list[tuple[Shard, Tensor, Tensor | None]]()
         for (_, wanted, index), shard, copy in zip(pieces, shards, copies, strict=True):

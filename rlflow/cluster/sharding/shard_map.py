@@ -43,13 +43,13 @@ class Shard:
 
     def __init__(self, at: WorkerId, key: int, rows: int, gone: Callable[[WorkerId, int], None]) -> None:
         self.at, self.key, self.rows, self._gone = at, key, rows, gone
-        self.copies: list[Copy] = []
+        self.copies: list[ShardCopy] = []
 
     def __del__(self) -> None:
         self._gone(self.at, self.key)
 
 
-class Copy(NamedTuple):
+class ShardCopy(NamedTuple):
     """Some rows of some columns of a shard that another worker holds since it has read them. ``where``: int64 [rows of the shard], the
     place of each row in ``shard``, -1 of one that is not there. Workers forget it with the ``iteration``."""
 

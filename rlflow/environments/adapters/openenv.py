@@ -16,7 +16,7 @@ class ServerError(RuntimeError):
     """The server answered with an error: none of the model's making."""
 
 
-class Session:
+class OpenEnvSession:
     """One episode. What the model says is one field of the action; what it reads is one field of the observation."""
 
     repeatable = False  # nothing is known of what the server does by chance

@@ -12,8 +12,9 @@ from rlflow import FlowError
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.cluster.job.futures import gather
-from rlflow.cluster.job.member import Member
+from rlflow.cluster.job.member import JobMember
 from rlflow.cluster.job.roles import Group
+from rlflow.cluster.rpc.parcels import Post
 from rlflow.columns import row
 from rlflow.errors import RemoteError
 
@@ -50,9 +51,9 @@ class JobHere:
     """In place of a job that has started."""
 
     def __init__(self, ranks):
-        members = [object.__new__(Member) for _ in range(ranks)]
+        members = [object.__new__(JobMember) for _ in range(ranks)]
         for member in members:
-            member.held = Policy()
+            member.held, member.post = Policy(), Post()
         self.ranks = PoolHere("actor", members)
 
     def pool(self, role):

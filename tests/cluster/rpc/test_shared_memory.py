@@ -12,7 +12,7 @@ import torch
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import HEAD, OPEN, WASTE, SharedFrame, SharedInbox, SharedOutbox, rounded
-from rlflow.cluster.rpc.wire import Frame, pack, unpack
+from rlflow.cluster.rpc.wire import BatchFrame, pack, unpack
 from rlflow.columns import Kind, Level
 
 
@@ -26,12 +26,12 @@ def read(inbox, at):
 
 def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_it_was_copied():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    first, second = outbox.post(Frame(numbers(5000))), outbox.post(Frame(numbers(5000, 7)))
+    first, second = outbox.post(BatchFrame(numbers(5000))), outbox.post(BatchFrame(numbers(5000, 7)))
     assert first.descriptor != second.descriptor  # the first is not copied yet
     assert bytes(inbox.read(first).numpy().tobytes()) == pack(numbers(5000))
     assert torch.equal(read(inbox, second).data["x"].value, numbers(5000, 7).data["x"].value)
     inbox.done(first)
-    third = outbox.post(Frame(numbers(4900, 9)))
+    third = outbox.post(BatchFrame(numbers(4900, 9)))
     assert (third.descriptor, third.mark) == (first.descriptor, first.mark)
     assert read(inbox, third).data["x"].value[0] == 9.0
     assert outbox.nbytes == first.room + second.room
@@ -39,9 +39,9 @@ def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_it_w
 
 def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_quarter():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    large = outbox.post(Frame(numbers(200_000)))
+    large = outbox.post(BatchFrame(numbers(200_000)))
     inbox.done(large)
-    small = outbox.post(Frame(numbers(2000)))
+    small = outbox.post(BatchFrame(numbers(2000)))
     assert small.descriptor != large.descriptor
     assert large.room > WASTE * (HEAD + small.size)
     for size in (1, 4096, 4097, 65_535, 65_537, 1_000_000, 123_456_789):
@@ -50,17 +50,17 @@ def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_q
 
 def test_all_segments_together_stay_within_the_bound_and_free_ones_make_room():
     outbox, inbox = SharedOutbox(limit=1 << 20), SharedInbox()
-    first = outbox.post(Frame(numbers(30_000)))
-    assert outbox.post(Frame(numbers(30_000))) is None  # no room beside it
+    first = outbox.post(BatchFrame(numbers(30_000)))
+    assert outbox.post(BatchFrame(numbers(30_000))) is None  # no room beside it
     inbox.done(first)
-    assert outbox.post(Frame(numbers(2000))).room <= 1 << 20
-    assert outbox.post(Frame(numbers(45_000))) is not None  # the free one went
+    assert outbox.post(BatchFrame(numbers(2000))).room <= 1 << 20
+    assert outbox.post(BatchFrame(numbers(45_000))) is not None  # the free one went
     assert outbox.nbytes <= 1 << 20
 
 
 def test_what_nobody_copied_is_given_up_with_its_iteration_and_what_is_for_later_stays():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    lost, later = outbox.post(Frame(numbers(3000)), 4), outbox.post(Frame(numbers(3000, 1)), 5)
+    lost, later = outbox.post(BatchFrame(numbers(3000)), 4), outbox.post(BatchFrame(numbers(3000, 1)), 5)
     outbox.clear(4)
     assert outbox.nbytes == later.room
     assert read(inbox, later).data["x"].value[0] == 1.0
@@ -70,7 +70,7 @@ def test_what_nobody_copied_is_given_up_with_its_iteration_and_what_is_for_later
 
 def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    at = outbox.post(Frame(numbers(3000)))
+    at = outbox.post(BatchFrame(numbers(3000)))
     for other in (at._replace(mark=at.mark + 1), at._replace(room=at.room * 2), at._replace(descriptor=10_000)):
         with pytest.raises(OSError, match=r"is gone|No such file"):
             inbox.read(other)
@@ -78,7 +78,7 @@ def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
 
 def test_a_receiver_keeps_few_segments_open():
     outbox, inbox = SharedOutbox(), SharedInbox()
-    frames = [outbox.post(Frame(numbers(10, first))) for first in range(OPEN + 9)]
+    frames = [outbox.post(BatchFrame(numbers(10, first))) for first in range(OPEN + 9)]
     assert [read(inbox, at).data["x"].value[0] for at in frames] == list(range(OPEN + 9))
     assert len(inbox._open) == OPEN
 
@@ -90,10 +90,10 @@ import torch
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedOutbox
-from rlflow.cluster.rpc.wire import Frame
+from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.columns import Kind, Level
 outbox = SharedOutbox()
-at = outbox.post(Frame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))
+at = outbox.post(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))
 print(*at, flush=True)
 sys.stdin.read()
 """
