@@ -18,7 +18,7 @@ from rlflow.errors import Place, listed
 from rlflow.graph.model import Graph, Op
 from rlflow.proof.claims import Claim, judged
 from rlflow.proof.pushes import Push, Row, keys, learned_rows, objective, pushed
-from rlflow.proof.rehearsal import Record, RecordedUpdate, Rehearsals, ScoredRows, Scoring, stretched, uneven
+from rlflow.proof.rehearsal import RecordedUpdate, RehearsalRecord, Rehearsals, ScoredRows, Scoring, stretched, uneven
 from rlflow.training.objective import New
 
 SETS = 6  # of scores
@@ -46,7 +46,7 @@ class FlowClaims:
         self.factors: dict[str, float] = {}  # node of an update → by what made scores are multiplied for it, where that is not 1
 
     @property
-    def base(self) -> Record:
+    def base(self) -> RehearsalRecord:
         """The first rehearsal."""
         return self._base
 
@@ -71,7 +71,7 @@ class FlowClaims:
             self._news[key] = New(**{name: rows[name] for name in want})
         return self._news[key]
 
-    def pushes(self, record: Record) -> dict[str, Push]:
+    def pushes(self, record: RehearsalRecord) -> dict[str, Push]:
         """The push of each update of a rehearsal, by node; without those that have no row."""
         updates = (learned_rows(update) for update in record.updates)
         return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
@@ -110,7 +110,7 @@ class FlowClaims:
         for name in sorted(name for name, value in apart.items() if value > ROUNDING):
             yield from self.direction(node, name, [(record, pushes[name]) for record, pushes in runs if name in pushes], factor)
 
-    def pushed_by(self, scoring: Scoring, factor: float) -> tuple[Record, dict[str, Push]]:
+    def pushed_by(self, scoring: Scoring, factor: float) -> tuple[RehearsalRecord, dict[str, Push]]:
         """A rehearsal with scores times a factor, and its pushes."""
         record = self.stage.rehearse(stretched(scoring, factor))
         return record, self.pushes(record)
@@ -127,7 +127,7 @@ class FlowClaims:
         losses = (term.loss for one in map(learned_rows, self.base.updates) for term in terms(one.loss, one.settings, one.settings["mean"]))
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
-    def direction(self, node: str, name: str, runs: list[tuple[Record, Push]], factor: float) -> Iterator[Claim]:
+    def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]], factor: float) -> Iterator[Claim]:
         """Whether what is paid more is made likelier, and whether the push changes most where the scores do."""
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
@@ -146,7 +146,7 @@ class FlowClaims:
                      f"correlation {follows:.3f} over {len(changes)} other sets of scores", place)  # fmt: skip
         yield from self.locality(node, name, runs[0], factor)
 
-    def locality(self, node: str, name: str, base: tuple[Record, Push], factor: float) -> Iterator[Claim]:
+    def locality(self, node: str, name: str, base: tuple[RehearsalRecord, Push], factor: float) -> Iterator[Claim]:
         """Change the scores of one group, or of two rows where there are no groups: the push has to change most there."""
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
@@ -261,7 +261,7 @@ class FlowClaims:
 
 
 def _times(factor: float) -> str:
-    """By how much scores were multiplied, in words; empty where they were not."""
+    """Say up to which number made scores went; empty where that is 1."""
     return "" if factor == 1 else f" from 0 to {factor:g}"
 
 
@@ -293,7 +293,7 @@ def _push_by_row(push: Push) -> dict[Row, float]:
 Change = tuple[dict[Row, float], dict[Row, float]]
 
 
-def _change(node: str, one: tuple[Record, Push], other: tuple[Record, Push]) -> Change | None:
+def _change(node: str, one: tuple[RehearsalRecord, Push], other: tuple[RehearsalRecord, Push]) -> Change | None:
     """Differences: by how much scores and pushes differ between two rehearsals, by row; None where no trained row was scored in both."""
     before, after = (_by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other))
     pushes = [_push_by_row(push) for _, push in (one, other)]
