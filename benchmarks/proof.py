@@ -1,4 +1,7 @@
-"""How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count N] [--algorithm NAME]`.
+"""How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count N] [--algorithm NAME ...]`.
+
+`--shipped` proves the shipped algorithms as they are, by all claims of `rlflow prove`, and prints a line for each; it exits with 1 where
+something is falsified.
 
 A fault is a small change of a shipped algorithm's text (`proof_faults.py`). It counts as one that should be found where the expected
 gradient vanishes or turns: the gradient of the update that it is in, by the log-probs of a role that learns from a reward, has a cosine of
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,10 +23,11 @@ import torch
 from proof_faults import Fault, faults
 
 from rlflow.author.load import load_flow
+from rlflow.cli.prove import whole
 from rlflow.errors import FlowError, PlanError, StageError
-from rlflow.proof.claims import Claim
+from rlflow.proof.claims import Claim, summary
 from rlflow.proof.flow_claims import FlowClaims
-from rlflow.proof.pushes import Push, keys
+from rlflow.proof.pushes import Push, Row, keys
 from rlflow.proof.rehearsal import uneven
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext
@@ -46,11 +51,21 @@ def gradients(claims: FlowClaims) -> list[dict[str, Push]]:
     return [claims.pushes(claims.stage.rehearse(uneven(seed))) for seed in range(3)]
 
 
+def by_row(push: Push) -> dict[Row, torch.Tensor]:
+    """The push on each token of each row, float64 [tokens], or of a row's score [1]; equal rows are added."""
+    sums: dict[Row, torch.Tensor] = {}
+    for row, value in zip(keys(push.rows), push.main.double(), strict=True):
+        own = value[: len(row[1])] if value.dim() else value[None]
+        sums[row] = sums[row] + own if row in sums else own
+    return sums
+
+
 def cosine(one: Push, other: Push) -> float:
-    """The cosine of two pushes on the same rows; 0 where the rows differ."""
-    if keys(one.rows) != keys(other.rows) or one.main.shape != other.main.shape:
-        return 0.0
-    return float(torch.nn.functional.cosine_similarity(one.main.double().flatten(), other.main.double().flatten(), 0))
+    """The cosine of two pushes; on a row that only one of them has, the other is 0."""
+    left, right = by_row(one), by_row(other)
+    dot = sum(float((value * right[row]).sum()) for row, value in left.items() if row in right)
+    sizes = [sum(float(value.square().sum()) for value in values.values()) ** 0.5 for values in (left, right)]
+    return dot / (sizes[0] * sizes[1]) if all(sizes) else 0.0
 
 
 def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool:
@@ -80,22 +95,51 @@ def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, 
             context.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=0, help="a sample of so many faults; 0: all")
-    parser.add_argument("--algorithm", help="of this one alone")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    began, counts, missed = time.monotonic(), Counter[str](), []
-    names = [options.algorithm] if options.algorithm else sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
+def proved(name: str) -> list[Claim]:
+    """All claims about a shipped algorithm on the packaged task."""
+    context = prepared(str(ALGORITHMS / f"{name}.py"), name)
+    try:
+        return list(whole(context))
+    finally:
+        context.close()
+
+
+def shipped(names: list[str]) -> int:
+    """Prove shipped algorithms, print a line for each and below it what is not proved; 1 where something is falsified."""
+    wrong = 0
+    for name in names:
+        began = time.monotonic()
+        claims = proved(name)
+        print(f"{name:<14} {summary(claims)}, {time.monotonic() - began:.1f} s", flush=True)
+        for claim in claims:
+            if claim.verdict != "proved":
+                print(f"    {claim}", flush=True)
+        wrong += any(claim.verdict == "falsified" for claim in claims)
+    print(f"{len(names)} algorithms, {wrong} with a falsified claim")
+    return int(wrong > 0)
+
+
+def chosen_faults(names: list[str], count: int) -> list[tuple[str, Fault]]:
+    """The faults of these algorithms, or a seeded sample of ``count`` of them."""
     every = [(name, fault) for name in names for fault in faults((ALGORITHMS / f"{name}.py").read_text())]
-    chosen = random.Random(0).sample(every, options.count) if 0 < options.count < len(every) else every
-    sound: dict[str, list[dict[str, Push]]] = {}
+    return random.Random(0).sample(every, count) if 0 < count < len(every) else every
+
+
+def sound_gradients(name: str) -> list[dict[str, Push]]:
+    """The pushes of the shipped file."""
+    context = prepared(str(ALGORITHMS / f"{name}.py"), name)
+    try:
+        return gradients(FlowClaims(rehearsals(context, 8)))
+    finally:
+        context.close()
+
+
+def judge(chosen: list[tuple[str, Fault]]) -> None:
+    """Try each fault, print what was found of it, and at the end the share of those found that should be."""
+    began, counts, missed, sound = time.monotonic(), Counter[str](), [], {}
     for name, fault in chosen:
         if name not in sound:
-            context = prepared(str(ALGORITHMS / f"{name}.py"), name)
-            sound[name] = gradients(FlowClaims(rehearsals(context, 8)))
-            context.close()
+            sound[name] = sound_gradients(name)
         should, result = tried(fault, name, sound[name])
         counts["should"] += should
         counts["found"] += should and bool(result)
@@ -109,6 +153,19 @@ def main() -> None:
           f"{counts['beside']} others found too; {time.monotonic() - began:.0f} s")
     for line in missed:
         print(f"  missed: {line}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=0, help="a sample of so many faults; 0: all")
+    parser.add_argument("--algorithm", nargs="+", help="of these alone")
+    parser.add_argument("--shipped", action="store_true", help="prove the algorithms as they are")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = options.algorithm or sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
+    if options.shipped:
+        sys.exit(shipped(names))
+    judge(chosen_faults(names, options.count))
 
 
 if __name__ == "__main__":

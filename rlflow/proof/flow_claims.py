@@ -18,10 +18,11 @@ from rlflow.errors import Place, listed
 from rlflow.graph.model import Graph, Op
 from rlflow.proof.claims import Claim, judged
 from rlflow.proof.pushes import Push, Row, keys, learned_rows, objective, pushed
-from rlflow.proof.rehearsal import Record, RecordedUpdate, Rehearsals, ScoredRows, Scoring, uneven
+from rlflow.proof.rehearsal import RecordedUpdate, RehearsalRecord, Rehearsals, ScoredRows, Scoring, stretched, uneven
 from rlflow.training.objective import New
 
 SETS = 6  # of scores
+FACTORS = (1.0, 100.0, -100.0)  # of made scores, which are from 0 to 1: others are tried where those change nothing, as below a threshold
 FOLLOWS = 0.1  # the least correlation of what scores change with what the push changes
 ROUNDING = 1e-4  # of a gradient in float32, over its size
 LARGE_STEP = 1.0  # nats by which log-probs are moved, to look at a loss away from the policy that sampled
@@ -42,9 +43,10 @@ class FlowClaims:
     def __post_init__(self) -> None:
         self._news: dict[tuple[str, tuple[Row, ...]], New] = {}
         self._base = self.stage.rehearse(uneven(0))
+        self.factors: dict[str, float] = {}  # node of an update → by what made scores are multiplied for it, where that is not 1
 
     @property
-    def base(self) -> Record:
+    def base(self) -> RehearsalRecord:
         """The first rehearsal."""
         return self._base
 
@@ -69,7 +71,7 @@ class FlowClaims:
             self._news[key] = New(**{name: rows[name] for name in want})
         return self._news[key]
 
-    def pushes(self, record: Record) -> dict[str, Push]:
+    def pushes(self, record: RehearsalRecord) -> dict[str, Push]:
         """The push of each update of a rehearsal, by node; without those that have no row."""
         updates = (learned_rows(update) for update in record.updates)
         return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
@@ -83,31 +85,49 @@ class FlowClaims:
         for node in dict.fromkeys(scored.node for scored in self.base.scored):
             yield from self.rewarded(node, own)
         for update in map(learned_rows, self.base.updates):
-            yield from self.of_update(update, own)
+            yield from self.of_update(*self.telling(update, own))
 
     # -- rewards ---------------------------------------------------------------------------------------------------------------
 
-    def rewarded(self, node: str, own: Mapping[str, Push]) -> Iterator[Claim]:
+    def rewarded(self, node: str, own: dict[str, Push]) -> Iterator[Claim]:
         """Claims about one call of a reward: other scores push otherwise, towards what is paid more, at its own rows."""
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             yield Claim("reward-reaches", node, "unproved", "the rehearsal had fewer than two rows for it to score")
             return
-        records = [self.stage.rehearse(uneven(seed, only=node)) for seed in range(1, self.sets)]
-        others = [self.pushes(record) for record in records]
-        learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
-        apart = {name: max((push.apart(other[name]) for other in others if name in other), default=0.0) for name, push in learning.items()}
-        apart |= {name: float("inf") for name in learning if any(name not in other for other in others)}
-        most = max(apart.values(), default=0.0)
-        reached = most > ROUNDING
-        yield judged("reward-reaches", node, reached, ("other scores make another update", "other scores make the same update"),
-                     f"{len(others) + 1} sets of scores, gradients apart by up to {most:.3g} of their size", self.place(node))
-        if not reached:
+        most = 0.0
+        for factor in FACTORS:
+            runs = [(self.base, own) if factor == 1 else self.pushed_by(uneven(0), factor),
+                    *(self.pushed_by(uneven(seed, only=node), factor) for seed in range(1, self.sets))]  # fmt: skip
+            apart = self.apart([pushes for _, pushes in runs])
+            if (most := max(apart.values(), default=0.0)) > ROUNDING:
+                break
+        number = f"{self.sets} sets of scores{_times(factor)}, gradients apart by up to {most:.3g} of their size"
+        if most <= ROUNDING and (reason := self.waived()):
+            yield Claim("reward-reaches", node, "unproved", f"other scores make the same update, and a loss says why: {reason}", number)
             return
+        yield judged("reward-reaches", node, most > ROUNDING, ("other scores make another update", "other scores make the same update"),
+                     number, self.place(node))
         for name in sorted(name for name, value in apart.items() if value > ROUNDING):
-            pairs = [(self.base, own), *zip(records, others, strict=True)]
-            yield from self.direction(node, name, [(r, p[name]) for r, p in pairs if name in p])
+            yield from self.direction(node, name, [(record, pushes[name]) for record, pushes in runs if name in pushes], factor)
 
-    def direction(self, node: str, name: str, runs: list[tuple[Record, Push]]) -> Iterator[Claim]:
+    def pushed_by(self, scoring: Scoring, factor: float) -> tuple[RehearsalRecord, dict[str, Push]]:
+        """A rehearsal with scores times a factor, and its pushes."""
+        record = self.stage.rehearse(stretched(scoring, factor))
+        return record, self.pushes(record)
+
+    def apart(self, runs: list[dict[str, Push]]) -> dict[str, float]:
+        """How far the pushes of each update of a role that samples are apart between the first rehearsal and the others, at most."""
+        own, others = runs[0], runs[1:]
+        learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
+        far = {name: max((push.apart(other[name]) for other in others if name in other), default=0.0) for name, push in learning.items()}
+        return far | {name: float("inf") for name in learning if any(name not in other for other in others)}
+
+    def waived(self) -> str:
+        """The reason that a loss gives for needing no reward; empty where none does."""
+        losses = (term.loss for one in map(learned_rows, self.base.updates) for term in terms(one.loss, one.settings, one.settings["mean"]))
+        return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
+
+    def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]], factor: float) -> Iterator[Claim]:
         """Whether what is paid more is made likelier, and whether the push changes most where the scores do."""
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
@@ -124,13 +144,15 @@ class FlowClaims:
                       f"rows that '{node}' pays more are made less likely" if follows < -FOLLOWS else
                       f"the push on a row does not follow what '{node}' pays for it"),
                      f"correlation {follows:.3f} over {len(changes)} other sets of scores", place)  # fmt: skip
-        yield from self.locality(node, name, runs[0])
+        yield from self.locality(node, name, runs[0], factor)
 
-    def locality(self, node: str, name: str, base: tuple[Record, Push]) -> Iterator[Claim]:
+    def locality(self, node: str, name: str, base: tuple[RehearsalRecord, Push], factor: float) -> Iterator[Claim]:
         """Change the scores of one group, or of two rows where there are no groups: the push has to change most there."""
-        axis = next(rows.batch.axis for rows in base[0].scored if rows.node == node)
-        own = set(axis.keys[_first(axis), 0].tolist())
-        if own == set(axis.keys[:, 0].tolist()) or name not in (pushes := self.pushes(self.stage.rehearse(_first_turned(node)))):
+        axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
+        own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
+        if own == {place for axis in axes for place in axis.keys[:, 0].tolist()}:
+            return
+        if name not in (pushes := self.pushed_by(_first_turned(node), factor)[1]):
             return
         change: dict[int, float] = {}
         before, after = (_push_by_place(push) for push in (base[1], pushes[name]))
@@ -147,16 +169,26 @@ class FlowClaims:
 
     # -- losses ----------------------------------------------------------------------------------------------------------------
 
-    def of_update(self, update: RecordedUpdate, own: Mapping[str, Push]) -> Iterator[Claim]:
+    def telling(self, update: RecordedUpdate, own: dict[str, Push]) -> tuple[RecordedUpdate, Push | None]:
+        """The update with its push, as rehearsed with the first made scores that give it a gradient; as rehearsed first where none do."""
+        push = own.get(update.node)
+        if push is None or bool(push.main.any()) or not self.base.scored:
+            return update, push
+        for factor in FACTORS[1:]:
+            record, pushes = self.pushed_by(uneven(0), factor)
+            if (other := pushes.get(update.node)) is not None and bool(other.main.any()):
+                self.factors[update.node] = factor
+                return next(learned_rows(one) for one in record.updates if one.node == update.node), other
+        return update, push
+
+    def of_update(self, update: RecordedUpdate, push: Push | None) -> Iterator[Claim]:
         """Claims about one update, whatever its rows were paid."""
-        if not len(update.batch):
+        if push is None:
             yield Claim("rehearsed", update.node, "unproved", "no row of the rehearsal could be learned from")
             return
-        push, place = own[update.node], update.loss.place
-        largest = float(push.main.abs().max())
-        tried = [largest, *(float(pushed(update, new).main.abs().max()) for new in self.far(update))]
+        tried = [float(push.main.abs().max()), *(float(pushed(update, new).main.abs().max()) for new in self.far(update))]
         yield judged("gradient", update.node, max(tried) > 0, ("the loss has a gradient", "the gradient of the loss is zero"),
-                     f"largest entry {max(tried):.3g}", place)
+                     f"largest entry {max(tried):.3g}", update.loss.place)
         yield from self.columns(update)
         yield from self.signs(update, push)
         yield from self.beyond(update, push)
@@ -228,10 +260,18 @@ class FlowClaims:
                      "what columns have at holes of the mask changes the gradient"), f"gradients apart by {apart:.3g}", update.loss.place)
 
 
+def _times(factor: float) -> str:
+    """Say up to which number made scores went; empty where that is 1."""
+    return "" if factor == 1 else f" from 0 to {factor:g}"
+
+
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
     """Whether an update learns from the rows that were scored themselves, and not from others of the same prompts."""
     axis = update.batch.axis
-    return axis.parent is None or any(axis.took_from(rows.batch.axis) for rows in scored)
+    if any(step.step != "taken" for step in axis.line):
+        return any(axis.took_from(rows.batch.axis) for rows in scored)
+    known = {row for rows in scored for row in keys(rows.batch)}  # no axis says where joined rows are from
+    return not known.isdisjoint(keys(update.batch))
 
 
 def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
@@ -253,7 +293,7 @@ def _push_by_row(push: Push) -> dict[Row, float]:
 Change = tuple[dict[Row, float], dict[Row, float]]
 
 
-def _change(node: str, one: tuple[Record, Push], other: tuple[Record, Push]) -> Change | None:
+def _change(node: str, one: tuple[RehearsalRecord, Push], other: tuple[RehearsalRecord, Push]) -> Change | None:
     """Differences: by how much scores and pushes differ between two rehearsals, by row; None where no trained row was scored in both."""
     before, after = (_by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other))
     pushes = [_push_by_row(push) for _, push in (one, other)]

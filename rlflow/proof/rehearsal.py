@@ -51,7 +51,7 @@ class ScoredRows:
 
 
 @dataclass
-class Record:
+class RehearsalRecord:
     """The record of a rehearsal. ``skipped``: why its iteration had nothing to train on; empty where it had."""
 
     updates: list[RecordedUpdate] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Rehearsing(Engine):
     """Overrides of an engine in a rehearsal. Mixed into the class of the run's own engine."""
 
     scoring: Scoring
-    record: Record
+    record: RehearsalRecord
     longest: int
     fill: float
     shift: Mapping[str, float]  # by node that is no trained role's forward: by how much its even rows are raised
@@ -103,7 +103,7 @@ class Rehearsing(Engine):
     def update(
         self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Record the update in place of making it."""
+        """RehearsalRecord the update in place of making it."""
         self.record.updates.append(RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call))
         return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), loss.signature.column_names, waits=True)
 
@@ -132,11 +132,11 @@ class Rehearsals:
         self._more: dict[int, list[Batch]] = {}
         self._sound = type(self.engine) is Engine  # rows on workers are gone after each iteration
 
-    def rehearse(self, scoring: Scoring, fill: float = 0.0, shift: Mapping[str, float] | None = None) -> Record:
+    def rehearse(self, scoring: Scoring, fill: float = 0.0, shift: Mapping[str, float] | None = None) -> RehearsalRecord:
         """One iteration with these scores."""
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (Rehearsing, type(engine)), {})
-        engine.record, engine.scoring, engine.longest, engine.fill = Record(), scoring, self.longest, fill
+        engine.record, engine.scoring, engine.longest, engine.fill = RehearsalRecord(), scoring, self.longest, fill
         engine.sampled, engine.shift, engine.fresh = self._sampled if self._sound else {}, shift or {}, self._prompts()
         executor = Executor(engine, self.lanes)
         try:
@@ -157,6 +157,11 @@ class Rehearsals:
             return known[number]
 
         return take
+
+
+def stretched(scoring: Scoring, factor: float) -> Scoring:
+    """Scores that are ``factor`` times those of ``scoring``."""
+    return lambda node, axis: scoring(node, axis) * factor
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:

@@ -18,7 +18,7 @@ from rlflow.graph.model import Op
 from rlflow.proof.claims import Claim, judged
 from rlflow.proof.flow_claims import FlowClaims
 from rlflow.proof.pushes import Push, learned_rows, pushed
-from rlflow.proof.rehearsal import RecordedUpdate, uneven
+from rlflow.proof.rehearsal import RecordedUpdate, stretched, uneven
 from rlflow.training.objective import New
 from rlflow.training.protocols import Sampling
 
@@ -58,8 +58,8 @@ class WeightsClaims:
 
     def claims(self) -> Iterator[Claim]:
         """All claims; the models are put back after each."""
-        updates = [learned_rows(update) for update in self.flow.base.updates]
-        for update in updates:
+        own = self.flow.pushes(self.flow.base)
+        for update in [self.flow.telling(learned_rows(update), own)[0] for update in self.flow.base.updates]:
             if not len(update.batch) or not hasattr(self.engine.models[update.role].trainer, "restore"):
                 yield Claim("weights", update.node, "unproved", f"the backend of '{update.role}' has no weights, or there are no rows")
                 continue
@@ -101,6 +101,7 @@ class WeightsClaims:
         yield from self.parameters(update, start, after)
         yield from self.others(update, frozen)
         yield from self.cuts(update, start, after)
+        yield from self.order(update, start, after)
         yield from self.again(update, start, after)
 
     def perturbed(self, role: str) -> State:
@@ -188,9 +189,22 @@ class WeightsClaims:
                      "the gradient depends on how rows are cut into micro-batches"), f"apart by {apart:.3g} of its size",
                      self.flow.place(update.node))
 
+    def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
+        """A trainer gives equal gradients for the groups of rows in reverse order, in which other ranks compute them."""
+        slots = update.batch.axis.slots
+        if not any(name.startswith("exp_avg/") for name in after) or int(slots.max()) == 0:
+            yield Claim("row-order", update.node, "unproved", "the trainer's state shows no first moments, or there is one group of rows")
+            return
+        turned = self.updated(update, start, update.batch.rows(torch.argsort(-slots, stable=True)))
+        apart = moments_apart(after, turned)
+        yield judged("row-order", update.node, apart < 1e-3,
+                     ("the gradient does not depend on the order of rows, nor on which rank has them",
+                      "the gradient depends on the order of rows, or on which rank has them"), f"apart by {apart:.3g} of its size",
+                     self.flow.place(update.node))
+
     def again(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
         """Other scores move the real weights otherwise."""
-        record = self.flow.stage.rehearse(uneven(1))
+        record = self.flow.stage.rehearse(stretched(uneven(1), self.flow.factors.get(update.node, 1.0)))
         other = next((learned_rows(one) for one in record.updates if one.node == update.node), None)
         if not record.scored or other is None or not len(other.batch) or update.role not in self.flow.players:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from rlflow.data.prompts import Prompts
+from rlflow.errors import PlanError, Problem
 from rlflow.graph.lineage import expected_rows
 from rlflow.proof.claims import Claim
 from rlflow.proof.flow_claims import FlowClaims
@@ -32,18 +33,26 @@ def wanted(context: RunContext) -> bool:
     options, engine = context.options, context.engine
     modelled = all(hasattr(model.trainer or model.generator, "settings") for model in engine.models.values())
     here = context.workers is None and not engine.environments
-    return options.prove == "quick" or options.prove == "auto" and options.iterations >= SHORT and modelled and here
+    return options.prove in ("quick", "strict") or options.prove == "auto" and options.iterations >= SHORT and modelled and here
 
 
 def quick(context: RunContext) -> list[Claim]:
-    """The claims about the run's flow that need no update."""
-    began, claims = time.monotonic(), []
+    """The claims about the run's flow that need no update: those for which there is time, or all of them where a run depends on them."""
+    began, claims, hurried = time.monotonic(), [], context.options.prove != "strict"
     for claim in FlowClaims(rehearsals(context, QUICK_LONGEST), QUICK_SETS).claims():
         claims.append(claim)
-        if time.monotonic() - began > QUICK_SECONDS:
+        if hurried and time.monotonic() - began > QUICK_SECONDS:
             left = "what is left takes too long at the start of a run; rlflow prove tries it"
             claims.append(Claim("rehearsed", context.plan.graph.name, "unproved", left))
             break
     context.engine.moved()  # of what was moved for it nothing is told
     context.engine.ran()
     return claims
+
+
+def refusal(claims: list[Claim]) -> PlanError | None:
+    """The error that ends a run of which a claim is falsified; None where none is."""
+    remedy = "mend the flow, or run with --prove auto, which warns and goes on, or --prove off"
+    wrong = [claim for claim in claims if claim.verdict == "falsified"]
+    return PlanError(*(Problem(claim.name, f"{claim.subject}: {claim.sentence}", claim.place, found=claim.number,
+                               expected="no falsified claim, as --prove strict asks", remedy=remedy) for claim in wrong)) if wrong else None

@@ -143,15 +143,18 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
 
 
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Have the run prove itself, and say in a line what came of it; what is falsified is a line of its own. All is kept in the folder."""
+    """Have the run prove itself, and say in a line what came of it; what is falsified is a warning. All is kept in the folder. Raises
+    PlanError where something is falsified and the run is strict about it."""
     began = time.monotonic()
     claims = proving.quick(context)
     seconds = time.monotonic() - began
     records.whole(PROOF, "".join(f"{claim}\n" for claim in claims).encode())
     for claim in claims:
         if claim.verdict == "falsified":
-            reporter.note(str(claim))
+            alarm(reporter, f"warning: {claim}")
     reporter.note(f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s ({PROOF}; `rlflow prove` tries more)")
+    if context.options.prove == "strict" and (refused := proving.refusal(claims)) is not None:
+        raise refused
 
 
 def _failure(raised: Exception, iteration: int, then: str) -> Exception:

@@ -1,5 +1,8 @@
 """Faults after real threads are named: by `check` before anything is loaded, or by a claim that is falsified."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,26 @@ def test_without_a_fault_nothing_is_falsified_and_all_is_put_back(proven):
     claims = proven("ppo", **{"hp.max_tokens": 6})
     assert falsified(claims) == []
     assert {"reward-reaches", "reward-direction", "sampler-follows", "micro-batches", "frozen"} <= {claim.name for claim in claims}
+
+
+@pytest.mark.parametrize("bar", [5, -5])
+def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar):
+    source = (ALGORITHMS / "grpo.py").read_text().replace("compare(batch, deviation=hp.deviation)", "passed(batch)")
+    kept = f"(scores - {bar}).clamp({'min' if bar > 0 else 'max'}=0)"
+    stage = f'@stage(gives="advantages")\ndef passed(scores, mask):\n    return {kept}[:, None] * mask\n\n\n'
+    path = tmp_path / "barred.py"
+    path.write_text(f"from rlflow import stage\n{source.replace('@flow', f'{stage}@flow')}")
+    claims = {claim.name: claim for claim in proven(str(path), **{"hp.max_tokens": 6})}
+    assert falsified(claims.values()) == []
+    assert f"from 0 to {20 * bar}" in claims["reward-reaches"].number
+    assert {claims[name].verdict for name in ("reward-direction", "weights-direction", "weights-scores")} == {"proved"}
+
+
+def test_ranks_that_do_not_add_up_their_gradients_are_named():
+    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "grpo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone"]
+    small = ["--threads", "1", "--held_out", "0", "--hp.max_tokens", "6", "--hp.samples", "4"]
+    ended = subprocess.run([*command, *small], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stderr
+    wrong = [line for line in ended.stdout.splitlines() if line.startswith("falsified")]
+    assert len(wrong) == 1
+    assert "which rank has them" in wrong[0]

@@ -1,12 +1,16 @@
 """A run that proves itself first is the same run."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import rlflow
+from rlflow.errors import PlanError
+
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 
 
 @pytest.mark.slow
@@ -25,3 +29,19 @@ def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
     metrics = [[{name: value for name, value in json.loads(line).items() if "seconds" not in name and "per_second" not in name}
                 for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in runs.values()]  # fmt: skip
     assert metrics[0] == metrics[1]
+
+
+@pytest.mark.slow
+def test_a_turned_sign_is_a_warning_and_ends_a_strict_run_before_its_first_iteration(task, tmp_path, capsys):
+    path = tmp_path / "turned.py"
+    path.write_text((ALGORITHMS / "grpo.py").read_text().replace("charge - weights", "charge + weights"))
+    small = {**task, "prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "iterations": 1, "save_every": 0}
+    with pytest.raises(PlanError, match="made less likely(.|\n)*--prove auto") as refused:
+        rlflow.run(str(path), **{**small, "prove": "strict", "name": "strict"})
+    assert [problem.code for problem in refused.value.problems] == ["reward-direction"]
+    assert "falsified" in (tmp_path / "runs" / "strict" / "proof.txt").read_text()
+    assert not (tmp_path / "runs" / "strict" / "metrics.jsonl").exists()
+    capsys.readouterr()
+    done = rlflow.run(str(path), **{**small, "prove": "quick"})
+    assert "warning: falsified" in capsys.readouterr().err
+    assert len((done.folder / "metrics.jsonl").read_text().splitlines()) == 1

@@ -1,0 +1,21 @@
+"""A backend each of whose ranks learns from its own rows alone: gradients are never added up. Workers import it by its name."""
+
+from rlflow.backends import local
+from rlflow.training.peers import Peers
+
+Generator = local.Generator
+
+
+class Alone(Peers):
+    """Ranks that do not add up their gradients."""
+
+    def add_gradients(self, parameters):
+        pass
+
+
+class Trainer(local.Trainer):
+    """A local trainer with such ranks."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self.peers = Alone()
