@@ -16,8 +16,12 @@ import torch
 from rlflow import flow, loss, stage
 
 HERE = Path(__file__).parent
-IN_WORKER = bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 NOW = threading.local()  # iteration: of what this thread does for the driver
+
+
+def in_worker():
+    """Whether this is a worker: a global that says so would make the flow another one there."""
+    return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
 def happen(place, pid=None):
@@ -48,7 +52,7 @@ def counted(real, place=None):
     return counting
 
 
-if IN_WORKER:
+if in_worker():
     from rlflow.backends.local.generator import Generator
     from rlflow.cluster.worker import OPERATIONS
 
@@ -69,7 +73,7 @@ def judge(scores, logprobs, ref_logprobs, values, mask):
 
 @loss
 def policy_loss(new, logprobs, sampled_logprobs, advantages):
-    if IN_WORKER:  # `check` calls a loss on made rows, in the driver
+    if in_worker():  # `check` calls a loss on made rows, in the driver
         happen_now("update")
     return -(new.logprobs - sampled_logprobs).exp() * advantages
 

@@ -11,8 +11,6 @@ import torch
 
 from rlflow import flow, loss, stage
 
-IN_WORKER = bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,6 +18,11 @@ class Settings:
     place: str = ""  # where: judge, policy_loss
     call: int = 0  # in which call of that place, counted over all ranks, from 1
     count: str = ""  # a file that grows by a byte with each call
+
+
+def in_worker():
+    """Whether this is a worker: a global that says so would make the flow another one there."""
+    return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
 def spin():
@@ -37,7 +40,7 @@ FAULTS = {
 
 
 def happen(here, fault, place, call, count):
-    if here != place or not fault or not IN_WORKER:  # `check` calls a loss on made rows, in the driver
+    if here != place or not fault or not in_worker():  # `check` calls a loss on made rows, in the driver
         return
     file = os.open(count, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")
