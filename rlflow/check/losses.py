@@ -1,4 +1,4 @@
-"""Losses on trial: each is called once or twice on a few made rows before anything is sampled, and what it returns is judged.
+"""Losses on trial: each is called a few times on made rows before anything is sampled, and what it returns is judged.
 
 A loss sees columns of the right kinds with arbitrary numbers, so only what numbers cannot excuse is an error: what it reads of the model
 without asking for it, what it raises by its types, names and shapes, and the level of what it returns.

@@ -132,14 +132,19 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
         try:
             reader.close()
             writer.close()
-            if loop.totals.iterations or not (folder / "bounds.json").exists():  # else an earlier process knew more
-                records.bounds(bounds_text(loop.totals), loop.totals.as_json())
-            records.close()
-            home.close()
-            context.stop()
-            records.rewards.close()  # the last of it is heard as their processes end
+            _close(context, records, loop, home)
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
+
+
+def _close(context: RunContext, records: Records, loop: Loop, home: Home) -> None:
+    """Write down what bounded the run, and end what belongs to it."""
+    if loop.totals.iterations or not (home.path / "bounds.json").exists():  # else an earlier process knew more
+        records.bounds(bounds_text(loop.totals), loop.totals.as_json())
+    records.close()
+    home.close()
+    context.stop()
+    records.rewards.close()  # the last of it is heard as their processes end
 
 
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
