@@ -22,7 +22,8 @@ FIXED = ("mask", "group")  # say which entries count and belong together: whatev
 
 
 def gradient(loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """The gradient of the sum of the loss' values, by the quantity of the model; None where the loss raises."""
+    """The gradient of the sum of the loss' values, by the quantity of the model; None where the loss raises, or a number is not
+    finite, of which nothing can be said."""
     leaves = New(**{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()})
     own = {name: value for name, value in settings.items() if name not in verbs.UPDATE or name in loss.signature.settings}
     wanted = {name: x for name, x in vars(leaves).items() if x is not None}
@@ -32,7 +33,9 @@ def gradient(loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping
             gradients = torch.autograd.grad(value.double().sum(), list(wanted.values()), allow_unused=True) if value.requires_grad else ()
         except Exception:  # what a loss raises is reported where losses are tried
             return None
-    return {name: torch.zeros_like(x) if g is None else g.nan_to_num() for (name, x), g in zip(wanted.items(), gradients, strict=False)}
+    if not all(g is None or bool(g.isfinite().all()) for g in gradients):
+        return None
+    return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), gradients, strict=False)}
 
 
 def influential(
@@ -53,7 +56,7 @@ def influential(
 
 
 def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> bool:
-    """Whether some made rows give the model a gradient that is not zero; also True where the loss raises."""
+    """Whether some made rows give the model a gradient that is not zero; also True where nothing can be said of it."""
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             gradients = gradient(loss, new, columns, settings)
