@@ -35,7 +35,7 @@ KEPT = ("metrics.jsonl", "settings.json", "bounds.json", "bounds.txt", "status.j
 SMALL = "--iterations 10 --held-out 256 --save-every 0 --quiet"
 ROWS = {"grpo": "--prompts 32", "rloo": "--prompts 32", "ppo": "--prompts 128", "vapo": "--prompts 128 --hp.warmup 1"}
 POOLS = "--pools train=1,rollout=1"  # in one process nothing is sampled ahead
-BROKEN = "--actor.generator planted.sampler"
+BROKEN = "--actor.generator stalls_plants.sampler"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rlflow.explain.explanation import Explanation, devices
 from rlflow.explain.sizes import LETTERS
 from rlflow.graph.model import HALVES
 from rlflow.memory.sizes import MemoryItem
+from rlflow.services.declare import Service
 from rlflow.trace.compile import TraceOptions, used_nodes
 from rlflow.watch.tables import output, plain
 
@@ -41,7 +42,7 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
         print(json.dumps(explanation.as_json()))
     else:
         output(printed(explanation))
-        output(section("services", [plain(f"  {line}") for line in services(config)]))
+        output(section("services", [plain(f"  {line}") for line in services(config.services)]))
     return 0
 
 
@@ -75,9 +76,9 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from (plain(f"\n{warning}") for warning in explanation.warnings)
 
 
-def services(config: RunConfig) -> Iterator[str]:
+def services(declared: Sequence[Service]) -> Iterator[str]:
     """A line for each service of the run."""
-    for each in config.services:
+    for each in declared:
         several = f", {each.replicas} processes behind one URL" if each.replicas > 1 else ""
         gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)} each" if each.gpus else ""
         yield f"{each.name}: {each.run}" + (", run by others" if each.external else f"{several}{gpus}")

@@ -4,43 +4,48 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from rlflow import durable
-from rlflow.config.flags import RunConfig
+from rlflow.config.options import Options
 from rlflow.errors import PlanError
+from rlflow.services.addresses import Address
+from rlflow.services.declare import Service
 from rlflow.services.gpus import VISIBLE, share, visible
 from rlflow.services.running import Gpus, Services
 from rlflow.watchdog.beside import Watchdog
 
 
-def reserved_gpus(config: RunConfig) -> Gpus:
+def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
     """The GPUs of each process of a run's services. The others are left for the run, which must not have looked at any before. Raises
     PlanError where there are not enough, or a Ray that is joined gives them out itself."""
-    wanting = [each.name for each in config.services if each.gpus]
+    wanting = [each.name for each in declared if each.gpus]
     if not wanting:
         return {}
-    if config.options.ray_address is not None:
+    if options.ray_address is not None:
         raise PlanError.of("service-gpus", f"service '{wanting[0]}' wants a GPU of this machine, which the Ray that is joined gives out",
                            found=f"--service.{wanting[0]}.gpus beside --ray-address", expected="one that decides on a GPU",
                            remedy=f"start it elsewhere, and name its URL: --service.{wanting[0]} http://HOST:PORT")
-    shares, left = share(config.services, visible(torch.cuda.device_count()))
-    if not left and config.options.device == "cuda":
+    shares, left = share(declared, visible(torch.cuda.device_count()))
+    if not left and options.device == "cuda":
         raise PlanError.of("service-gpus", "services take all GPUs, and none is left for the run", expected="a GPU for the run",
                            found=f"{len(shares)} services", remedy="fewer GPUs for services, or --device cpu")
     os.environ[VISIBLE] = ",".join(left)
     return shares
 
 
-def services_of(config: RunConfig, gpus: Gpus, folder: Path | None, watchdog: Watchdog, note: Callable[[str], None]) -> Services:
-    """The services of a run, not started yet. ``folder``: on the file system of the run's own, where what they print goes until that is
-    there; None for a folder that is removed in the end."""
-    if config.services and config.options.ray_address is not None and any(not each.external for each in config.services):
+def services_of(
+    declared: tuple[Service, ...], places: Mapping[str, Address], gpus: Gpus, folder: Path | None, joined: bool, watchdog: Watchdog,
+    note: Callable[[str], None],
+) -> Services:
+    """The services of a run, not started yet. ``joined``: whether it joins a Ray that runs. ``folder``: on the file system of the run's
+    own, where what they print goes until that is there; None for a folder that is removed in the end."""
+    if joined and any(not each.external for each in declared):
         note("services of this run listen on this machine's loopback: workers on other machines cannot reach them; name a URL instead")
     aside = durable.aside(folder / "services") if folder is not None else Path(tempfile.gettempdir()) / f"rlflow-{watchdog.name}-services"
-    if config.services:
+    if declared:
         watchdog.remove_in_the_end(aside)
-    return Services(config.services, config.places, gpus, aside, watchdog.name, note)
+    return Services(declared, places, gpus, aside, watchdog.name, note)

@@ -100,7 +100,7 @@ def prepare(
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     options = config.options
-    gpus = reserved_gpus(config)
+    gpus = reserved_gpus(config.services, config.options)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     specs = environments_of(config.environments)
     report = check(flow, hp, first_options(options, config.sampling, specs), with_variants=False)
@@ -124,7 +124,7 @@ def prepare(
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
-    services = services_of(config, gpus, folder, watchdog, note)
+    services = services_of(config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note)
     try:
         traced_with = trace_options(options, config.sampling, data, rewards, specs)
         program = compile_with_data(flow, hp, traced_with, note)

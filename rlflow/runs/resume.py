@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rlflow import durable
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
-from rlflow.config.flags import ROLE_KEYWORDS, RunConfig
+from rlflow.config.flags import ROLE_KEYWORDS, RoleConfig
 from rlflow.config.names import role_types
 from rlflow.config.options import Options
 from rlflow.data.spec import parse_source
@@ -145,22 +145,23 @@ def prepare_again(
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
-    if lost := [flag for flag in _of_former_backends(config, changes) if flag in recorded]:
+    bound = [config.role(name) for name in (*config.roles, "")]
+    if lost := [flag for flag in _of_former_backends(bound, config.every_role, changes) if flag in recorded]:
         reporter.note(f"left behind, since the backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}")
         recorded = {name: value for name, value in recorded.items() if name not in lost}
         config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
     return prepare(flow, hp, config, reporter.note, judge, begun=True, folder=beside)
 
 
-def _of_former_backends(config: RunConfig, changes: Mapping[str, Any]) -> list[str]:
-    """Where a change is of a backend: the flags, none of them a change, whose settings the backends of their roles do not have."""
+def _of_former_backends(roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]) -> list[str]:
+    """Where a change is of a backend: the flags, none of them a change, whose settings the backends of their roles do not have. ``shared``:
+    names of settings for all roles; the last of ``roles`` stands for those with nothing of their own, on their usual backends."""
     if not any(flag.rpartition(".")[2] in ("backend", *HALVES) for flag in changes):
         return []
-    roles = [config.role(name) for name in (*config.roles, "")]  # the last one: what is said for all roles, on their usual backends
     unknown = [{name for name in role.values if name not in {*role_types(role.backends), *ROLE_KEYWORDS}} for role in roles]
     own = [role.flag(name) for role, names in zip(roles, unknown, strict=True) for name in sorted(names - role.shared)]
-    shared = [name for name in config.every_role if all(name in names for names in unknown)]
-    return [flag for flag in (*own, *shared) if flag not in changes]
+    everywhere = [name for name in shared if all(name in names for names in unknown)]
+    return [flag for flag in (*own, *everywhere) if flag not in changes]
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
