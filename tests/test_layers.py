@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
-    "proof": "errors columns author axis batch seeds graph trace check plan training execution",
+    "proof": "errors columns author axis batch seeds graph trace check plan training execution watchdog",
     "runs": "errors proof extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards environments tasks "

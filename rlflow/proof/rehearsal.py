@@ -24,6 +24,7 @@ from rlflow.execution.lanes import Lanes
 from rlflow.execution.tally import PartialMetrics
 from rlflow.plan import Plan
 from rlflow.seeds import derived
+from rlflow.watchdog.board import Board
 
 POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)  # of made scores, so that means of groups differ; half of the sets reach 1 in each
 Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
@@ -103,7 +104,7 @@ class Rehearsing(Engine):
     def update(
         self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """RehearsalRecord the update in place of making it."""
+        """Record the update in place of making it."""
         self.record.updates.append(RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call))
         return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), loss.signature.column_names, waits=True)
 
@@ -118,7 +119,8 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class Rehearsals:
-    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``fresh`` gives further prompts."""
+    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``fresh`` gives further prompts. ``board``:
+    where nodes under way are written down, by which processes that a stage starts end with the run."""
 
     engine: Engine
     lanes: Lanes
@@ -126,6 +128,7 @@ class Rehearsals:
     prompts: Batch
     fresh: Callable[[int], Batch]
     longest: int = 16
+    board: Board = field(default_factory=Board)
 
     def __post_init__(self) -> None:
         self._sampled: dict[tuple[int, int], tuple[Batch, Batch]] = {}
@@ -139,6 +142,7 @@ class Rehearsals:
         engine.record, engine.scoring, engine.longest, engine.fill = RehearsalRecord(), scoring, self.longest, fill
         engine.sampled, engine.shift, engine.fresh = self._sampled if self._sound else {}, shift or {}, self._prompts()
         executor = Executor(engine, self.lanes)
+        executor.board = self.board
         try:
             executor.run(self.plan, self.prompts)
         except SkipIteration as skip:

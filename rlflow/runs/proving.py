@@ -24,7 +24,8 @@ def rehearsals(context: RunContext, longest: int = LONGEST) -> Rehearsals:
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
     count = min(max(-(-ROWS // rows), 4), context.options.prompts, len(context.prompts.data))
-    return Rehearsals(context.engine, context.executor.lanes, context.plan, prompts.take(count), prompts.take, longest)
+    return Rehearsals(context.engine, context.executor.lanes, context.plan, prompts.take(count), prompts.take, longest,
+                      context.executor.board)
 
 
 def wanted(context: RunContext) -> bool:
