@@ -59,6 +59,7 @@ def test_the_tables_list_what_there_is() -> None:
     assert set(systems) == {file.stem for file in PEERS.glob("[!_]*.py")}
 
 
+@pytest.mark.slow
 def test_its_suite_and_its_gate_can_be_read_and_compiled(tmp_path: Path) -> None:
     suite, gate = blocks("toml")
     (tmp_path / "page.toml").write_text(suite + gate)

@@ -96,6 +96,7 @@ def strict(schema):
     return closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_rayjob_is_valid_under_the_schema_of_its_resource(capsys, case):
     documents = list(yaml.safe_load_all(printed(capsys, case, "kuberay")))
