@@ -75,6 +75,8 @@ class Rehearsing(Engine):
         key = (call, id(prompts.axis))
         if key not in self.sampled:
             short = {**settings, "max_tokens": min(settings["max_tokens"], self.longest)}
+            if short.get("lengths"):  # a recorded list would have rows as long as it says
+                short["lengths"] = ()
             if short.get("min_tokens", 0) > short["max_tokens"]:
                 short["min_tokens"] = 0
             self.sampled[key] = prompts, super().generate(role, prompts, short, call, terms)

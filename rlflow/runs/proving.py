@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rlflow.data.prompts import Prompts
-from rlflow.errors import PlanError, Problem
+from rlflow.errors import PlanError, Problem, Stopped
 from rlflow.graph.lineage import expected_rows
 from rlflow.proof.claims import Claim
 from rlflow.proof.flow_claims import FlowClaims
@@ -39,16 +39,25 @@ def wanted(context: RunContext) -> bool:
 
 def quick(context: RunContext) -> list[Claim]:
     """The claims about the run's flow that need no update: those for which there is time, or all of them where a run depends on them."""
-    began, claims, hurried = time.monotonic(), [], context.options.prove != "strict"
-    for claim in FlowClaims(rehearsals(context, QUICK_LONGEST), QUICK_SETS).claims():
-        claims.append(claim)
-        if hurried and time.monotonic() - began > QUICK_SECONDS:
-            left = "what is left takes too long at the start of a run; rlflow prove tries it"
-            claims.append(Claim("rehearsed", context.plan.graph.name, "unproved", left))
-            break
+    began, claims, hurried = time.monotonic(), list[Claim](), context.options.prove != "strict"
+    try:
+        for claim in FlowClaims(rehearsals(context, QUICK_LONGEST), QUICK_SETS).claims():
+            claims.append(claim)
+            if hurried and time.monotonic() - began > QUICK_SECONDS:
+                claims.append(unfinished(context, "what is left takes too long at the start of a run; rlflow prove tries it"))
+                break
+    except Exception as error:  # of made scores or short rows, which the run may never have
+        if isinstance(error, Stopped) or not hurried:
+            raise
+        claims.append(unfinished(context, f"the rehearsal ended: {str(error).splitlines()[0] if str(error) else type(error).__name__}"))
     context.engine.moved()  # of what was moved for it nothing is told
     context.engine.ran()
     return claims
+
+
+def unfinished(context: RunContext, why: str) -> Claim:
+    """The claim in the place of those that were not tried."""
+    return Claim("rehearsed", context.plan.graph.name, "unproved", why)
 
 
 def refusal(claims: list[Claim]) -> PlanError | None:

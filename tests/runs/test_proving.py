@@ -45,3 +45,40 @@ def test_a_turned_sign_is_a_warning_and_ends_a_strict_run_before_its_first_itera
     done = rlflow.run(str(path), **{**small, "prove": "quick"})
     assert "warning: falsified" in capsys.readouterr().err
     assert len((done.folder / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+PICKY = """
+from rlflow import flow, loss, stage
+
+def judge(completion):
+    return float("1" in completion)
+
+@stage(gives="advantages")
+def compare(scores, mask):
+    if ((scores != 0) & (scores != 1)).any():
+        raise ValueError("scores are 0 or 1")
+    return (scores - scores.mean())[:, None] * mask
+
+@loss
+def policy_loss(new, advantages):
+    return -new.logprobs * advantages, {}
+
+@flow
+def picky(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=4, max_tokens=3)
+    batch |= reward(batch)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss)
+"""
+
+
+@pytest.mark.slow
+def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
+    small = {**task, "prompts": 4, "held_out": 0, "threads": 1, "iterations": 1, "save_every": 0, "prove": "quick"}
+    (tmp_path / "lengths.json").write_text(json.dumps({"lengths": [12, 1, 9]}))
+    forced = rlflow.run("grpo", **{**small, "hp.samples": 2, "hp.max_tokens": 12, "actor.generate.lengths": str(tmp_path / "lengths.json")})
+    assert "made likelier" in (forced.folder / "proof.txt").read_text()
+    (tmp_path / "picky.py").write_text(PICKY)
+    picky = rlflow.run(str(tmp_path / "picky.py"), **{**small, "reward": f"{tmp_path}/picky.py:judge"})
+    assert "unproved   picky: the rehearsal ended: " in (picky.folder / "proof.txt").read_text()
+    assert len((picky.folder / "metrics.jsonl").read_text().splitlines()) == 1
