@@ -117,8 +117,6 @@ class _Inputs:
         for name in group.names:
             held_copies = [self._copy(shard, name, index) for shard, (_, _, index) in zip(shards, pieces, strict=True)]
             copies.setdefault(tuple(map(id, held_copies)), ([], held_copies))[0].append(name)
-        if not group.names:
-            return []
         return [self._source(group, tuple(names), pieces, shards, held_copies) for names, held_copies in copies.values()]
 
     def _copy(self, shard: Shard, name: str, index: Tensor | None) -> ShardCopy | None:
