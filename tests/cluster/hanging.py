@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 from dataclasses import dataclass
 
 import ray
@@ -25,6 +26,12 @@ def in_worker():
     return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
+def stop():
+    """Stop this process. The signal may reach another thread first, and this one must not end its call meanwhile."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    threading.Event().wait()
+
+
 def spin():
     while True:
         pass
@@ -32,7 +39,7 @@ def spin():
 
 FAULTS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop": stop,
     "hold": lambda: ctypes.PyDLL(None).pause(),  # PyDLL keeps the lock
     "spin": spin,
     "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),  # the child comes back too
