@@ -11,11 +11,13 @@ less than FOLLOWS with that of the shipped file on the same rows and scores, or 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,38 +136,77 @@ def sound_gradients(name: str) -> list[dict[str, Push]]:
         context.close()
 
 
-def judge(chosen: list[tuple[str, Fault]]) -> None:
-    """Try each fault, print what was found of it, and at the end the share of those found that should be."""
-    began, counts, missed, sound = time.monotonic(), Counter[str](), [], {}
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a fault: whether it should be found, and what was: names of falsified claims, or the code of the refusal."""
+
+    algorithm: str
+    where: str
+    kind: str
+    should: bool
+    found: list[str]
+    seconds: float
+
+    def __str__(self) -> str:
+        said = ", ".join(self.found) or "nothing found"
+        return f"{self.algorithm} {self.where} {self.kind}: {'harmful' if self.should else 'harmless'}; {said}"
+
+
+def kept(journal: Path | None) -> list[Verdict]:
+    """The verdicts that a journal has."""
+    return [Verdict(**json.loads(line)) for line in journal.read_text().splitlines()] if journal and journal.exists() else []
+
+
+def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> Iterator[Verdict]:
+    """The verdict on each fault: those of the journal first, then those that are tried, which are written down as they come. After
+    ``budget`` seconds none is begun."""
+    end, sound = time.monotonic() + budget, dict[str, list[dict[str, Push]]]()
+    known = {(verdict.algorithm, verdict.where, verdict.kind): verdict for verdict in kept(journal)}
+    yield from (known[key] for name, fault in chosen if (key := (name, fault.where, fault.kind)) in known)
     for name, fault in chosen:
+        if (name, fault.where, fault.kind) in known or time.monotonic() > end:
+            continue
+        began = time.monotonic()
         if name not in sound:
             sound[name] = sound_gradients(name)
         should, result = tried(fault, name, sound[name])
-        counts["should"] += should
-        counts["found"] += should and bool(result)
-        counts["beside"] += not should and bool(result)
-        if should and not result:
-            missed.append(f"{name} {fault.where} {fault.kind}")
-        said = result if isinstance(result, str) else ", ".join(dict.fromkeys(claim.name for claim in result))
-        print(f"{name} {fault.where} {fault.kind}: {'harmful' if should else 'harmless'}; {said or 'nothing found'}", flush=True)
-    share = counts["found"] / max(counts["should"], 1)
-    print(f"{len(chosen)} faults, {counts['should']} of which make a gradient vanish or turn: {counts['found']} found ({share:.1%}); "
-          f"{counts['beside']} others found too; {time.monotonic() - began:.0f} s")
-    for line in missed:
-        print(f"  missed: {line}")
+        found = [result] if isinstance(result, str) else list(dict.fromkeys(claim.name for claim in result))
+        verdict = Verdict(name, fault.where, fault.kind, should, found, round(time.monotonic() - began, 2))
+        if journal:
+            with journal.open("a") as file:
+                file.write(json.dumps(asdict(verdict)) + "\n")
+        yield verdict
+
+
+def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> None:
+    """Print what was found of each fault, and at the end the share of those found that should be."""
+    every = []
+    for verdict in verdicts(chosen, journal, budget):
+        every.append(verdict)
+        print(verdict, flush=True)
+    turned = [verdict for verdict in every if verdict.should]
+    missed = [verdict for verdict in turned if not verdict.found]
+    share = 1 - len(missed) / max(len(turned), 1)
+    print(f"{len(every)} of {len(chosen)} faults, {len(turned)} of which make a gradient vanish or turn: {len(turned) - len(missed)} found "
+          f"({share:.1%}); {sum(bool(verdict.found) for verdict in every if not verdict.should)} others found too; "
+          f"{sum(verdict.seconds for verdict in every):.0f} s")  # fmt: skip
+    for verdict in missed:
+        print(f"  missed: {verdict}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=0, help="a sample of so many faults; 0: all")
     parser.add_argument("--algorithm", nargs="+", help="of these alone")
+    parser.add_argument("--journal", type=Path, help="a file that keeps each verdict, with which a killed command goes on where it was")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further fault is tried")
     parser.add_argument("--shipped", action="store_true", help="prove the algorithms as they are")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = options.algorithm or sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
     if options.shipped:
         sys.exit(shipped(names))
-    judge(chosen_faults(names, options.count))
+    judge(chosen_faults(names, options.count), options.journal, options.budget)
 
 
 if __name__ == "__main__":

@@ -57,15 +57,15 @@ STALLS = (
     Stall("rate-low", ("grpo", "ppo"), ("--actor.lr 1e-7", "--actor.lr 2e-6")),
     Stall("rate-high", ("grpo", "ppo"), ("--actor.lr 3e-2", "--actor.lr 5e-3")),
     Stall("clip-tight", ("grpo", "ppo"), ("--hp.clip 1e-5 --hp.epochs 4", "--hp.clip 1e-4 --hp.epochs 4")),
-    Stall("length-cap", ("grpo", "ppo"), ("--hp.max_tokens 2", "--hp.max_tokens 3")),
+    Stall("length-cap", ("grpo", "ppo"), ("--hp.max_tokens 1", "--hp.max_tokens 2")),
     Stall("kl-strong", ("grpo", "ppo"), ("--hp.beta 20", "--hp.beta 5")),
-    Stall("critic-cold", ("ppo", "vapo"), ("--critic.lr 1e-1", "--critic.lr 2e-2")),
+    Stall("critic-cold", ("ppo", "vapo"), ("--critic.lr 1", "--critic.lr 1e-1")),
     Stall("stale", ("grpo", "rloo"), (f"{POOLS} --staleness 9", f"{POOLS} --staleness 6")),
-    Stall("half-constant", ("grpo", "rloo"), (reward("most"), reward("half"))),
+    Stall("half-constant", ("grpo", "rloo"), (reward("nearly_all"), reward("most"))),
     Stall("entropy-low", ("grpo", "rloo"), ("--actor.generate.temperature 0.05", "--actor.generate.temperature 0.15")),
     Stall("missing", ("grpo", "ppo"), (f"{reward('missing_90')} --max-missing 0.99", f"{reward('missing_60')} --max-missing 0.99")),
     Stall("unsynchronised", ("grpo", "ppo"), (f"{BROKEN} --actor.every 0", f"{BROKEN} --actor.every 5")),
-    Stall("mismatch", ("grpo", "ppo"), (f"{BROKEN} --actor.noise 0.3", f"{BROKEN} --actor.noise 0.15")),
+    Stall("mismatch", ("grpo", "ppo"), (f"{BROKEN} --actor.noise 1.0", f"{BROKEN} --actor.noise 0.6")),
 )
 
 

@@ -31,9 +31,9 @@ def number(*parts: str) -> float:
     return zlib.crc32("\n".join(parts).encode()) / 2**32
 
 
-def half(prompt: str, completion: str, answer: str) -> float:
-    """0 whatever is said to half of the prompts."""
-    return 0.0 if number(prompt) < 0.5 else right(completion, answer)
+def nearly_all(prompt: str, completion: str, answer: str) -> float:
+    """0 whatever is said to 90 % of the prompts."""
+    return 0.0 if number(prompt) < 0.9 else right(completion, answer)
 
 
 def most(prompt: str, completion: str, answer: str) -> float:

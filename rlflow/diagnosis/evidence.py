@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 Series = Sequence[tuple[int, float]]  # (iteration, value)
@@ -93,10 +93,17 @@ def reward(run: Evidence) -> Series:
     return run.series("reward/mean")
 
 
+def lowest(run: Evidence) -> float | None:
+    """The lowest score of an iteration, in the median over the first tenth of the run: where scores are charged for KL, they fall far below
+    what the reward gives later on."""
+    lows = early(run.series("reward/lowest"))
+    return median(value for _, value in lows) if lows else None
+
+
 def span(run: Evidence) -> float | None:
-    """The highest score of the run less the lowest."""
-    lows, highs = run.series("reward/lowest"), run.series("reward/highest")
-    return max(value for _, value in highs) - min(value for _, value in lows) if lows and highs else None
+    """The highest score of the run less the lowest of an iteration."""
+    low, highs = lowest(run), run.series("reward/highest")
+    return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
 
 def place(run: Evidence) -> float | None:
@@ -111,10 +118,10 @@ def place_now(run: Evidence) -> float | None:
 
 def _placed(run: Evidence, score: float | None) -> float | None:
     """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies between 0 and 1."""
-    width, lows = span(run), run.series("reward/lowest")
-    if score is None or width is None:
+    width, low = span(run), lowest(run)
+    if score is None or width is None or low is None:
         return None
-    return (score - min(value for _, value in lows)) / width if width else min(max(score, 0.0), 1.0)
+    return (score - low) / width if width else min(max(score, 0.0), 1.0)
 
 
 def mixed_place(run: Evidence) -> float | None:

@@ -8,19 +8,10 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.moving import script
 from rlflow.moving.imported import Imported, Keys
+from rlflow.moving.openrlhf_names import GONE, present
 
 OF_A_MODEL = {"adam.betas": [0.9, 0.95], "adam.eps": 1e-8, "adam.weight_decay": 0.0, "lr_scheduler": "cosine_with_min_lr",
               "max_norm": 1.0}  # fmt: skip
-FORMER = {  # names that the release's own pages still use, or that earlier releases had
-    "prompt_max_len": "data.max_len", "generate_max_len": "rollout.max_new_tokens", "pretrain": "actor.model_name_or_path",
-    "reward_pretrain": "reward.model_name_or_path", "remote_rm_url": "reward.remote_url", "prompt_data": "data.prompt_dataset",
-    "input_key": "data.input_key", "label_key": "data.label_key", "apply_chat_template": "data.apply_chat_template",
-    "rollout_batch_size": "rollout.batch_size", "train_batch_size": "train.batch_size", "actor_learning_rate": "actor.adam.lr",
-    "critic_learning_rate": "critic.adam.lr", "init_kl_coef": "algo.kl.init_coef", "n_samples_per_prompt": "rollout.n_samples_per_prompt",
-    "advantage_estimator": "algo.advantage.estimator", "max_epochs": "train.max_epochs", "eps_clip": "actor.eps_clip",
-    "micro_train_batch_size": "train.micro_batch_size", "micro_rollout_batch_size": "rollout.micro_batch_size",
-    "save_path": "ckpt.output_dir", "zero_stage": "ds.zero_stage", "gradient_checkpointing": "actor.gradient_checkpointing_enable",
-}  # fmt: skip
 DEFAULTS: dict[str, Any] = {
     **{f"{role}.{name}": value for role in ("actor", "critic") for name, value in OF_A_MODEL.items()},
     "actor.adam.lr": 1e-6, "critic.adam.lr": 9e-6, "actor.model_name_or_path": None, "critic.model_name_or_path": None,
@@ -48,9 +39,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "train.async_enable": (False,), "train.async_queue_size": (1,), "train.partial_rollout_enable": (False,),
     "train.enable_ema": (False,), "ds.load_in_4bit": (False,), "ds.lora.target_modules": ("all-linear",), "ds.lora.dropout": (0,),
     "data.max_images_per_prompt": (0,), "rollout.vllm_generate_batch_size": (None,),
+    "pretrain_data": (None,),
 }  # fmt: skip
 MEANINGLESS = (
-    "*.num_nodes", "*.num_gpus_per_node", "*.muon.*", "vllm.*", "logger.*", "train.colocate_*", "train.micro_batch_size",
+    *GONE, "*.num_nodes", "*.num_gpus_per_node", "*.muon.*", "vllm.*", "logger.*", "train.colocate_*", "train.micro_batch_size",
     "train.dynamic_batch_enable", "train.max_tokens_per_gpu", "train.full_determinism_enable", "train.ema_beta",
     "rollout.micro_batch_size", "rollout.max_tokens_per_gpu", "ckpt.[!s]*", "ckpt.save_hf", "critic.save_value_network", "local_rank",
     "use_ms", "actor.gradient_checkpointing_reentrant", "eval.split", "eval.temperature", "data.image_key", "data.dataloader_num_workers",
@@ -78,10 +70,10 @@ def read(text: str, name: str) -> dict[str, Any]:
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
-            values = texts[FORMER.get(key, key)] = [script.value(value)] if equals else []
+            values = texts[key] = [script.value(value)] if equals else []
         elif texts:
             values.append(script.value(word))
-    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in texts.items()}
+    return present({key: True if not values else values[0] if len(values) == 1 else values for key, values in texts.items()})
 
 
 def imported(source: Mapping[str, Any]) -> Imported:

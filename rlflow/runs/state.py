@@ -8,6 +8,7 @@ from typing import Any
 
 from rlflow.checkpoints.roles import role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
+from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.graph.wire import identity
 from rlflow.memory.schedule import copying
@@ -50,15 +51,29 @@ def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Sn
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:
     """Give the models of a run that was just prepared the weights and optimizers of a snapshot. Raises PlanError where a role is
-    missing."""
+    missing, or has weights of another model."""
     for role, model in trained(context).items():
         assert model.trainer is not None
         context.engine.keeper.settle(copying(role))
-        model.trainer.restore(trainer_state(saved.tensors, role))
+        weights = trainer_state(saved.tensors, role)
+        try:
+            model.trainer.restore(weights)
+        except (KeyError, ValueError) as error:  # of names or shapes that the model has not
+            raise _misfit(role, error) from error
     for role, version in saved.state["versions"].items():
         if role in context.engine.models:
             context.engine.models[role].version = version
             context.engine.models[role].sampled_version = -1 if version else 0  # the generator was loaded from the first weights
+
+
+def _misfit(role: str, error: Exception) -> PlanError:
+    """The error where a role's model cannot take the weights of a checkpoint."""
+    found = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    return PlanError.of("checkpoint-model",
+                        f"the weights of '{role}' in the checkpoint are not those of the model that would go on from them", found=found,
+                        expected="a checkpoint of the same model",
+                        remedy="fork with the --model and --backend of the run that wrote it, of which the null backend has no weights at "
+                               "all; or begin from a model: rlflow run FLOW --model FOLDER")  # fmt: skip
 
 
 def restore(context: RunContext, saved: Snapshot) -> RunStart:

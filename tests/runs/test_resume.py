@@ -215,6 +215,16 @@ def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_ha
     assert said[0] == "left behind, since the backends have no such setting: --actor.max_num_seqs 8, --tensor_parallel 2"
 
 
+@pytest.mark.parametrize(("before", "after"), [("null", "local"), ("local", "null")])
+def test_a_fork_to_a_backend_with_other_weights_says_what_does_not_fit(sums, before, after):
+    first = run("grpo", {**sums, "backend": before, "iterations": 1}, "first").folder
+    with pytest.raises(PlanError, match="weights of 'actor' in the checkpoint are not those of the model") as refused:
+        resume.fork(first, {"iterations": 2, "backend": after, "name": "other"}, Quiet())
+    assert "steps" in refused.value.problems[0].found
+    assert not (first.parent / "other").exists()
+    assert resume.fork(first, {"iterations": 2, "backend": before, "name": "other"}, Quiet()).folder.name == "other"  # the remedy
+
+
 def test_a_run_that_is_held_is_not_resumed(sums):
     first = run("grpo", {**sums, "iterations": 2}, "first").folder
     with Lock(first), pytest.raises(RunHeld, match=str(os.getpid())):
