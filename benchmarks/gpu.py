@@ -52,7 +52,7 @@ def prepared(device: str) -> None:
     """The environment in which sections run."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask whether there is a GPU without touching it
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as `rlflow` has it
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `rlflow` has it
     if device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models
 

@@ -1,9 +1,11 @@
 """What a trainer computes of rows that share prompts: packed, with each prompt once, beside padded, each row by itself.
 
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190] [--tokens 256] [--rounds 5]
+                                 [--ways padded packed compiled]
 
 Log-probs, and log-probs with their gradient, of random tokens; responses of --tokens tokens, or with 0 of the lengths of `rlflow bench
 peers`. Each way has a process of its own with one thread, and they take turns. Processor seconds, medians; the peak is of a process.
+"compiled" is packed rows with `--ROLE.compile true`. Seconds to load are of all processes of a way, compilers among them.
 Without --model it is the model of `rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
 """
 
@@ -27,7 +29,7 @@ from rlflow.batch import Batch
 from rlflow.bench.suites.fixed_shape import LENGTHS, make
 from rlflow.training.protocols import ModelSpec
 
-WAYS = {"padded": False, "packed": True}
+WAYS = {"padded": {"packed": False}, "packed": {"packed": True}, "compiled": {"packed": True, "compile": True}}
 
 
 def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
@@ -58,39 +60,48 @@ def learn(trainer: Trainer, rows: Batch) -> None:
         parameter.grad = None
 
 
-def way(given: argparse.Namespace, packed: bool, line: Connection) -> None:
-    """A process: for each message a round, whose seconds it sends; then its peak in MiB."""
+def of_all() -> float:
+    """Processor seconds of this process and of those that it has waited for."""
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
+def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) -> None:
+    """A process: for each message a round, whose seconds it sends; then its peak in MiB, and the seconds that loading took."""
     torch.set_num_threads(1)
-    trainer = Trainer(ModelSpec(given.model, trained=True, dtype=given.dtype), Trainer.Settings(packed=packed))
+    begin = of_all()
+    trainer = Trainer(ModelSpec(given.model, trained=True, dtype=given.dtype), Trainer.Settings(**settings))
+    loading = of_all() - begin
     rows = rows_of(given, trainer.network.vocabulary)
     while line.recv():
         line.send((seconds(lambda: trainer.forward(rows)), seconds(lambda: learn(trainer, rows))))
-    line.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    line.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, loading))
 
 
 def measured(given: argparse.Namespace) -> None:
     """Print the table."""
     spawn = multiprocessing.get_context("spawn")
     lines = {}
-    for name, packed in WAYS.items():
+    for name in given.ways:
         lines[name], theirs = spawn.Pipe()
-        spawn.Process(target=way, args=(given, packed, theirs), daemon=True).start()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+        spawn.Process(target=way, args=(given, WAYS[name], theirs)).start()  # no daemon: it may start compilers
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in given.ways}
     for turn in range(given.rounds + 1):  # the first without count
         for name, line in lines.items():
             line.send(True)
             found[name] += [line.recv()] if turn else [line.recv()][:0]
-    print("| rows | log-probs, s | with gradient, s | peak, MiB |\n| --- | ---: | ---: | ---: |")
+    print("| rows | log-probs, s | with gradient, s | peak, MiB | to load, s |\n| --- | ---: | ---: | ---: | ---: |")
     for name, line in lines.items():
         line.send(False)
         forward, both = (statistics.median(column) for column in zip(*found[name], strict=True))
-        print(f"| {name} | {forward:.3f} | {both:.3f} | {line.recv():.0f} |", flush=True)
+        peak, loading = line.recv()
+        print(f"| {name} | {forward:.3f} | {both:.3f} | {peak:.0f} | {loading:.1f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     for name, default in {"prompts": 4, "samples": 8, "prompt": 190, "tokens": 0, "rounds": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()

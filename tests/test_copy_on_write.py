@@ -1,7 +1,10 @@
 """What is lent may be written into, by any road, and what it was lent from stays as it is."""
 
 import ctypes
+import mmap
+import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 from rlflow import Batch
 from rlflow.batch import flatten, pad
 from rlflow.cluster.rpc.wire import pack, unpack
-from rlflow.copy_on_write import address, lent
+from rlflow.copy_on_write import FileMemory, address, file_memory, lent
 
 EVEN = torch.full((8,), 64)
 WRITES = {
@@ -49,6 +52,55 @@ def test_writing_into_what_a_stage_gave_changes_no_column(write):
     stored = flatten(given, EVEN)
     write(given)
     assert torch.equal(stored, numbers())
+
+
+@pytest.fixture
+def file():
+    """A file of shared memory with the numbers, and a view of it that writes into the file."""
+    descriptor = os.memfd_create("numbers")
+    os.truncate(descriptor, 4 * mmap.PAGESIZE)
+    whole = torch.frombuffer(mmap.mmap(descriptor, 4 * mmap.PAGESIZE), dtype=torch.float32)
+    whole[100:612] = numbers()
+    yield descriptor, whole
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_writing_into_what_a_stage_sees_of_a_file_changes_neither_the_file_nor_the_column(write, file):
+    descriptor, whole = file
+    stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, None).tensor().view(torch.float32)[100:612]
+    seen, other = pad(stored, EVEN), pad(stored, EVEN)
+    write(seen)
+    assert not torch.equal(seen, numbers().reshape(8, 64))
+    for column in (stored, whole[100:612], other, flatten(other, EVEN)):
+        assert torch.equal(column.flatten(), numbers())
+
+
+def test_what_is_lent_of_a_file_is_the_files_memory_until_it_is_written_and_its_keeper_stays_as_long(file):
+    class Keeper:
+        pass
+
+    descriptor, whole = file
+    keeper = Keeper()
+    alive = weakref.ref(keeper)
+    stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, keeper).tensor().view(torch.float32)
+    seen, given = lent(stored[2048:]), flatten(lent(stored[100:612]).reshape(8, 64), EVEN)
+    whole[3000] = 7.0  # nobody does so: it shows that nothing was copied
+    assert seen[3000 - 2048] == 7.0
+    assert file_memory(seen) is None  # it may be written into, so that it is copied when it is lent on
+    del keeper, stored
+    assert alive() is not None
+    del seen
+    assert alive() is None
+    assert torch.equal(given, numbers())
+
+
+def test_what_cannot_be_lent_any_more_is_copied(file):
+    descriptor = os.dup(file[0])
+    stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, None).tensor().view(torch.float32)[100:612]
+    os.close(descriptor)  # the kernel refuses to map it, as it does where a process has too many pieces of memory
+    lent(stored).zero_()
+    assert torch.equal(lent(stored), numbers())
 
 
 def test_reading_copies_nothing():

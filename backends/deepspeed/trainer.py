@@ -29,9 +29,11 @@ from rlflow.backends.deepspeed.partitions import (
 )
 from rlflow.backends.deepspeed.start import engine, quiet, start
 from rlflow.backends.local import lora
+from rlflow.backends.local.heap import HEAP
 from rlflow.backends.local.network import load_network
 from rlflow.backends.local.sequences import Sequences
 from rlflow.backends.local.settings import TrainerSettings as LocalSettings
+from rlflow.backends.local.settings import refuse_compile
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
 from rlflow.batch import Batch
@@ -48,6 +50,10 @@ class TrainerSettings(LocalSettings):
     """The settings of the local trainer, and how much the ranks share out."""
 
     zero: Annotated[int, Ge(1), Le(3)] = 3  # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
+
+    def __post_init__(self) -> None:
+        """Raises PlanError for a setting of the local trainer that this one has not, so that it is said before anything starts."""
+        refuse_compile(self, "deepspeed")
 
 
 class Computation(nn.Module):
@@ -86,6 +92,8 @@ class Trainer(local.Trainer):
 
     Settings = TrainerSettings
     collective = True
+    live = False
+    float64 = False  # its optimizers keep weights in float32
     copied = True
     flat = True  # zero 3 cuts flattened tensors
     settings: TrainerSettings
@@ -146,6 +154,7 @@ class Trainer(local.Trainer):
             self.engine.step()
         if self.settings.zero == 3:
             self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
+        HEAP.step_ended()
         applied = bool(self.engine.was_step_applied())
         self.steps += applied
         return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)

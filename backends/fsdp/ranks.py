@@ -18,12 +18,11 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class Ranks:
-    """data: the ranks that see different rows. tensor: those that share a row's matrix products, None where that is each rank alone.
-    first: whether this rank is the pool's first."""
+    """The ranks of a pool as this rank sees them."""
 
-    data: DeviceMesh
-    tensor: DeviceMesh | None
-    first: bool
+    data: DeviceMesh  # the ranks that see different rows
+    tensor: DeviceMesh | None  # those that share a row's matrix products, None where that is each rank alone
+    first: bool  # whether this rank is the pool's first
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:

@@ -21,6 +21,7 @@ class TrainerSettings(local.TrainerSettings):
 
     def __post_init__(self) -> None:
         """Raises PlanError for what does not go together, so that it is said before anything starts."""
+        local.refuse_compile(self, "fsdp")
         if self.tensor_parallel > 1 and self.lora:
             raise PlanError.of("tensor-parallel", "adapters are not split by tensor parallelism", found=f"--lora {self.lora}",
                                expected="adapters or tensor parallelism", remedy="--tensor-parallel 1, or --lora 0")

@@ -26,6 +26,7 @@ class Trainer(local.Trainer):
 
     Settings = TrainerSettings
     collective = True
+    live = False
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.ranks = _ranks(spec, settings or TrainerSettings())

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlflow.backends.local.branches import StepMask, attend_step
 from rlflow.backends.local.packing import Block, Run
+from rlflow.backends.local.positions import Visible, by_positions
 
-Visible = Callable[[Any, Any, Tensor, Tensor], Any]  # transformers' mask function: batch, head, query's and key's position → bool
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=None)
@@ -80,16 +80,15 @@ def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> 
     blocks = _PACKED.get()
     if blocks is None:
         return None
-    if use_vmap:
-        raise ValueError("found a model with a mask of its own, expected one whose masks go by positions")
-    plain = visible is masking_utils.causal_mask_function or (local_size and all(block.longest <= local_size for block in blocks))
-    return PackedMask(blocks, None if plain else visible)
+    return PackedMask(blocks, by_positions(visible, local_size, max((block.longest for block in blocks), default=0), use_vmap))
 
 
 def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> tuple[Tensor, None]:
-    """transformers' own, but for packed rows, and for grouped heads under a mask, which a CPU need not copy."""
+    """transformers' own, but for packed rows, steps of branched rows, and grouped heads under a mask, which a CPU need not copy."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
+    if isinstance(attention_mask, StepMask):
+        return attend_step(query, key, value, attention_mask, options.get("scaling")), None
     if attention_mask is not None and query.device.type == "cpu" and key.shape[1] < query.shape[1] and torch.is_inference_mode_enabled():
         scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
         out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True)

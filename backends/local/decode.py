@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from rlflow.backends.local.branches import Branches, branched, stepping
 from rlflow.backends.local.cache import new_cache
 from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.padding import known
+from rlflow.backends.local.passes import alike
 from rlflow.backends.local.sampling import draw
 from rlflow.training.protocols import Sampling
 
 IDLE = 0.2  # share of rows that may have ended before the cache is copied without them
+TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]  # prompts, and tokens of three rows in three steps
 BLOCK = 16  # tokens of each row between two looks at a GPU
 
 
@@ -71,28 +74,42 @@ class Rows:
     mask: Tensor | None  # bool [rows, width + max_tokens], False at padding; None where nothing is padded
     width: int  # tokens of the longest prompt
     cache: Cache  # keys and values of all tokens read
+    branches: Branches | None = None  # where rows share those of their prompts
 
     def take(self, index: Tensor) -> Rows:
-        """The rows at ``index``, which is on the host; a row may be taken several times."""
+        """The rows at ``index``, which is on the host; a row may be taken several times before any has gone on from its prompt."""
         there, padded = sent(index, self.places.device), self.padded[index]
-        for layer in self.cache.layers:
-            layer.reorder_cache(there)
+        if self.branches is not None:
+            self.branches.take(there)
+        else:
+            for layer in self.cache.layers:
+                layer.reorder_cache(there)
         mask = self.mask[there] if self.mask is not None and bool(padded.any()) else None
         return replace(self, numbers=self.numbers[index], places=self.places[there], padded=padded, prompt=self.prompt[there],
                        hidden=self.hidden[there], mask=mask)
 
+    def go_on(self, of: Tensor, branch: bool) -> Rows:
+        """The rows that go on from these prompts; ``of``, int64 [rows], ascends and is on the host. branch: whether the model can compute
+        them with one copy of each prompt (``can_branch``)."""
+        branches = branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None) if branch else None
+        if branches is None:
+            return self.take(of)
+        return replace(self, numbers=self.numbers[of], places=self.places[of], padded=torch.zeros(len(of), dtype=torch.bool),
+                       prompt=self.prompt[of], hidden=self.hidden[of], mask=None, branches=branches)
+
 
 @torch.inference_mode()
 def decode(
-    network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings, block: int
-) -> Iterator[tuple[Drawn, Tensor]]:
+    network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings, block: int,
+    branch: bool = False,
+) -> Iterator[tuple[Drawn, Tensor]]:  # fmt: skip
     """Sample one response for each entry of ``of`` [rows], the number of its prompt. Gives what is drawn so far, always the same tensors,
     each time that it is known of rows that they ended, and their numbers, which are on the host as ``of`` is.
 
     uniform: float64 [rows, max_tokens] in [0, 1). block: after how many tokens ends are looked for. Rows that ended go on, unread, to the
-    end of their block, and until a fifth of those under way has ended.
+    end of their block, and until a fifth of those under way has ended. branch: whether rows of a prompt share its keys and values.
     """
-    rows = prefill(network, prompts, sampling.max_tokens).take(of)
+    rows = prefill(network, prompts, sampling.max_tokens).go_on(of, branch)
     rows.numbers, rows.places = torch.arange(len(of)), torch.arange(len(of), device=network.device)
     drawn = Drawn.nothing(len(of), sampling.max_tokens, torch.promote_types(rows.hidden.dtype, torch.float32), network.device)
     token = rows.places  # of the step before; there is none before the first
@@ -135,7 +152,8 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
 def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
     """Hidden states [rows, hidden] after ``token`` [rows], the ``step``-th of each response."""
     mask = None if rows.mask is None else rows.mask[:, : rows.width + step + 1]
-    return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
+    with stepping(rows.branches):
+        return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
 
 
 def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
@@ -143,6 +161,23 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
     attended = {} if mask is None else {"attention_mask": mask}
     with known():
         return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
+
+
+@torch.inference_mode()
+def can_branch(network: Network) -> bool:
+    """Whether a model computes rows that share the keys and values of their prompts as it computes each by itself, which is tried on a few
+    tokens. Where its layers attend by other means than torch's attention, it does not."""
+    if "position_ids" not in network.takes or network.device.type != "cpu":
+        return False
+    vocabulary = network.module.get_input_embeddings().weight.shape[0]
+    prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
+    of = torch.tensor([0, 0, 1])
+    try:
+        apart, together = (prefill(network, prompts, len(steps)).go_on(of, branch) for branch in (False, True))
+        pairs = [[advance(network, rows, token, step).double() for rows in (apart, together)] for step, token in enumerate(steps)]
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # of a model that wants its mask to be a tensor
+        return False
+    return together.branches is not None and all(alike(network, *pair) for pair in pairs)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""The local Generator: samples with its own copy of a model's weights."""
+"""The local Generator: samples with its own copy of a model's weights, or with those of a trainer in the same process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
-from rlflow.backends.local.decode import Drawn, block_of, decode, sent
+from rlflow.backends.local.decode import Drawn, block_of, can_branch, decode, sent
 from rlflow.backends.local.endings import Endings, eos_of
+from rlflow.backends.local.head import read_few_rows
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
 from rlflow.backends.local.offload import Away
@@ -31,6 +32,8 @@ from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import ModelSpec, Sampling
 
+BRANCHED = 4  # samples of a prompt, from which on sharing its keys and values saves more time than joining two parts costs
+
 
 class Generator:
     """Samples responses; whoever trains the model sends its weights with ``receive``."""
@@ -44,6 +47,8 @@ class Generator:
         if "past_key_values" not in self.network.takes:
             raise PlanError.of("no-cache", f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
                                found="a forward without past_key_values", expected="an attention model such as Llama, Qwen or Gemma")
+        read_few_rows(self.network)
+        self.branches = can_branch(self.network)
         self.tokenizer = load_tokenizer(spec.folder)
         self.eos = eos_ids(self.network, self.tokenizer)
         self.version = 0
@@ -90,9 +95,8 @@ class Generator:
         layout = sequences(batch, self.network.device)
         positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
         hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)[layout.before]
-        vocabulary = self.network.module.get_output_embeddings().weight.shape[0]
-        flat, _ = logprobs_and_entropy(self.network.logits, hidden, layout.targets, torch.ones(len(hidden)).to(hidden.device),
-                                       tokens=tokens_at_once(0, vocabulary), entropy=False)
+        tokens = tokens_at_once(0, self.network.vocabulary)
+        flat, _ = logprobs_and_entropy(self.network.logits, hidden, layout.targets, None, tokens=tokens, entropy=False)
         return Batch(batch.axis, {"logprobs": Data(Kind(Level.TOKEN, str(flat.dtype).removeprefix("torch.")), flat.cpu(), layout.lengths)})
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
@@ -102,6 +106,10 @@ class Generator:
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
         """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""
         return Drawn.nothing(rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32))
+
+    def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Sample from now on with these tensors themselves, which are those that a trainer of this process trains."""
+        self.network.share(weights)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
@@ -162,7 +170,8 @@ class Generator:
         own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()
         lengths = torch.tensor([each.max_tokens for each in own]) if own else None
         ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer, sampling.min_tokens, lengths)
-        return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device))
+        branch = self.branches and len(rows) >= BRANCHED * len(which)
+        return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device), branch)
 
     def _text(self, drawn: Drawn, sampling: Sampling) -> dict[str, Data]:
         rows = [row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]

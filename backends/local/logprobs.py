@@ -1,49 +1,105 @@
 """Log-probs and entropy from hidden states, a few tokens' logits at a time.
 
 The logits of a batch are its largest tensor by far (16k tokens × 150k words × 4 bytes = 9.8 GB). Here they exist for
-``tokens`` entries only, in the backward pass too, where each piece is computed again.
+``tokens`` entries only: those of the first piece are kept for the backward pass, in the dtype in which the head gives them, and those of
+each other piece are computed again there. Nothing else of their size is made, but their gradient where it cannot take their place. Softmax
+and its gradient go over a few rows at a time, which stay in the processor's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-ENTRIES = 2**27  # logits at once when a setting leaves it to us: 512 MiB in float32
+ENTRIES = 2**28  # logits at once when a setting leaves it to us: 1 GiB in float32
+CACHED = 2**19  # of which as many are worked on at once on a CPU, to stay in its cache
+ELSEWHERE = 2**25  # and on other devices
 Logits = Callable[[Tensor], Tensor]
 
 
 def tokens_at_once(setting: int, vocabulary: int) -> int:
-    """``setting``, or for 0 as many tokens as fit in 512 MiB of float32 logits."""
+    """``setting``, or for 0 as many tokens as have 2**28 logits."""
     return setting or max(1, ENTRIES // vocabulary)
 
 
 def logprobs_and_entropy(
-    logits: Logits, hidden: Tensor, targets: Tensor, temperature: Tensor, *, tokens: int, entropy: bool
+    logits: Logits, hidden: Tensor, targets: Tensor, temperature: Tensor | None, *, tokens: int, entropy: bool, once: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Log-prob of each target [entries] under softmax(logits(hidden) / temperature), and the entropy in nats where asked for.
 
-    hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries]. ``logits`` maps hidden states to logits
-    in float32 or better.
+    hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries], None where all are 1. ``logits`` maps hidden states to
+    logits, in any dtype; what is computed of them is computed in float32 or better. once: nothing else reads the logits, so that the one
+    backward pass may put their gradient in their place; torch refuses a second one.
     """
-    pieces = []
-    for piece in zip(hidden.split(tokens), targets.split(tokens), temperature.split(tokens), strict=True):
-        if torch.is_grad_enabled() and len(hidden) > tokens:
-            pieces.append(checkpoint(_piece, logits, *piece, entropy, use_reentrant=False, preserve_rng_state=False))
+    pieces: list[tuple[Tensor, Tensor | None]] = []
+    parts = hidden.split(tokens)
+    temperatures = [None] * len(parts) if temperature is None else temperature.split(tokens)
+    for piece in zip(parts, targets.split(tokens), temperatures, strict=True):
+        if torch.is_grad_enabled() and pieces:
+            pieces.append(checkpoint(_piece, logits, *piece, entropy, once, use_reentrant=False, preserve_rng_state=False))
         else:
-            pieces.append(_piece(logits, *piece, entropy))
+            pieces.append(_piece(logits, *piece, entropy, once))
     if not entropy:
         return torch.cat([logprob for logprob, _ in pieces]), None
     return torch.cat([logprob for logprob, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
 
-def _piece(logits: Logits, hidden: Tensor, targets: Tensor, temperature: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    scaled = logits(hidden) / temperature[:, None]
-    total = scaled.logsumexp(-1)
-    logprobs = scaled.gather(-1, targets[:, None])[:, 0] - total
-    if not entropy:
-        return logprobs, None
-    return logprobs, total - ((scaled - total[:, None]).exp() * scaled).sum(-1)
+def _piece(
+    logits: Logits, hidden: Tensor, targets: Tensor, temperature: Tensor | None, entropy: bool, once: bool
+) -> tuple[Tensor, Tensor | None]:
+    logprobs, entropies = _LogProbs.apply(logits(hidden), targets, temperature, entropy, once)
+    return logprobs, entropies if entropy else None
+
+
+class _LogProbs(torch.autograd.Function):
+    """Log-probs and entropy [entries] from logits [entries, vocabulary], of which it keeps no copy."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor | None, entropy: bool, once: bool) -> tuple[Tensor, Tensor]:
+        totals = logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
+        logprobs, entropies = torch.empty_like(totals), torch.zeros_like(totals)
+        for rows in _some(logits):
+            scaled = _scaled(logits, temperature, rows)
+            totals[rows] = total = scaled.logsumexp(-1)
+            logprobs[rows] = scaled.gather(-1, targets[rows, None])[:, 0] - total
+            if entropy:
+                entropies[rows] = total - ((scaled - total[:, None]).exp_() * scaled).sum(-1)
+        ctx.save_for_backward(logits, targets, temperature, totals, entropies)
+        ctx.entropy, ctx.once = entropy, once
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, of_logprob: Tensor, of_entropy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, targets, temperature, totals, entropies = ctx.saved_tensors
+        gradient = logits if ctx.once else torch.empty_like(logits)
+        for rows in _some(logits):
+            scaled, total = _scaled(logits, temperature, rows), totals[rows, None]
+            if ctx.entropy:
+                weight = of_logprob[rows, None] + of_entropy[rows, None] * (scaled - total + entropies[rows, None])
+                new = (scaled - total).exp_().mul_(weight).neg_()
+            else:
+                new = (scaled - total).exp_().mul_(-of_logprob[rows, None])
+            new.scatter_add_(-1, targets[rows, None], of_logprob[rows, None])
+            gradient[rows] = new if temperature is None else new.div_(temperature[rows, None])
+        return gradient, None, None, None, None
+
+
+def _some(logits: Tensor) -> Iterator[slice]:
+    """The rows of logits, as many at once as stay in a cache."""
+    count = rows_at_once(logits, ELSEWHERE)
+    return (slice(first, first + count) for first in range(0, len(logits), count))
+
+
+def rows_at_once(logits: Tensor, elsewhere: int) -> int:
+    """The rows of logits [rows, vocabulary] that stay in a CPU's cache; on other devices those of ``elsewhere`` logits."""
+    return max(1, (CACHED if logits.device.type == "cpu" else elsewhere) // logits.shape[-1])
+
+
+def _scaled(logits: Tensor, temperature: Tensor | None, rows: slice) -> Tensor:
+    """Some rows of logits / temperature, in float32 or better; a view of them where that is what they are."""
+    some = logits[rows].to(torch.promote_types(logits.dtype, torch.float32))
+    return some if temperature is None else some / temperature[rows, None]

@@ -65,9 +65,12 @@ class Network:
             return self.backbone(input_ids=ids, **options).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft capping."""
+        """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft capping; without either as the
+        head gives them, which may be in bfloat16."""
         with self.precision():
             logits = self.read(hidden)
+        if self.transform is as_it_is:
+            return logits
         return self.transform(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
 
     def numbers(self, hidden: Tensor) -> Tensor:
@@ -100,8 +103,9 @@ class Network:
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Change such a tensor to a ``value``, all of which is given, in place."""
-        target.copy_(value)
+        """Change such a tensor to a ``value``, all of which is given, in place; one that it is already stays."""
+        if target.data_ptr() != value.data_ptr():
+            target.copy_(value)
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
         """(names, tensor) of each weight as it is in memory, without adapters, with all names of a tied weight."""
@@ -115,6 +119,16 @@ class Network:
     def identity(self, tensor: Tensor) -> Any:
         """A key that tied weights have in common; None for a tensor without content."""
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
+
+    def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Compute from now on with these tensors themselves, by name, in place of weights of its own: those of another copy of the same
+        model. One of another dtype or device is left out."""
+        lent, own = dict(tensors), self.module.state_dict(keep_vars=True)
+        for names, _ in self.own():
+            tensor = next((lent[name] for name in names if name in lent), None)
+            for name in names:
+                if tensor is not None and (tensor.dtype, tensor.device) == (own[name].dtype, own[name].device):
+                    own[name].data = tensor.detach()
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a name is unknown or one is
@@ -347,6 +361,11 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
     return module
 
 
+def as_it_is(logits: Tensor) -> Tensor:
+    """No change of logits."""
+    return logits
+
+
 def _candidates(config: Any) -> Iterator[Transform]:
     """The changes of logits after the head that a config names: soft capping (Gemma), scaling (Cohere, Granite)."""
     cap, scale, divisor = (getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
@@ -357,7 +376,7 @@ def _candidates(config: Any) -> Iterator[Transform]:
     if divisor:
         yield lambda logits: logits / divisor
         yield lambda logits: logits * divisor
-    yield lambda logits: logits
+    yield as_it_is
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from typing import IO
 import torch
 from torch import Tensor, UntypedStorage
 
+from rlflow.backends.local.heap import give_back
+
 
 @dataclass
 class Stored:
@@ -52,7 +54,7 @@ class Away:
             storage.resize_(0)
         if file is not None:
             weakref.finalize(stored, file.close)  # of an owner that goes while parts of it are away
-            _trim()
+            give_back()  # malloc keeps pages that lie between memory in use
         else:
             torch.cuda.empty_cache()  # engines beside this one have an allocator of their own
         return sum(size for _, size in stored.storages)
@@ -70,12 +72,6 @@ class Away:
             with stored.file as file:
                 _read(file, (storage for storage, _ in stored.storages))
         return sum(size for _, size in stored.storages)
-
-
-def _trim() -> None:
-    """Have malloc give free pages to the system (glibc): it keeps those that lie between memory in use."""
-    with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:

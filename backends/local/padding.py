@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from rlflow.backends.local.attention import PackedMask, mask_of_packed
+from rlflow.backends.local.branches import StepMask, mask_of_step
 
 _KNOWN = ContextVar("known", default=False)
 
@@ -31,11 +32,13 @@ def known() -> Iterator[None]:
 
 def _sdpa_mask(
     *args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, use_vmap: bool = False, **options: Any
-) -> Tensor | PackedMask | None:
-    """transformers' own; outside of ``known``, and where no rows are packed, nothing is different."""
+) -> Tensor | PackedMask | StepMask | None:
+    """transformers' own; outside of ``known``, and where no rows are packed or branched, nothing is different."""
     visible = options.get("mask_function", masking_utils.causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
+    if (step := mask_of_step(options.get("local_size"), visible, use_vmap)) is not None:
+        return step
     look = attention_mask is None or not _KNOWN.get()
     return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look,
                                    use_vmap=use_vmap, **options)  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlflow.backends.local.logprobs import rows_at_once
 from rlflow.training.protocols import Sampling
 
-AT_ONCE = 8 << 20  # probabilities whose sums, in float64, exist at once
+ELSEWHERE = 8 << 20  # logits that are worked on at once on other devices than a CPU
+LARGE, BLOCK = 1 << 15, 512  # from how many tokens on a vocabulary is large, and how many of it are summed at once
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -18,23 +20,46 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | N
     ``uniform``, summed in float64: one number per row and step, so nothing else has a say in what a row draws. The tokens ``barred``,
     int64 [n], are not drawn: their probability goes to the others, as with truncation.
     """
+    pieces = zip(*(each.split(rows_at_once(logits, ELSEWHERE)) for each in (logits, uniform)), strict=True)
+    drawn = [_draw(some.to(torch.promote_types(some.dtype, torch.float32)), at, sampling, barred) for some, at in pieces]
+    tokens, logprobs = zip(*drawn, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None) -> tuple[Tensor, Tensor]:
     allowed = logits if barred is None else logits.index_fill(-1, barred.to(logits.device), -torch.inf)
     if sampling.temperature == 0:
         token = allowed.argmax(-1, keepdim=True)
         return token[:, 0], logits.log_softmax(-1).gather(-1, token)[:, 0]
-    logprobs = truncated(allowed / sampling.temperature, sampling.top_k, sampling.top_p).log_softmax(-1)
+    scaled = allowed if sampling.temperature == 1 else allowed / sampling.temperature
+    logprobs = truncated(scaled, sampling.top_k, sampling.top_p).log_softmax(-1)
     token = inverse(logprobs, uniform)
     return token, logprobs.gather(-1, token[:, None])[:, 0]
 
 
 def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed in float64, passes
-    ``uniform``."""
+    ``uniform``. Of a large vocabulary blocks are summed, then the tokens of one: a cumulative sum is slow."""
     vocabulary, tokens = logprobs.shape[-1], []
-    for some, at in zip(*(each.split(_rows(logprobs)) for each in (logprobs, uniform[:, None])), strict=True):
-        cumulative = some.exp().cumsum(-1, dtype=torch.float64)
-        tokens.append(torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True))
+    for some, at in zip(*(each.split(rows_at_once(logprobs, ELSEWHERE)) for each in (logprobs, uniform[:, None])), strict=True):
+        probability = some.exp().double()
+        tokens.append(_passes(probability.cumsum(-1), at) if vocabulary < LARGE else _by_blocks(probability, at))
     return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)  # NaN ends here, and a NaN log-prob leaves the row out of training
+
+
+def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
+    return torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True)
+
+
+def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
+    """int64 [rows, 1] as ``inverse``. In the block that is found, it is at most the last token that has a probability."""
+    blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1).cumsum(-1)
+    block = _passes(sums, at).clamp(max=sums.shape[-1] - 1)
+    before = torch.nn.functional.pad(sums, (1, 0)).gather(-1, block)
+    inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1)
+    place = torch.searchsorted(inside, at * sums[:, -1:] - before, right=True)
+    return block * BLOCK + torch.minimum(place, torch.searchsorted(inside, inside[:, -1:].clone()))
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -43,7 +68,7 @@ def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if 0 < top_k < logits.shape[-1]:
         highest = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, highest.indices, highest.values)
-    return torch.cat([_nucleus(some, top_p) for some in logits.split(_rows(logits))]) if top_p < 1 else logits
+    return torch.cat([_nucleus(some, top_p) for some in logits.split(rows_at_once(logits, ELSEWHERE))]) if top_p < 1 else logits
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
@@ -52,8 +77,3 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     beyond = probability.cumsum(-1) - probability >= top_p
     beyond[:, 0] = False
     return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(beyond, -torch.inf))
-
-
-def _rows(logits: Tensor) -> int:
-    """How many rows of the vocabulary are worked on at once."""
-    return max(1, AT_ONCE // logits.shape[-1])

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+from rlflow.errors import PlanError
+
 
 @dataclass(frozen=True)
 class TrainerSettings:
@@ -22,7 +24,8 @@ class TrainerSettings:
     max_grad_norm: Annotated[float, Gt(0)] = 1.0  # longer gradients are cut to this length; inf never cuts
     micro_tokens: Annotated[int, Ge(1)] = 16384  # tokens per forward and backward; more is faster and takes more memory
     packed: bool = True  # on a CPU: no padding, and what prompts begin with alike is computed once; false computes each row by itself
-    logit_tokens: Annotated[int, Ge(0)] = 0  # tokens whose logits exist at once; less saves memory; 0: as many as fit in 512 MiB
+    logit_tokens: Annotated[int, Ge(0)] = 0  # tokens whose logits exist at once; less saves memory; 0: as many as have 2^28 of them
+    compile: bool = False  # true compiles layers when the model is loaded, some twenty seconds; docs/performance.md says where it pays
     gradient_checkpointing: bool = False  # true recomputes layers in the backward pass: a third slower, far less memory
     lora: Annotated[int, Ge(0)] = 0  # rank of low-rank adapters, which learn in place of the weights; 0 trains the weights themselves
     lora_alpha: Annotated[float, Gt(0)] = 16.0  # adapters count alpha / rank times; more acts like a higher lr
@@ -34,3 +37,10 @@ class GeneratorSettings:
     """How much is sampled at once."""
 
     batch_tokens: Annotated[int, Ge(1)] = 65536  # tokens of key-value cache at once; more is faster and takes more memory
+
+
+def refuse_compile(settings: TrainerSettings, backend: str) -> None:
+    """Raises PlanError where ``compile`` is set, for a trainer whose layers are no whole modules of one process."""
+    if settings.compile:
+        raise PlanError.of("compile", f"the {backend} trainer does not compile layers", found="--compile true",
+                           expected="--compile false, which is the default", remedy="leave --compile out, or train with --backend local")

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
+from rlflow.backends.local.compiled import check_compiler, compile_layers
+from rlflow.backends.local.embeddings import add_by_rows
 from rlflow.backends.local.forward_cache import CachedForward
+from rlflow.backends.local.heap import HEAP
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
-from rlflow.backends.local.network import Network, checkpoint_layers, load_network
+from rlflow.backends.local.network import Network, as_it_is, checkpoint_layers, load_network
 from rlflow.backends.local.offload import Away
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import can_pack, hidden_states
@@ -47,20 +50,25 @@ class Trainer:
 
     Settings = TrainerSettings
     passing = ("gradient",)
+    live = True
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
         self.peers = Peers()
+        if self.settings.compile:
+            check_compiler(torch.device(spec.device).type)  # missed before the weights are read
         self.network = self._network()
         self.packs = self.settings.packed and spec.device == "cpu" and self._can_pack()  # elsewhere nobody has measured it yet
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
-        self.held = CachedForward()
+        self.cached = CachedForward()
         self.away = Away()
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
+        if self.settings.compile:
+            compile_layers(self.network, packs=self.packs)
 
     def _schedule(self) -> Schedule:
         return Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, self.spec.updates)
@@ -76,7 +84,10 @@ class Trainer:
         return ("weights", "optimizer")
 
     def _network(self) -> Network:
-        return load_network(self.spec, self.settings)
+        network = load_network(self.spec, self.settings)
+        if self.live:
+            add_by_rows(network)
+        return network
 
     def _can_pack(self) -> bool:
         return can_pack(self.network)
@@ -138,7 +149,7 @@ class Trainer:
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
         """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
         lengths = rows.data["tokens"].lengths
-        flat = self.held.take(rows, want) or self._compute(rows, want)
+        flat = self.cached.take(rows, want) or self._compute(rows, want)
         return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
 
     def backward(self, objective: Tensor) -> None:
@@ -160,7 +171,8 @@ class Trainer:
             self.optimizer.step()
             self.steps += 1
         self.optimizer.zero_grad()
-        self.held.drop()
+        self.cached.drop()
+        HEAP.step_ended()
         return OptimizerStep(finite, norm, lr)
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
@@ -188,7 +200,7 @@ class Trainer:
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self.network.copy(other.tensors())
         self.base = None
-        self.held.drop()
+        self.cached.drop()
         for name, value in other.head.state_dict().items() if self.spec.head == "values" else ():
             self.network.put(self.network.head.state_dict()[name], value)
 
@@ -223,7 +235,7 @@ class Trainer:
             own = {name.removeprefix("parameters/"): t for name, t in state.items() if name.startswith("parameters/")}
             self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
         self.steps = int(state["steps"])
-        self.held.drop()
+        self.cached.drop()
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
@@ -264,7 +276,7 @@ class Trainer:
         asleep cannot be used, and each tensor stays the tensor that it is. Raises OSError where there is no room."""
         for part in parts or self.movable(self.settings, self.spec.device):
             if part == "weights":
-                self.held.drop()
+                self.cached.drop()
             self.away.put(part, self._tensors(part))
             self.network.asleep = "weights" in self.away
 
@@ -303,10 +315,12 @@ class Trainer:
         return packed_microbatches(batch, units, tokens=tokens) if self.packs else microbatches(units, token_counts(batch), tokens=tokens)
 
     def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
+        if ahead and self.device.type == "cpu":
+            HEAP.give_back()  # what sampling freed lies in other places than what the graph asks for, and both would be held
         with torch.set_grad_enabled(ahead):
             flat = self._compute(rows, want)
         if ahead:
-            self.held.keep(rows, flat)
+            self.cached.keep(rows, flat)
         return {name: x.detach() for name, x in flat.items()}
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -322,10 +336,11 @@ class Trainer:
         return {self.spec.head: self.network.numbers(hidden[places])}
 
     def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
-        each = rows["temperature"] if "temperature" in rows else torch.ones(len(rows))
-        temperature = each.repeat_interleave(layout.lengths).to(hidden.device)
+        each = rows["temperature"] if "temperature" in rows and bool((rows["temperature"] != 1).any()) else None
+        temperature = None if each is None else each.repeat_interleave(layout.lengths).to(hidden.device)
         tokens = tokens_at_once(self.settings.logit_tokens, self.network.vocabulary)
-        both = logprobs_and_entropy(self.network.logits, hidden, layout.targets, temperature, tokens=tokens, entropy=entropy)
+        both = logprobs_and_entropy(self.network.logits, hidden, layout.targets, temperature, tokens=tokens, entropy=entropy,
+                                    once=self.network.transform is as_it_is)
         return {name: x for name, x in zip(("logprobs", "entropy"), both, strict=True) if name in want}
 
     def _column(self, name: str, value: Tensor, lengths: Tensor) -> Data:

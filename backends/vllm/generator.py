@@ -39,6 +39,7 @@ class Generator:
     """
 
     Settings = GeneratorSettings
+    float64 = False
     collective = False
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:

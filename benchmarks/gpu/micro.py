@@ -38,7 +38,7 @@ def checks(ground: Ground) -> Iterator[Check]:
     yield at_most(f"peak that {many} logit_tokens add to {some}", most[many] - most[some], COPIES * (many - some) * 4 * vocabulary, "bytes")
     default, _ = peak(ground, trainer, rows)
     yield at_most(f"peak of logit_tokens 0 above that of {few}", default - most[few], COPIES * ENTRIES * 4, "bytes",
-                  why="each copy of the logits has 512 MiB at most")
+                  why="each copy of the logits has 1 GiB at most")
 
 
 def grows(name: str, most: dict[int, int]) -> Iterator[Check]:

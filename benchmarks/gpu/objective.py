@@ -30,7 +30,7 @@ class Recorder(Trainer):
     def step(self) -> OptimizerStep:
         self.gradients = {name: p.grad.detach().clone() for name, p in self.network.parameters().items() if p.grad is not None}
         self.optimizer.zero_grad()
-        self.held.drop()
+        self.cached.drop()
         return OptimizerStep(True, float(torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm()), 0.0)
 
 

@@ -45,7 +45,7 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
         return telling, Wording(chats, str(system) if chats and system is not None else None)
 
     def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
-        folder = next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None)
+        folder = next((own for name in names if (own := folders.get(name)) is not None), Path(default) if default else None)
         return encoder(folder, next((name for name in names if name in tools), ""))
 
     def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
@@ -94,7 +94,7 @@ def _alike(names: list[str], folders: Mapping[str, Path | None]) -> None:
 
 
 def _digest(folder: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in TOKENIZER:
-        found.update(name.encode() + ((folder / name).read_bytes() if (folder / name).is_file() else b""))
-    return found.hexdigest()
+        digest.update(name.encode() + ((folder / name).read_bytes() if (folder / name).is_file() else b""))
+    return digest.hexdigest()

@@ -31,10 +31,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class HeldOutJudge:
-    """Judges answers in processes of the driver: what was said last under an environment. ``rewards``: by source of data, or one with an
-    empty name; none where the environment itself says whether an episode was right."""
+    """Judges answers in processes of the driver: what was said last under an environment."""
 
     dtype: torch.dtype
+    # by source of data, or one with an empty name; none where the environment itself says whether an episode was right
     rewards: Mapping[str, Reward]
 
     @staticmethod

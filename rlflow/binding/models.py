@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from rlflow.binding.backends import keep_whole_products
-from rlflow.binding.roles import BoundRole, Halves
+from rlflow.author.settings import fields
+from rlflow.binding.backends import backend, keep_whole_products
+from rlflow.binding.roles import BoundRole, Halves, shares_weights
 from rlflow.config.options import Options
 from rlflow.execution.engine import Model
-from rlflow.training.protocols import ModelSpec
+from rlflow.training.protocols import ModelSpec, Trainer
 
 Placed = Callable[[BoundRole], Halves]
 Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
@@ -43,4 +44,15 @@ def make_models(
             if wanted:
                 setattr(model, half.half, half.kind(spec, half.settings))
                 loaded(use.name, half.half, getattr(model, half.half))
+        if model.trainer is not None and model.generator is not None and shares_weights(role, options):
+            model.generator.share(model.trainer.weights())  # type: ignore[attr-defined]
     return models
+
+
+def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
+    """A trainer of the role's weights in this process alone, whichever ranks train them: by the backend `local`, on the CPU, with those of
+    the role's settings that it has. Its numbers are what several ranks have to agree with. ``updates``: as of ``make_models``."""
+    kind, use = backend("local").Trainer, role.use
+    settings = {name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)}
+    spec = ModelSpec(role.folder, use.head, use.trained, "cpu", options.dtype, options.seed, updates)  # type: ignore[arg-type]
+    return kind(spec, kind.Settings(**settings))  # type: ignore[no-any-return]

@@ -50,6 +50,8 @@ class Capabilities:
     forward_ahead: bool = False  # a trainer whose next update may begin with a forward that was made before
     packs: bool = False  # a trainer that computes once what prompts begin with alike, which is done on a CPU alone
     pieces: bool = False  # a trainer that shows which boxes of its weights a rank holds
+    live: bool = False  # a trainer whose ``weights()`` are the tensors that it trains, where it trains no adapters
+    shares: bool = False  # a generator that can sample with the tensors of such a trainer
     destinations: bool = False  # a generator that shows where in its memory weights belong
 
 
@@ -183,13 +185,19 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
         movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
         forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",
-        pieces=hasattr(kind, "pieces"), destinations=hasattr(kind, "destinations"),
+        pieces=hasattr(kind, "pieces"), live=bool(getattr(kind, "live", False)), shares="share" in vars(kind),
+        destinations=hasattr(kind, "destinations"),
     )  # fmt: skip
 
 
 def row_exact(name: str) -> bool:
     """Whether forwards of a backend's trainer give a row the same bits beside any other rows."""
     return bool(getattr(half_class(name, "trainer"), "row_exact", False))
+
+
+def in_float64(name: str, half: str) -> bool:
+    """Whether a half of a backend computes and keeps weights in float64, as all do that do not say otherwise."""
+    return bool(getattr(half_class(name, half), "float64", True))
 
 
 def no_half(name: str, half: str, role: str) -> Problem:
@@ -219,3 +227,13 @@ def has_canary(role: BoundRole, options: Options) -> bool:
     """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.can.scores
+
+
+def shares_weights(role: BoundRole, options: Options) -> bool:
+    """Whether the role's generator samples with the very tensors of its trainer: in one process, where no row is sampled with weights that
+    are older, where both compute with the same numbers, and where nothing is moved out of memory."""
+    beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
+    same = options.dtype != "bfloat16" or not role.use.trained  # what learns, learns in float32
+    can = role.trainer.can.live and role.generator.can.shares
+    adapters = role.use.trained and bool(getattr(role.trainer.settings, "lora", False))
+    return beside and same and can and not adapters

@@ -23,9 +23,9 @@ from rlflow.training.signal import token_funnel, watch, without_funnel
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """An optimizer step as it went. taken is False where the gradient was not finite: nothing changed then."""
+    """An optimizer step as it went."""
 
-    taken: bool
+    applied: bool  # False where the gradient was not finite: nothing changed then
     grad_norm: float
     lr: float
 
@@ -119,15 +119,15 @@ def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Te
 
 @dataclass(frozen=True)
 class Learned:
-    """The results of an update on one rank: totals of the loss's metrics over its own rows, and of the steps, which all ranks took."""
+    """The results of an update on one rank."""
 
-    seen: Mapping[str, tuple[float, ...]]
-    steps: Mapping[str, float]
+    totals: Mapping[str, tuple[float, ...]]  # of the loss's metrics over its own rows
+    steps: Mapping[str, float]  # totals of the steps, which all ranks took
 
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
     """The metrics of an update from those of its ranks."""
-    totals = added(rank.seen for rank in ranks)
+    totals = added(rank.totals for rank in ranks)
     return reported(without_funnel(totals)) | token_funnel(totals) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
 
@@ -190,7 +190,7 @@ class _Steps:
     """Totals of the optimizer steps of one update."""
 
     def __init__(self) -> None:
-        self.taken = self.skipped = self.rows = 0
+        self.count = self.skipped = self.rows = 0
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.lr = 0.0
@@ -198,16 +198,16 @@ class _Steps:
     def add(self, step: OptimizerStep, loss: Tensor, rows: int) -> None:
         self.rows += rows
         self.lr = step.lr
-        if not step.taken:
+        if not step.applied:
             self.skipped += 1
             return
-        self.taken += 1
+        self.count += 1
         self.losses.append(float(loss))
         self.norms.append(step.grad_norm)
 
     def result(self) -> dict[str, float]:
         """Means over the steps taken; ``loss`` and ``grad_norm`` are absent where none was."""
-        out = {"steps": float(self.taken), "skipped_steps": float(self.skipped), "rows": float(self.rows), "lr": self.lr}
-        if self.taken:
-            out |= {"loss": sum(self.losses) / self.taken, "grad_norm": sum(self.norms) / self.taken}
+        out = {"steps": float(self.count), "skipped_steps": float(self.skipped), "rows": float(self.rows), "lr": self.lr}
+        if self.count:
+            out |= {"loss": sum(self.losses) / self.count, "grad_norm": sum(self.norms) / self.count}
         return out

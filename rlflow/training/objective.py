@@ -26,12 +26,12 @@ class New:
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Counts over a whole minibatch and all ranks: tokens that count and rows that have any. Every divisor comes from these two, or,
-    where a step has several losses, from those of each one's own rows, ``parts``: (tokens, rows) by loss."""
+    """Counts over a whole minibatch and all ranks. Every divisor comes from tokens and rows, or, where a step has several losses, from
+    those of each one's own rows."""
 
-    tokens: int
-    rows: int
-    parts: tuple[tuple[int, int], ...] = ()
+    tokens: int  # that count
+    rows: int  # that have any
+    parts: tuple[tuple[int, int], ...] = ()  # (tokens, rows) by loss, where there are several
 
     @staticmethod
     def of(counts: Tensor, own: Tensor | None = None) -> MinibatchTotals:

@@ -15,11 +15,10 @@ BUCKET = 64 << 20  # bytes of gradients that are added up at once
 
 @dataclass(frozen=True)
 class Peers:
-    """group: torch's group of the data-parallel ranks; None: its default group, or this process alone. lockstep: whether ranks compute
-    micro-batch by micro-batch together, as those must that hold a part of the weights each."""
+    """The ranks that train one model together."""
 
-    group: Any = None
-    lockstep: bool = False
+    group: Any = None  # torch's group of the data-parallel ranks; None: its default group, or this process alone
+    lockstep: bool = False  # whether ranks compute micro-batch by micro-batch together, as those must that hold a part of the weights each
 
     @property
     def ranks(self) -> int:

@@ -63,11 +63,11 @@ class Sampling:
 def as_long(rows: Batch, sampling: Sampling) -> Batch:
     """Rows that a generator gave. Raises ValueError where ``sampling`` says how long they are and they are not."""
     if sampling.lengths:
-        found = rows.data["tokens"].lengths
-        assert found is not None
+        lengths = rows.data["tokens"].lengths
+        assert lengths is not None
         expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
-        if found.tolist() != expected:
-            raise ValueError(f"generate: found rows of {found.tolist()} tokens, expected those of the recorded list: {expected}")
+        if lengths.tolist() != expected:
+            raise ValueError(f"generate: found rows of {lengths.tolist()} tokens, expected those of the recorded list: {expected}")
     return rows
 
 
@@ -125,6 +125,7 @@ class Trainer(Protocol):
     def wake(self, *parts: str) -> None:
         """Bring them back, bit for bit."""
 
+    # One whose ``weights()`` are the tensors that it trains, and not copies, says so by ``live = True`` on its class.
     # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
     # (``rlflow.reshard.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
 
@@ -155,6 +156,9 @@ class Generator(Protocol):
     def wake(self, *parts: str) -> None:
         """Bring parts back into memory."""
 
+    # A generator may also have ``share(weights)``: it samples from now on with these tensors themselves, which a trainer of the same
+    # process trains, in the dtype that it samples in. ``receive`` is called as before, and finds them in their place. A
+    # class that inherits from one with ``share`` and does not define it is taken to have none: its ``receive`` may do something else.
     # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
     # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is
     # sampled, and ``load(weights)``, its own loader.

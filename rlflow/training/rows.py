@@ -46,8 +46,8 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
     if loss.rows == "group":
         marks = with_groups(marks, group_of(batch), WITH_GROUP)
     bad = marks != 0
-    kept = batch.rows(~bad) if bool(bad.any()) else batch
-    return KeptRows(kept.select(*columns_read(batch, loss)), int(bad.sum()))
+    rows = batch.rows(~bad) if bool(bad.any()) else batch
+    return KeptRows(rows.select(*columns_read(batch, loss)), int(bad.sum()))
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:

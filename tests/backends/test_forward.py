@@ -158,6 +158,40 @@ def test_chunks_of_logits_change_neither_numbers_nor_gradients(entropy):
                 torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_gradient_in_the_place_of_logits_is_the_same_and_there_is_one_of_it(entropy):
+    torch.manual_seed(0)
+    weight, hidden = (torch.randn(size, 8, dtype=torch.float64, requires_grad=True) for size in (50, 23))
+    targets, temperature = torch.randint(50, (23,)), torch.rand(23, dtype=torch.float64) + 0.5
+    gradients, seen = [], []
+    for once in (False, True):
+        def logits(hidden):
+            seen.append(hidden @ weight.T)
+            return seen[-1]
+        pair = logprobs_and_entropy(logits, hidden, targets, temperature, tokens=100, entropy=entropy, once=once)
+        total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
+        before = seen[-1].detach().clone()
+        gradients.append(torch.autograd.grad(total, (weight, hidden), retain_graph=True))
+        assert torch.equal(seen[-1], before) is not once  # there is no other tensor as large
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("once", [False, True])
+def test_no_temperature_is_one_of_1_to_the_bit(dtype, entropy, once):
+    torch.manual_seed(0)
+    weight, hidden = (torch.randn(size, 8, dtype=dtype, requires_grad=True) for size in (50, 23))
+    targets, results = torch.randint(50, (23,)), []
+    for temperature in (None, torch.ones(23)):
+        pair = logprobs_and_entropy(lambda h: h @ weight.T, hidden, targets, temperature, tokens=9, entropy=entropy, once=once)
+        total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
+        results.append([*(x for x in pair if x is not None), *torch.autograd.grad(total, (weight, hidden))])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
 class Largest(TorchDispatchMode):
     """Remembers the number of entries of the largest tensor that any operation made."""
 
@@ -166,7 +200,7 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse:
                 self.entries = max(self.entries, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
 

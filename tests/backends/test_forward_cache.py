@@ -5,6 +5,7 @@ import torch
 
 from rlflow import loss
 from rlflow.backends.local import Trainer
+from rlflow.backends.local.heap import HEAP
 from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec
 
@@ -54,6 +55,18 @@ def test_the_update_is_the_same_with_a_pass_less(folders, epochs, head):
     assert torch.equal(again, ahead)
     assert metrics == metrics_ahead
     assert passes - passes_ahead == 2  # one for each iteration
+
+
+@pytest.mark.parametrize(("micro_tokens", "ahead", "order"), [
+    (16384, True, {"given back", "pass"}), (16384, False, {"pass"}), (16, True, {"pass"}),
+])  # fmt: skip
+def test_freed_memory_is_given_back_before_a_pass_that_keeps_its_graph_alone(folders, monkeypatch, micro_tokens, ahead, order):
+    trainer, seen = learner(folders, micro_tokens=micro_tokens), []
+    monkeypatch.setattr(HEAP, "_release", lambda: seen.append("given back"))
+    trainer.network.backbone.register_forward_hook(lambda *_: seen.append("pass"))
+    (trainer.forward_ahead if ahead else trainer.forward)(rows())
+    assert set(seen) == order
+    assert seen[0] == ("given back" if "given back" in order else "pass")
 
 
 def test_what_does_not_fit_one_micro_batch_is_computed_again(folders):

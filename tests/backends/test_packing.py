@@ -105,6 +105,18 @@ def test_models_compute_packed_rows_where_their_attention_is_torchs(folders, sha
         torch.testing.assert_close(found, expected, atol=1e-9 if shape == "gpt2" else 1e-5, rtol=0)  # the others norm in float32
 
 
+@pytest.mark.parametrize("given", [{"trained": True}, {}], ids=["trained", "frozen"])
+def test_models_are_packed_in_short_numbers_too(folders, given):
+    assert can_pack(load_network(ModelSpec(folders["gemma3"], dtype="bfloat16", **given)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_sees_a_little_of_other_rows_is_not_packed(folders, dtype):
+    network = load_network(ModelSpec(folders["gemma3"], dtype=dtype))
+    network.backbone.layers[-1].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True) / 32)
+    assert not can_pack(network)
+
+
 def test_a_model_that_carries_state_from_token_to_token_is_not_packed(tmp_path):
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.1)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from rlflow.backends.local import logprobs as of_logits
 from rlflow.backends.local import sampling
 from rlflow.backends.local.endings import Endings
-from rlflow.backends.local.sampling import draw, truncated
+from rlflow.backends.local.sampling import draw, inverse, truncated
 from rlflow.seeds import uniforms
 from rlflow.training.protocols import Sampling
 
@@ -70,9 +71,21 @@ def test_broken_logits_give_a_missing_logprob():
 def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
     logits, uniform = torch.randn(37, 40, generator=torch.Generator().manual_seed(0)), uniforms(range(37), 1)[:, 0]
     plain, cut = draw(logits, uniform, Sampling()), draw(logits, uniform, Sampling(top_p=0.7))
-    monkeypatch.setattr(sampling, "AT_ONCE", at_once)
+    monkeypatch.setattr(of_logits, "CACHED", at_once)
     assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), plain, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling(top_p=0.7)), cut, strict=True))
+
+
+def test_a_large_vocabulary_is_drawn_from_as_a_small_one_is(monkeypatch):
+    chance = torch.Generator().manual_seed(0)
+    logprobs = (4 * torch.randn(64, 70_001, generator=chance)).log_softmax(-1)
+    logprobs[:, torch.randint(70_001, (60_000,), generator=chance)] = -torch.inf
+    logprobs[:, -800:] = -torch.inf
+    uniform = torch.cat([uniforms(range(61), 1)[:, 0], torch.tensor([0.0, 1 - 2**-53, 1 - 2**-52], dtype=torch.float64)])
+    tokens = inverse(logprobs, uniform)
+    assert (logprobs.take_along_dim(tokens[:, None], 1) > -torch.inf).all()
+    monkeypatch.setattr(sampling, "LARGE", 1 << 20)
+    assert torch.equal(tokens[:62], inverse(logprobs, uniform)[:62])
 
 
 def test_a_barred_token_is_not_drawn_and_its_probability_goes_to_the_others():

@@ -4,7 +4,7 @@ import pytest
 
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
-from rlflow.backends.vllm.engine import Row
+from rlflow.backends.vllm.engine import Row, settled
 from rlflow.batch import Axis
 from rlflow.training.protocols import Sampling
 
@@ -21,6 +21,17 @@ def test_a_row_grows_to_the_token_that_stops_it_and_no_further():
     assert not row.grow([4, 5], [-0.5, -0.25], 3, lambda tokens: False)
     assert row.grow([6, 7, 8], [-1.0, -2.0, -3.0], 4, lambda tokens: tokens[-1] == 7)
     assert (row.tokens, row.logprobs, row.versions) == ([4, 5, 6, 7], [-0.5, -0.25, -1.0, -2.0], [3, 3, 4, 4])
+
+
+def test_rows_are_settled_once_none_can_come_before_them():
+    rows = [Row(tokens=[0] * length, ended=True) for length in (3, 2, 2, 4, 1)]
+    rows[1].ended = False
+    assert settled(rows, 4) == [2]  # the second may still end with three tokens, as the first has
+    rows[1].tokens, rows[1].ended = [0] * 3, True
+    assert settled(rows, 4) == [2, 0, 1, 3, 4]
+    assert settled(rows, 2) == [0, 1, 2, 3, 4]
+    rows[1].stopped = True
+    assert settled(rows, 4) == [2, 1, 0, 3, 4]
 
 
 def test_a_number_per_token_is_asked_for():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlflow.backends.vllm.surroundings import imported
-from rlflow.binding.backends import keep_whole_products
+from rlflow.binding.backends import backend, keep_whole_products
 from rlflow.binding.roles import Halves, bind
 from rlflow.cli.check import check_flow as judged_file
 from rlflow.config.flags import sort_values
@@ -89,3 +89,13 @@ def test_float32_on_a_gpu_is_float32(device, dtype, kept):
         assert torch.get_float32_matmul_precision() == kept
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_what_a_backend_lacks_is_not_taken_for_the_backend(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "needy.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        backend("own.needy")
+    with pytest.raises(PlanError):
+        backend("own.other")

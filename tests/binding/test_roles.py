@@ -72,3 +72,11 @@ def test_headers_of_a_folder_are_read_again_only_where_it_has_changed(tmp_path):
     assert facts(tmp_path) is facts(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 128}')
     assert facts(tmp_path).hidden == 128
+
+
+def test_a_folder_with_an_adapter_in_place_of_a_model_is_refused_before_anything_is_loaded(tmp_path):
+    for file in MODEL.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(PlanError, match="holds an adapter"):
+        of("grpo", model=str(tmp_path))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlflow.checkpoints.models import weight_files
+from rlflow.checkpoints.models import index_files, weight_files
 
 
 def files(folder):
@@ -25,3 +25,10 @@ def test_weights_in_several_files_are_those_that_the_index_names(tmp_path):
 def test_an_index_that_says_nothing_names_no_file(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
     assert files(tmp_path) == []
+
+
+def test_index_files_are_those_that_are_there(tmp_path):
+    assert index_files(tmp_path) == []
+    for name in ("model.safetensors.index.json", "adapter_config.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+    assert [file.name for file in index_files(tmp_path)] == ["model.safetensors.index.json", "adapter_config.json"]

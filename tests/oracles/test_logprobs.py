@@ -46,11 +46,11 @@ class Recorded(Trainer):
     """The local trainer over recorded logits: its layout, its log-probs, but no model."""
 
     def __init__(self, logits):
-        self.spec, self.settings, self.held, self.packs = ModelSpec(None), TrainerSettings(), CachedForward(), False
+        self.spec, self.settings, self.cached, self.packs = ModelSpec(None), TrainerSettings(), CachedForward(), False
         head = torch.nn.Embedding(logits.shape[-1], 1)
         module = SimpleNamespace(get_output_embeddings=lambda: head)
         self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x,
-                                       vocabulary=logits.shape[-1])
+                                       vocabulary=logits.shape[-1], transform=None)
 
 
 @as_is("inv-shift")

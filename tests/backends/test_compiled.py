@@ -1,0 +1,109 @@
+"""Compiled layers: what is refused, and that they compute what layers compute that are not compiled."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_packing import rows
+from training_claims import check_same, copied
+
+from rlflow import loss
+from rlflow.backends.deepspeed.trainer import TrainerSettings as DeepSpeedSettings
+from rlflow.backends.fsdp.settings import TrainerSettings as FsdpSettings
+from rlflow.backends.local import Trainer
+from rlflow.backends.local.compiled import missing
+from rlflow.backends.local.settings import TrainerSettings
+from rlflow.errors import PlanError
+from rlflow.training.protocols import ModelSpec
+
+
+@pytest.mark.parametrize(("settings", "name"), [(FsdpSettings, "fsdp"), (DeepSpeedSettings, "deepspeed")])
+def test_other_trainers_refuse_it_by_name(settings, name):
+    with pytest.raises(PlanError, match=f"the {name} trainer does not compile layers"):
+        settings(compile=True)
+    assert not settings().compile
+
+
+def test_nothing_is_missing_where_a_compiler_is_and_layers_are_not_compiled_unless_asked():
+    assert missing("cpu") == "" if shutil.which("g++") else missing("cpu")
+    assert not TrainerSettings().compile
+
+
+WITHOUT = """
+from rlflow.backends.local.compiled import check_compiler
+from rlflow.errors import PlanError
+try:
+    check_compiler("cpu")
+except PlanError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_error_says_what_to_install():
+    """In a process of its own, whose PATH has no compiler."""
+    environment = {"PATH": "/nowhere", "CXX": "/nowhere/g++"}
+    done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True)
+    for words in ("compile: layers on 'cpu'", "found:", "no C++ compiler", "expected:", "such as g++", "remedy:", "--ROLE.compile"):
+        assert words in done.stdout, done.stdout + done.stderr
+
+
+@loss
+def likely(new, mask):
+    """The log-probs themselves."""
+    return -new.logprobs
+
+
+COMPUTE = """
+import sys
+import torch
+from test_compiled import computed
+folder, begun, out = sys.argv[1:]
+torch.save(computed(folder, torch.load(begun) if begun else {}), out)
+"""
+
+
+def computed(folder, begun):
+    """(packed, compiled, number of the step) → its log-probs and the state after it; of two steps in each way, or, of packed and compiled
+    rows, of the second, which follows the state ``begun``. Each step has rows of other sizes."""
+    found = {}
+    for packed, compiled in [(True, True)] if begun else itertools.product((True, False), (True, False)):
+        torch.compiler.set_stance("default")
+        trainer = Trainer(ModelSpec(Path(folder), trained=True, dtype="float64"), TrainerSettings(lr=1e-2, packed=packed, compile=compiled))
+        torch.compiler.set_stance("fail_on_recompile")  # all graphs are there by now, whatever the sizes
+        if begun:
+            trainer.restore(begun)
+        for step in (1,) if begun else (0, 1):
+            batch = rows(step).rows(torch.arange(10 - 9 * step))
+            logprobs = trainer.forward(batch)["logprobs"]
+            trainer.update(batch, likely)
+            found[packed, compiled, step] = copied(trainer.state()) | {"logprobs": logprobs}
+    return found
+
+
+def in_a_process(folder, begun, out):
+    """What ``computed`` gives in a process of its own, in which nothing has been compiled, beside no graphs of others."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(out.with_suffix(".cache")), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", COMPUTE, folder, begun, out], check=True, cwd=Path(__file__).parent, env=environment)
+    return torch.load(out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing("cpu")), reason="torch finds no compiler here")
+def test_compiled_layers_compute_the_same_to_rounding_and_go_on_to_the_bit(folders, tmp_path):
+    """In float64, in which Gemma's norms go on in float32, packed and padded, with sliding windows and without another graph for other
+    sizes; a process that takes up a state computes the bits of the one that was not cut. Weights are left out, since AdamW's first step is
+    as large for a gradient that is rounding alone."""
+    whole = in_a_process(folders["gemma3"], "", tmp_path / "whole.pt")
+    for packed, step in itertools.product((True, False), (0, 1)):
+        plain, compiled = whole[packed, False, step], whole[packed, True, step]
+        for name in [name for name in plain if name == "logprobs" or name.startswith("exp_avg/")]:
+            torch.testing.assert_close(compiled[name], plain[name], atol=1e-5, rtol=1e-5, msg=f"{name} of step {step}, packed {packed}")
+    begun = {name: tensor for name, tensor in whole[True, True, 0].items() if name != "logprobs"}
+    torch.save(begun, tmp_path / "begun.pt")
+    check_same(in_a_process(folders["gemma3"], tmp_path / "begun.pt", tmp_path / "rest.pt")[True, True, 1], whole[True, True, 1])

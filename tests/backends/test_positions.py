@@ -1,0 +1,20 @@
+"""Which masks of a model go by positions, and when a layer's hides nothing."""
+
+import pytest
+from transformers import masking_utils
+
+from rlflow.backends.local.positions import by_positions
+
+CAUSAL, WINDOW = masking_utils.causal_mask_function, masking_utils.sliding_window_causal_mask_function(8)
+
+
+def test_a_mask_is_there_where_a_row_is_longer_than_what_its_tokens_see():
+    assert by_positions(CAUSAL, None, 1000, False) is None
+    assert by_positions(WINDOW, 8, 8, False) is None
+    assert by_positions(WINDOW, 8, 9, False) is WINDOW
+    assert by_positions(WINDOW, None, 4, False) is WINDOW
+
+
+def test_a_mask_that_goes_by_more_than_positions_is_refused():
+    with pytest.raises(ValueError, match="a mask of its own"):
+        by_positions(CAUSAL, None, 4, True)

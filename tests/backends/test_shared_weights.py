@@ -1,0 +1,82 @@
+"""A generator beside its trainer samples with the trainer's own tensors, and with what they are at the time."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from test_packing import rows
+
+from rlflow import loss
+from rlflow.author.load import load_flow
+from rlflow.backends.local import Generator, Trainer
+from rlflow.backends.local.settings import TrainerSettings
+from rlflow.batch import Batch
+from rlflow.binding.models import make_models
+from rlflow.binding.roles import bind_roles, shares_weights
+from rlflow.config.flags import sort_values
+from rlflow.trace.compile import compile_flow
+from rlflow.training.protocols import ModelSpec, Sampling
+
+PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8, 9]])
+
+
+@loss
+def likely(new, mask):
+    """The log-probs themselves."""
+    return -new.logprobs
+
+
+def places(weights):
+    return {name: tensor.data_ptr() for name, tensor in weights}
+
+
+def sampled(generator):
+    drawn = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=8), list(range(8)))
+    return drawn["tokens"].tolist(), drawn["sampled_logprobs"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])  # with a head of its own, and with one that is the embeddings
+def test_a_generator_that_shares_weights_samples_what_one_with_a_copy_samples(folders, family):
+    spec = ModelSpec(Path(folders[family]), trained=True)
+    trainer, shares, copies = Trainer(spec, TrainerSettings(lr=1e-2)), Generator(spec), Generator(spec)
+    before = sampled(copies)
+    shares.share(trainer.weights())
+    assert places(shares.network.tensors()) == places(trainer.weights())
+    for version in (1, 2):
+        trainer.update(rows(0), likely)
+        for generator in (shares, copies):
+            generator.receive(trainer.weights(), version)
+        now = sampled(shares)
+        assert now[0] == sampled(copies)[0]
+        assert torch.equal(now[1], sampled(copies)[1])
+        assert not torch.equal(now[1], before[1])
+    assert places(shares.network.tensors()) == places(trainer.weights())
+    assert not any(parameter.requires_grad for parameter in shares.network.module.parameters())
+
+
+def bound(**flags):
+    graph = compile_flow(load_flow("grpo")).graph
+    model = Path(load_flow.__code__.co_filename).parents[1] / "tasks" / "arithmetic_model"
+    config = sort_values({"model": str(model), **flags}, [use.name for use in graph.roles])
+    return bind_roles(graph, config)["actor"], config.options
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    ({}, True), ({"dtype": "bfloat16"}, False), ({"staleness": 1}, False), ({"memory": "20GiB"}, False), ({"pools": "all=2"}, False),
+    ({"actor.lora": 4}, False), ({"actor.trainer": "fsdp"}, False), ({"actor.generator": "null"}, False),
+    ({"actor.generator": "trees.heirs"}, False),
+])  # fmt: skip
+def test_where_weights_are_shared(flags, expected, monkeypatch):
+    heirs = ModuleType("heirs")
+    heirs.Generator = type("Generator", (Generator,), {})  # which may receive weights in a way of its own
+    monkeypatch.setitem(sys.modules, "trees.heirs", heirs)
+    role, options = bound(**flags)
+    assert shares_weights(role, options) is expected
+
+
+def test_the_models_of_a_run_share_them():
+    role, options = bound()
+    model = make_models([role], options, "cpu", {})["actor"]
+    assert places(model.generator.network.tensors()) == places(model.trainer.weights())
