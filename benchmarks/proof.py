@@ -1,7 +1,11 @@
 """How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count N] [--algorithm NAME ...]`.
 
 `--shipped` proves the shipped algorithms as they are, by all claims of `rlflow prove`, and prints a line for each; it exits with 1 where
-something is falsified.
+something is falsified. With `--backend fsdp deepspeed vllm null` it proves four of them on each of these: trainers, and null,
+on two Ray workers, a generator in this process.
+
+`--cost` says what share of the packaged run its quick part is, and how long `rlflow prove` takes, for ppo and grpo unless others are named;
+`--rounds N` of short runs with it and without it, in turns.
 
 A fault is a small change of a shipped algorithm's text (`proof_faults.py`). It counts as one that should be found where the expected
 gradient vanishes or turns: the gradient of the update that it is in, by the log-probs of a role that learns from a reward, has a cosine of
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from proof_cost import told
 from proof_faults import Fault, faults
 
 from rlflow.author.load import load_flow
@@ -37,13 +42,21 @@ from rlflow.runs.prepare import prepare
 from rlflow.runs.proving import rehearsals
 
 ALGORITHMS = Path(__file__).parents[1] / "algorithms"
+BACKENDS: dict[str, dict[str, Any]] = {  # settings of a run on a backend
+    "local": {},
+    "fsdp": {"trainer": "fsdp", "pools": "all=2"},
+    "deepspeed": {"trainer": "deepspeed", "pools": "all=2"},
+    "vllm": {"generator": "vllm"},
+    "null": {"backend": "null", "data": "chain_sum", "pools": "all=2"},
+}
+FOUR = ("ppo", "grpo", "dapo", "online_dpo")  # with a critic, groups, rows that are sampled again, pairs
 TURNED = 0.1  # cosine with the sound gradient, below which it vanishes or turns
 
 
-def prepared(file: str, name: str) -> RunContext:
+def prepared(file: str, name: str, backend: str = "local") -> RunContext:
     """A run of a file on the packaged task, without held-out prompts."""
     flow = load_flow(file)
-    values: dict[str, Any] = {"held_out": 0, "threads": 1} | ({"reward": ("task", "task")} if name == "gdpo" else {})
+    values: dict[str, Any] = {"held_out": 0, "threads": 1, **BACKENDS[backend]} | ({"reward": ("task", "task")} if name == "gdpo" else {})
     config, hp = resolve_config(flow, None, values)
     return prepare(flow, hp, config, judge=None)
 
@@ -97,27 +110,27 @@ def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, 
             context.close()
 
 
-def proved(name: str) -> list[Claim]:
+def proved(name: str, backend: str) -> list[Claim]:
     """All claims about a shipped algorithm on the packaged task."""
-    context = prepared(str(ALGORITHMS / f"{name}.py"), name)
+    context = prepared(str(ALGORITHMS / f"{name}.py"), name, backend)
     try:
         return list(whole(context))
     finally:
         context.close()
 
 
-def shipped(names: list[str]) -> int:
+def shipped(names: list[str], backends: list[str]) -> int:
     """Prove shipped algorithms, print a line for each and below it what is not proved; 1 where something is falsified."""
-    wrong = 0
-    for name in names:
+    wrong, runs = 0, [(name, backend) for backend in backends for name in names]
+    for name, backend in runs:
         began = time.monotonic()
-        claims = proved(name)
-        print(f"{name:<14} {summary(claims)}, {time.monotonic() - began:.1f} s", flush=True)
+        claims = proved(name, backend)
+        print(f"{name:<14} {backend:<9} {summary(claims)}, {time.monotonic() - began:.1f} s", flush=True)
         for claim in claims:
             if claim.verdict != "proved":
                 print(f"    {claim}", flush=True)
         wrong += any(claim.verdict == "falsified" for claim in claims)
-    print(f"{len(names)} algorithms, {wrong} with a falsified claim")
+    print(f"{len(names)} algorithms on {', '.join(backends)}: {wrong} of {len(runs)} with a falsified claim")
     return int(wrong > 0)
 
 
@@ -201,11 +214,19 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, help="a file that keeps each verdict, with which a killed command goes on where it was")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further fault is tried")
     parser.add_argument("--shipped", action="store_true", help="prove the algorithms as they are")
+    parser.add_argument("--cost", action="store_true", help="what proofs cost")
+    parser.add_argument("--rounds", type=int, default=7, help="with --cost")
+    parser.add_argument("--backend", nargs="+", choices=tuple(BACKENDS), help="with --shipped: on these, four algorithms unless named")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = options.algorithm or sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
+    every = sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
     if options.shipped:
-        sys.exit(shipped(names))
+        sys.exit(shipped(options.algorithm or (list(FOUR) if options.backend else every), options.backend or ["local"]))
+    if options.cost:
+        for name in options.algorithm or ["ppo", "grpo"]:
+            print(told(name, options.rounds), flush=True)
+        return
+    names = options.algorithm or every
     judge(chosen_faults(names, options.count), options.journal, options.budget)
 
 

@@ -19,9 +19,9 @@ from rlflow.trace.compile import Program, TraceOptions, TraceResult, trace
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of `check`. ``program`` is None where the flow could not be traced to its end."""
+    """The findings of `check`."""
 
-    program: Program | None
+    program: Program | None  # None where the flow could not be traced to its end
     problems: tuple[Problem, ...]
     of_functions: tuple[Problem, ...] = ()  # those of `problems` that reading and calling the author's own functions showed
 

@@ -172,8 +172,9 @@ def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem |
     """The problem with the value that a loss returned, None where there is none. A bare value counts as one without metrics."""
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
-    def wrong(message: str, found: str, expected: str, remedy: str) -> Problem:
-        return Problem("loss-value", f"loss '{loss.name}' {message}", node.place, loss.place, found=found, expected=expected, remedy=remedy)
+    def wrong(message: str, finding: str, expected: str, remedy: str) -> Problem:
+        return Problem("loss-value", f"loss '{loss.name}' {message}", node.place, loss.place, found=finding, expected=expected,
+                       remedy=remedy)
 
     if not isinstance(value, Tensor) or not isinstance(metrics, Mapping):
         return wrong("does not return a value and metrics", _described(result), "(a tensor, a dict of metrics)",

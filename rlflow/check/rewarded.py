@@ -13,7 +13,7 @@ from rlflow.errors import Place, Problem, listed
 from rlflow.graph.model import SETTING, Graph, Node, Op
 from rlflow.trace.compile import Program
 
-SIGNALS = ("completion", "answer", "finish", "prompt", "chosen")  # columns by which a stage of the author's may judge
+SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards", "episode_score")  # by which a stage of the author's judges
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
@@ -122,9 +122,19 @@ def _waived(reward: Node, loss: Loss) -> Problem:
                    remedy="nothing, if it does", severity="note")
 
 
+def _unpaid(update: Node, loss: Loss) -> Problem:
+    return Problem("reward-waived", f"the flow calls no reward, and loss '{loss.name}' needs none, as its author says", update.place,
+                   loss.place, found=f"unrewarded={loss.unrewarded!r}", expected="a reason that holds for this run",
+                   remedy="nothing, if it does", severity="note")
+
+
 def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
     """No reward, no label of the data and no teacher: whatever the updates do comes from the model's own samples."""
-    if any(term.loss.unrewarded for node in updates for term in _terms(program, node)) or _taught(program.graph):
+    if _taught(program.graph):
+        return
+    waiving = next(((node, term.loss) for node in updates for term in _terms(program, node) if term.loss.unrewarded), None)
+    if waiving is not None:
+        yield _unpaid(*waiving)
         return
     yield Problem("no-signal", f"flow '{program.graph.name}' has no reward, no label and no teacher: it can only learn from its own "
                   "samples", updates[0].place, found="no call of a reward, no column of the data in an update, no other model's log-probs",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlflow.author.load import load_flow
 from rlflow.config.flags import parse_flags, read_toml
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, StageError
 
 if TYPE_CHECKING:
     from rlflow.proof.claims import Claim
+    from rlflow.proof.rehearsal import Rehearsals
     from rlflow.runs.context import RunContext
 
 
@@ -33,9 +34,10 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
     context = prepare(flow, hp, config, judge=None)
     claims = []
     try:
-        for claim in whole(context):
-            print(claim, flush=True)
-            claims.append(claim)
+        with context.computing():
+            for claim in whole(context):
+                print(claim, flush=True)
+                claims.append(claim)
     finally:
         context.close()
     wrong = any(claim.verdict == "falsified" for claim in claims)
@@ -73,11 +75,25 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 
 
 def whole(context: RunContext) -> Iterator[Claim]:
-    """All claims about a run that is prepared."""
-    from rlflow.proof.flow_claims import FlowClaims
-    from rlflow.proof.weights_claims import WeightsClaims
-    from rlflow.runs.proving import rehearsals
+    """All claims about a run that is prepared. Raises StageError of a stage that does not take the run's own scores either."""
+    from rlflow.proof.reward_claims import reward_claims
+    from rlflow.runs.proving import rehearsals, unfinished
 
-    flow = FlowClaims(rehearsals(context))
+    stage = rehearsals(context)
+    try:
+        yield from _by_made_scores(context, stage)
+    except StageError as error:
+        yield from reward_claims(stage, context.reasons, scoring=None)
+        yield unfinished(context, f"a stage does not take the made scores of a rehearsal, from 0 to 1: {str(error).splitlines()[0]}")
+
+
+def _by_made_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
+    from rlflow.proof.flow_claims import FlowClaims
+    from rlflow.proof.rehearsal import uneven
+    from rlflow.proof.reward_claims import reward_claims
+    from rlflow.proof.weights_claims import WeightsClaims
+
+    flow = FlowClaims(stage)
     yield from flow.claims()
-    yield from WeightsClaims(flow, short=context.options.dtype == "bfloat16").claims()
+    yield from reward_claims(stage, context.reasons, uneven(0))
+    yield from WeightsClaims(flow, short=context.options.dtype == "bfloat16", alone=context.alone).claims()

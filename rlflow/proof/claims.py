@@ -12,13 +12,13 @@ Verdict = Literal["proved", "falsified", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that holds of a sound run, with the verdict on it. ``number`` is the measurement behind the verdict, in words."""
+    """A sentence that holds of a sound run, with the verdict on it."""
 
     name: str  # stable, such as reward-direction
     subject: str  # the node or the role that it is about
     verdict: Verdict
     sentence: str
-    number: str = ""
+    number: str = ""  # the measurement behind the verdict, in words
     place: Place | None = None
 
     def __str__(self) -> str:

@@ -25,15 +25,16 @@ SETS = 6  # of scores
 FACTORS = (1.0, 100.0, -100.0)  # of made scores, which are from 0 to 1: others are tried where those change nothing, as below a threshold
 FOLLOWS = 0.1  # the least correlation of what scores change with what the push changes
 ROUNDING = 1e-4  # of a gradient in float32, over its size
+FAR = 0.01  # of a push, over its size, from which steps of an optimizer have to differ
 LARGE_STEP = 1.0  # nats by which log-probs are moved, to look at a loss away from the policy that sampled
 
 
 @dataclass
 class FlowClaims:
-    """Judges a flow by rehearsals. ``sets``: how many sets of scores are tried."""
+    """Judges a flow by rehearsals."""
 
     stage: Rehearsals
-    sets: int = SETS
+    sets: int = SETS  # of scores that are tried
 
     @property
     def graph(self) -> Graph:
@@ -43,7 +44,7 @@ class FlowClaims:
     def __post_init__(self) -> None:
         self._news: dict[tuple[str, tuple[Row, ...]], New] = {}
         self._base = self.stage.rehearse(uneven(0))
-        self.factors: dict[str, float] = {}  # node of an update → by what made scores are multiplied for it, where that is not 1
+        self.rescored: list[tuple[RehearsalRecord, dict[str, Push]]] = []  # rehearsals with other scores that push otherwise
 
     @property
     def base(self) -> RehearsalRecord:
@@ -100,6 +101,7 @@ class FlowClaims:
                     *(self.pushed_by(uneven(seed, only=node), factor) for seed in range(1, self.sets))]  # fmt: skip
             apart = self.apart([pushes for _, pushes in runs])
             if (most := max(apart.values(), default=0.0)) > ROUNDING:
+                self.rescored += runs
                 break
         number = f"{self.sets} sets of scores{_times(factor)}, gradients apart by up to {most:.3g} of their size"
         if most <= ROUNDING and (reason := self.waived()):
@@ -177,9 +179,16 @@ class FlowClaims:
         for factor in FACTORS[1:]:
             record, pushes = self.pushed_by(uneven(0), factor)
             if (other := pushes.get(update.node)) is not None and bool(other.main.any()):
-                self.factors[update.node] = factor
                 return next(learned_rows(one) for one in record.updates if one.node == update.node), other
         return update, push
+
+    def furthest(self, node: str, push: Push | None) -> RecordedUpdate | None:
+        """The update with other scores whose push is furthest from ``push``; None where none is far, of which `reward-reaches` speaks."""
+        apart = [(push.apart(pushes[node]), record) for record, pushes in self.rescored if push is not None and node in pushes]
+        most, record = max(apart, key=lambda one: one[0], default=(0.0, None))
+        if record is None or most <= FAR:
+            return None
+        return next(learned_rows(one) for one in record.updates if one.node == node)
 
     def of_update(self, update: RecordedUpdate, push: Push | None) -> Iterator[Claim]:
         """Claims about one update, whatever its rows were paid."""

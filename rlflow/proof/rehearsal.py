@@ -51,24 +51,37 @@ class ScoredRows:
     scores: Tensor
 
 
+@dataclass(frozen=True)
+class JudgedRows:
+    """The scores of the run's own reward for some rows, each [rows]: asked for once, again, and with the rows in another order; each row's
+    score stands at its place in the first order."""
+
+    node: str
+    once: Tensor
+    again: Tensor
+    shuffled: Tensor
+
+
 @dataclass
 class RehearsalRecord:
-    """The record of a rehearsal. ``skipped``: why its iteration had nothing to train on; empty where it had."""
+    """The record of a rehearsal."""
 
     updates: list[RecordedUpdate] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)
-    skipped: str = ""
+    judged: list[JudgedRows] = field(default_factory=list)  # empty unless rewards were asked
+    skipped: str = ""  # why its iteration had nothing to train on; empty where it had
 
 
 class Rehearsing(Engine):
     """Overrides of an engine in a rehearsal. Mixed into the class of the run's own engine."""
 
-    scoring: Scoring
+    scoring: Scoring | None  # None: the run's own rewards give the scores
     record: RehearsalRecord
     longest: int
     fill: float
     shift: Mapping[str, float]  # by node that is no trained role's forward: by how much its even rows are raised
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
+    asks: bool  # whether the run's own rewards are asked too
 
     def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE) -> Batch:
         """Sample at most ``longest`` tokens, and the same rows again for the same prompts."""
@@ -87,14 +100,26 @@ class Rehearsing(Engine):
         rows = super().forward(role, want, batch, replace(terms, ahead=False))
         if terms.node not in self.shift:
             return rows
-        return Batch(rows.axis, {name: raised(data, self.shift[terms.node]) for name, data in self.gather(rows).data.items()})
+        columns = {name: raised(data, self.shift[terms.node]) for name, data in self.gather(rows).data.items()}
+        return self.spread(Batch(rows.axis, columns), self.near(batch, terms))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
         """Made scores."""
+        if self.asks:
+            self.record.judged.append(self.judged(role, self.gather(batch), terms))
+        if self.scoring is None:
+            return super().reward(role, batch, terms)
         scores = self.scoring(terms.node, batch.axis)
         own = batch.select(*(name for name in ("prompt_tokens", "tokens") if name in batch))
         self.record.scored.append(ScoredRows(terms.node, self.gather(own), scores))
-        return Batch(batch.axis, {"scores": Data(Kind(Level.ROW, "float32"), scores)}), {}
+        rows = Batch(batch.axis, {"scores": Data(Kind(Level.ROW, "float32"), scores)})
+        return self.spread(rows, self.near(batch, terms)), {}
+
+    def judged(self, role: str, batch: Batch, terms: CallOptions) -> JudgedRows:
+        """Ask the run's own reward about the rows three times."""
+        order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node)))
+        asked = [self.gather(super(Rehearsing, self).reward(role, rows, terms)[0])["scores"] for rows in (batch, batch, batch.rows(order))]
+        return JudgedRows(terms.node, asked[0], asked[1], asked[2][order.argsort()])
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
@@ -121,28 +146,31 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class Rehearsals:
-    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``fresh`` gives further prompts. ``board``:
-    where nodes under way are written down, by which processes that a stage starts end with the run."""
+    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts."""
 
     engine: Engine
     lanes: Lanes
     plan: Plan
     prompts: Batch
-    fresh: Callable[[int], Batch]
+    fresh: Callable[[int], Batch]  # gives further prompts
     longest: int = 16
-    board: Board = field(default_factory=Board)
+    board: Board = field(default_factory=Board)  # where nodes under way are noted, by which processes that a stage starts end with the run
 
     def __post_init__(self) -> None:
         self._sampled: dict[tuple[int, int], tuple[Batch, Batch]] = {}
         self._more: dict[int, list[Batch]] = {}
         self._sound = type(self.engine) is Engine  # rows on workers are gone after each iteration
 
-    def rehearse(self, scoring: Scoring, fill: float = 0.0, shift: Mapping[str, float] | None = None) -> RehearsalRecord:
-        """One iteration with these scores."""
+    def rehearse(
+        self, scoring: Scoring | None, fill: float = 0.0, shift: Mapping[str, float] | None = None, asks: bool = False
+    ) -> RehearsalRecord:
+        """One iteration with these scores, or with those of the run's own rewards. ``asks``: whether these are asked about its rows in any
+        case."""
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (Rehearsing, type(engine)), {})
         engine.record, engine.scoring, engine.longest, engine.fill = RehearsalRecord(), scoring, self.longest, fill
         engine.sampled, engine.shift, engine.fresh = self._sampled if self._sound else {}, shift or {}, self._prompts()
+        engine.asks = asks
         executor = Executor(engine, self.lanes)
         executor.board = self.board
         try:

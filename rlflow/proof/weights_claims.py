@@ -4,8 +4,8 @@ and what samples follows. Whatever is changed is put back, bit for bit."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,23 +18,26 @@ from rlflow.graph.model import Op
 from rlflow.proof.claims import Claim, judged
 from rlflow.proof.flow_claims import FlowClaims
 from rlflow.proof.pushes import Push, learned_rows, pushed
-from rlflow.proof.rehearsal import RecordedUpdate, stretched, uneven
+from rlflow.proof.rehearsal import RecordedUpdate
 from rlflow.training.objective import New
-from rlflow.training.protocols import Sampling
+from rlflow.training.protocols import Sampling, Trainer
 
 State = dict[str, Tensor]
 SMALL = 0.02  # deviation of what stands in the place of weights that begin at zero
 CLOSE = 2e-3  # nats between two computations of a log-prob in float32
 CLOSE_SHORT = 0.25  # in a shorter dtype
 MICRO = 24  # tokens of a small micro-batch
+ONE_STEP: Mapping[str, Any] = {"epochs": 1, "minibatch": None}  # settings of an update that takes one step on all of its rows
+LARGE = 1e9  # weights of a model that is too large to be trained in this process too
 
 
 @dataclass
 class WeightsClaims:
-    """Judges trainers and samplers of a run. Use as a context: at its end all weights, counters and optimizers are what they were."""
+    """Judges trainers and samplers of a run."""
 
     flow: FlowClaims
     short: bool = False  # whether models compute in a dtype shorter than float32
+    alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)  # role that several ranks train → makes its trainer here
 
     def __post_init__(self) -> None:
         graph = self.flow.graph
@@ -59,16 +62,21 @@ class WeightsClaims:
     def claims(self) -> Iterator[Claim]:
         """All claims; the models are put back after each."""
         own = self.flow.pushes(self.flow.base)
-        for update in [self.flow.telling(learned_rows(update), own)[0] for update in self.flow.base.updates]:
-            if not len(update.batch) or not hasattr(self.engine.models[update.role].trainer, "restore"):
+        for update, rehearsed_push in [self.flow.telling(learned_rows(update), own) for update in self.flow.base.updates]:
+            if not len(update.batch) or not self.has_weights(update.role):
                 yield Claim("weights", update.node, "unproved", f"the backend of '{update.role}' has no weights, or there are no rows")
                 continue
             with self.put_back():
-                yield from self.of_update(update)
+                yield from self.of_update(update, self.flow.furthest(update.node, rehearsed_push))
         for use in self.flow.graph.roles:
-            if use.trained and use.generates and hasattr(self.engine.models[use.name].trainer, "restore"):
+            if use.trained and use.generates and self.has_weights(use.name):
                 with self.put_back():
                     yield from self.sampler(use.name)
+
+    def has_weights(self, role: str) -> bool:
+        """Whether a role has weights that can be changed and put back."""
+        trainer = self.engine.models[role].trainer
+        return trainer is not None and hasattr(trainer, "restore") and any(True for _ in _weights(self.do(lambda: trainer.state())))
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -90,8 +98,9 @@ class WeightsClaims:
 
     # -- updates ---------------------------------------------------------------------------------------------------------------
 
-    def of_update(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """An update moves the weights as its gradient says; every parameter has one; how rows are cut into passes changes nothing."""
+    def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
+        """An update moves the weights as its gradient says; every parameter has one; how rows are cut into passes changes nothing.
+        ``other``: the update with other scores."""
         start = self.perturbed(update.role)
         here = self.now(update)
         push = pushed(update, here)
@@ -102,7 +111,9 @@ class WeightsClaims:
         yield from self.others(update, frozen)
         yield from self.cuts(update, start, after)
         yield from self.order(update, start, after)
-        yield from self.again(update, start, after)
+        yield from self.ranks(update, start, after)
+        if other is not None:
+            yield self.again(other, start, after)
 
     def perturbed(self, role: str) -> State:
         """Restore the role's state with small numbers in place of tensors that are all zero, behind which gradients hide."""
@@ -123,7 +134,7 @@ class WeightsClaims:
 
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
         """The state after one step on all rows, from ``start``; ``after=`` and epochs are set aside."""
-        settings = {**update.settings, "after": 0, "epochs": 1, "minibatch": None}
+        settings = {**update.settings, **ONE_STEP, "after": 0}
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
         self.do(lambda: self.engine.update(update.role, rows or update.batch, update.loss, settings, update.call))
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
@@ -202,17 +213,30 @@ class WeightsClaims:
                       "the gradient depends on the order of rows, or on which rank has them"), f"apart by {apart:.3g} of its size",
                      self.flow.place(update.node))
 
-    def again(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Other scores move the real weights otherwise."""
-        record = self.flow.stage.rehearse(stretched(uneven(1), self.flow.factors.get(update.node, 1.0)))
-        other = next((learned_rows(one) for one in record.updates if one.node == update.node), None)
-        if not record.scored or other is None or not len(other.batch) or update.role not in self.flow.players:
+    def ranks(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
+        """Several ranks have the gradient of one process that has all rows. The process is this one, with a trainer on its CPU."""
+        if update.role not in self.alone:
             return
+        size = sum(tensor.numel() for _, tensor in _weights(start))
+        if size > LARGE or not any(name.startswith("exp_avg/") for name in after):
+            yield Claim("ranks", update.node, "unproved", "the trainer's state shows no first moments, or is too large for one process")
+            return
+        settings = {name: value for name, value in {**update.settings, **ONE_STEP}.items() if name != "after"}
+        one = self.alone[update.role]()
+        one.restore(copied(start))
+        one.update(update.batch, update.loss, seed=0, **settings)
+        apart = moments_apart(one.state(), after)
+        yield judged("ranks", update.node, apart < (0.05 if self.short else 1e-3), ("all ranks together have the gradient of one process",
+                     "all ranks together have another gradient than one process that has all rows"),
+                     f"apart by {apart:.3g} of its size", self.flow.place(update.node))
+
+    def again(self, other: RecordedUpdate, start: State, after: State) -> Claim:
+        """Other scores move the real weights otherwise."""
         state = self.updated(other, start)
         apart, size = distance(after, state), distance(start, after)
-        yield judged("weights-scores", update.node, apart > 1e-3 * size, ("other scores move the weights otherwise",
-                     "other scores move the weights alike"), f"apart by {apart / size if size else 0:.3g} of the step",
-                     self.flow.place(update.node))
+        return judged("weights-scores", other.node, apart > 1e-3 * size, ("other scores move the weights otherwise",
+                      "other scores move the weights alike"), f"apart by {apart / size if size else 0:.3g} of the step",
+                      self.flow.place(other.node))
 
     # -- samplers --------------------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ def quick(context: RunContext) -> list[Claim]:
         claims.append(unfinished(context, f"the rehearsal ended: {str(error).splitlines()[0] if str(error) else type(error).__name__}"))
     context.engine.moved()  # of what was moved for it nothing is told
     context.engine.ran()
+    context.engine.traffic()
     return claims
 
 

@@ -112,9 +112,9 @@ def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
         recorded = identity.read(folder)
     except ValueError:
         recorded = None
-    kept = recorded.kept if recorded else {}
+    parts = recorded.kept if recorded else {}
     own = ("reward ", "environment ", "backend ")
-    return {str(saved.get(FILE_DIGEST)), *(value for name, value in kept.items() if name.startswith(own))}
+    return {str(saved.get(FILE_DIGEST)), *(value for name, value in parts.items() if name.startswith(own))}
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:

@@ -28,3 +28,11 @@ def test_what_makes_a_gradient_vanish_or_turn_is_found():
     should, found = map(int, re.search(r"(\d+) of which make a gradient vanish or turn: (\d+) found", printed).groups())
     assert should >= 3
     assert found >= 0.9 * should, printed
+
+
+@pytest.mark.slow
+def test_on_pools_made_scores_lie_where_their_rows_are_and_a_backend_without_weights_is_unproved():
+    words = [*COMMAND[:3], "dapo", "--shipped", "--backend", "null"]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^dapo +null +\d+ proved, 0 falsified, 1 unproved", printed)
+    assert "the backend of 'actor' has no weights" in printed

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import textwrap
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from rlflow.author.load import load_flow
 from rlflow.check.check import check
 from rlflow.check.influence import has_gradient, influential, moved
 from rlflow.check.losses import column_kinds
+from rlflow.environments.spec import parse_environment
+from rlflow.trace.compile import TraceOptions
 
 NUMBERS = itertools.count()
 HEAD = '''
@@ -119,6 +122,8 @@ def test_a_reason_waives_it_and_is_printed(tmp_path):
     more = "@loss(unrewarded='it follows the samples')\ndef copied(new):\n    return -new.logprobs, {}\n"
     (problem,) = found(tmp_path, SAMPLED + "actor.update(batch, copied)", more)
     assert (problem.code, problem.severity, problem.found) == ("reward-waived", "note", "unrewarded='it follows the samples'")
+    (problem,) = found(tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, copied)", more)
+    assert (problem.code, problem.severity, problem.found) == ("reward-waived", "note", "unrewarded='it follows the samples'")
     with pytest.raises(TypeError, match="the reason in words"):
         loss(unrewarded=True)
 
@@ -132,6 +137,14 @@ def test_a_gradient_that_is_zero_for_all_rows_is_an_error_of_its_own(tmp_path):
 def test_nothing_to_learn_from_is_noted(tmp_path):
     (problem,) = found(tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, likelihood)")
     assert (problem.code, problem.severity) == ("no-signal", "note")
+
+
+def test_what_an_environment_pays_is_something_to_learn_from(tmp_path):
+    more = "@stage(gives='advantages')\ndef paid(turn_rewards, mask):\n    return turn_rewards * mask\n"
+    body = SAMPLED.partition("batch |= reward")[0] + "batch |= paid(batch)\nactor.update(batch, gain)"
+    options = TraceOptions(environments={"": parse_environment("retry", {})})
+    flow = load(tmp_path, more + "@flow\ndef tried(prompts, actor):\n" + textwrap.indent(body, "    "))
+    assert check(flow, options=options, with_variants=False).problems == ()
 
 
 def test_a_role_that_learns_from_no_reward_is_warned_of(tmp_path):
@@ -153,3 +166,11 @@ def test_influence_is_tried_by_size_and_sign():
     assert influential(policy, kinds, settings, frozenset(kinds)) == {"logprobs", "advantages", "weights"}
     assert has_gradient(policy, kinds, settings)
     assert len(moved(torch.zeros(3))) == 6
+
+
+def test_the_scores_of_one_reward_do_not_stand_for_those_of_another(tmp_path):
+    source = ("@flow\ndef tried(prompts, actor, reward, other):\n    batch = actor.generate(prompts, samples=2, max_tokens=4)\n"
+              "    batch |= other(batch, gives='liked')\n    batch |= reward(batch)\n    batch |= centred(batch)\n"
+              "    actor.update(batch, gain)\n")
+    problems = check(load(tmp_path, source), with_variants=False).problems
+    assert [problem.code for problem in problems if problem.severity == "error"] == ["reward-unreached"]

@@ -83,7 +83,7 @@ class Still(local.Trainer):
 
     def step(self):
         self.optimizer.zero_grad()
-        self.held.drop()
+        self.cached.drop()
         self.steps += 1
         return OptimizerStep(True, 1.0, 0.0)
 

@@ -58,11 +58,26 @@ def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar)
     assert {claims[name].verdict for name in ("reward-direction", "weights-direction", "weights-scores")} == {"proved"}
 
 
-def test_ranks_that_do_not_add_up_their_gradients_are_named():
-    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "grpo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone"]
-    small = ["--threads", "1", "--held_out", "0", "--hp.max_tokens", "6", "--hp.samples", "4"]
-    ended = subprocess.run([*command, *small], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
+def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven):
+    source = (ALGORITHMS / "grpo.py").read_text().replace("* clipped_gain(ratio, advantages, clip, clip)", "* ratio")
+    path = tmp_path / "watched.py"
+    path.write_text(source.replace("@loss\n", '@loss(unrewarded="the reward is only watched")\n'))
+    claims = {claim.name: claim for claim in proven(str(path), **{"hp.max_tokens": 6})}
+    assert claims["reward-reaches"].verdict == "unproved"
+    assert "the reward is only watched" in claims["reward-reaches"].sentence
+    assert claims["weights-move"].verdict == "proved"
+    assert "weights-scores" not in claims
+
+
+def test_ranks_that_do_not_learn_together_are_named():
+    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "ppo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone",
+               "--critic.trainer", "planted_ranks.uneven", "--threads", "1", "--held_out", "0", "--hp.max_tokens", "6", "--hp.samples", "4"]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     wrong = [line for line in ended.stdout.splitlines() if line.startswith("falsified")]
-    assert len(wrong) == 1
-    assert "which rank has them" in wrong[0]
+    for role in ("actor", "critic"):
+        own = [line for line in wrong if f"{role}.update: " in line]
+        assert len(own) == 2
+        assert "which rank has them" in own[0]
+        assert "than one process that has all rows" in own[1]
+    assert len(wrong) == 4

@@ -1,8 +1,10 @@
 """A run that proves itself first is the same run."""
 
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +18,14 @@ ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 @pytest.mark.slow
 def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
     small = {"prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "save_every": 0}
-    runs = {prove: rlflow.run("ppo", **{**task, **small, "prove": prove}).folder for prove in ("quick", "off")}
+    runs, chance = {}, {}
+    for prove in ("off", "quick", "off"):  # the first run of a process imports what the others have, which draws from Python's chance
+        torch.manual_seed(11)
+        random.seed(11)
+        np.random.seed(11)
+        runs[prove] = rlflow.run("ppo", **{**task, **small, "prove": prove}).folder
+        chance[prove] = (torch.random.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
+    assert chance["quick"] == chance["off"]
     assert "reward-direction" not in (text := (runs["quick"] / "proof.txt").read_text())
     assert "made likelier" in text
     assert "falsified" not in text
@@ -26,9 +35,55 @@ def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
     assert one.keys() == other.keys()
     assert len(one) > 1
     assert all(torch.equal(tensor, other[file][name]) for file, tensors in one.items() for name, tensor in tensors.items())
+    manifests = [json.loads(next(folder.glob("checkpoints/*/manifest.json")).read_text())["manifest"] for folder in runs.values()]
+    assert manifests[0] == manifests[1]  # digests of all files, and the state: cursor, seed, versions, what the flow keeps
+    assert manifests[0]["state"]["prompts"]["cursor"] == 8
+    assert (runs["quick"] / "samples.jsonl").read_bytes() == (runs["off"] / "samples.jsonl").read_bytes()
     metrics = [[{name: value for name, value in json.loads(line).items() if "seconds" not in name and "per_second" not in name}
                 for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in runs.values()]  # fmt: skip
     assert metrics[0] == metrics[1]
+
+
+COUNTED = """
+import torch
+from rlflow import compare, flow, loss, stage
+
+@loss
+def gain(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages
+
+@stage(gives="doubled")
+def counted(scores, *, file):
+    with open(file, "a") as opened:
+        print(torch.get_num_threads(), file=opened)
+    return scores * 2
+
+@flow
+def counts(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=4, max_tokens=8)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= counted(batch, file=FILE)
+    batch |= compare(batch)
+    actor.update(batch, gain)
+"""
+
+
+@pytest.fixture
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_stages_compute_alone_in_the_proof_as_in_the_run(tmp_path, threads_as_before):
+    """A thread that computes with several has a team of them as long as it lives, which slows all others down."""
+    path, counts = tmp_path / "counts.py", tmp_path / "counts.txt"
+    path.write_text(f"FILE = {str(counts)!r}\n{COUNTED}")
+    rlflow.run(str(path), backend="null", prompts=4, iterations=2, threads=2, prove="quick", out=str(tmp_path), name="counts")
+    alone = counts.read_text().split()
+    assert len(alone) > 2
+    assert set(alone) == {"1"}
 
 
 @pytest.mark.slow

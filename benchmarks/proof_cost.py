@@ -1,0 +1,54 @@
+"""What proofs cost: short runs in turns with the quick part and without it, beside one whole packaged run and one `rlflow prove`."""
+
+from __future__ import annotations
+
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+SHORT = ("--iterations", "2", "--held_out", "0", "--save_every", "0")
+SAID = re.compile(r"^proof before iteration 1: .* in ([\d.]+) s", re.M)
+
+
+class Use(NamedTuple):
+    """The seconds of one process, and what it printed."""
+
+    wall: float
+    processor: float
+    printed: str
+
+
+def command(*words: str) -> Use:
+    """Run an `rlflow` command. Raises CalledProcessError where it fails."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "rlflow.cli.main", *words], capture_output=True, text=True, check=True)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Use(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout + done.stderr)
+
+
+def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
+    """Short runs of an algorithm with the quick part and without it, each first in every other round."""
+    uses: dict[str, list[Use]] = {"off": [], "quick": []}
+    for number in range(rounds):
+        for prove in list(uses)[:: 1 if number % 2 else -1]:
+            uses[prove].append(command("run", name, *SHORT, "--prove", prove, "--out", folder))
+    return uses
+
+
+def told(name: str, rounds: int) -> str:
+    """What proofs cost for one algorithm, in lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = command("run", name, "--out", folder)  # also brings files into memory, for the turns
+        uses = in_turns(name, rounds, folder)
+    said = float(SAID.findall(whole.printed)[0])
+    more = [sorted(quick[at] - off[at] for quick, off in zip(uses["quick"], uses["off"], strict=True)) for at in (0, 1)]
+    turns = ", ".join(f"{statistics.median(each):+.2f} s {what} ({each[0]:+.2f} to {each[-1]:+.2f})"
+                      for each, what in zip(more, ("wall", "of processor"), strict=True))  # fmt: skip
+    return (f"{name}: the packaged run takes {whole.wall:.1f} s, of which its quick part {said:.2f} s: {100 * said / whole.wall:.2f} %\n"
+            f"    short runs with it beside those without it, median and range of {rounds} rounds: {turns}\n"
+            f"    rlflow prove {name} takes {command('prove', name).wall:.1f} s")

@@ -1,0 +1,51 @@
+"""A reward that gives rows the scores of others: TRL trains with it, where its environment is there, and `rlflow prove` names it."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.bench import peers
+from rlflow.bench.peer import environment_folder
+
+ROOT = Path(__file__).parents[2]
+TRL = environment_folder(Path(next(iter(peers.__path__))) / "trl.py")
+
+
+def silent(*words):
+    command = [sys.executable, "benchmarks/silent.py", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_fault_gives_the_same_scores_to_other_rows(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import silent_rewards as rewards
+
+    rows = {"queries": ["1+1=2", "9+9=-118", "2+2=4", "3+3=7"],
+            "prompts": ["1+1=", "9+9=", "2+2=", "3+3="], "labels": ["2", "18", "4", "6"]}  # fmt: skip
+    assert rewards.reward_in_order(**rows) == [1.0, 0.0, 1.0, 0.0]
+    assert rewards.reward_misplaced(**rows) == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
+    printed = silent("--only", "rlflow")
+    wrong = [line for line in printed.splitlines() if line.startswith("falsified")]
+    assert len(wrong) == 1
+    assert "it gets the score of another" in wrong[0]
+    assert "exit codes: 2 with the fault, 0 without it" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (TRL / "installed").is_file(), reason="TRL's environment is not there; rlflow bench peers makes it")
+def test_trl_trains_with_the_fault_as_without_it():
+    printed = silent("--only", "trl", "--iterations", "2")
+    rows = [list(map(float, line.split()[1:])) for line in printed.splitlines() if re.match(r"\d", line)]
+    assert len(rows) == 2
+    assert all(len(row) == 10 and all(map(math.isfinite, row)) for row in rows)
+    assert rows[0][4] == rows[0][5]  # the mean reward of the first iteration
+    assert rows[0][2] > 0
+    assert rows[0][3] > 0
