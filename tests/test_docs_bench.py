@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.bench import by_seed
+from rlflow.bench.by_seed import SeedRow
 from rlflow.bench.cells import PEERS, compile_cells
 from rlflow.bench.history import OF_ROWS
 from rlflow.bench.report import heads
@@ -53,8 +55,9 @@ def test_the_tables_list_what_there_is() -> None:
     defaults = {name: field.default for name, field in Settings.model_fields.items()}
     words = {name: "none" if value is None else f"{value:g}" for name, value in defaults.items()}
     assert shown == words | {"base": "the first cell"}
-    (head,) = (block for block in blocks("text") if block.startswith("cell"))
-    assert re.split(r"  +", head.strip()) == list(heads(Suite("x", Settings(), Goal(), (), ())))
+    cells, seeds = (re.split(r"  +", block.strip()) for block in blocks("text") if block.startswith("cell"))
+    assert cells == list(heads(Suite("x", Settings(), Goal(), (), ())))
+    assert seeds == list(by_seed.heads([SeedRow("", 0, {f"evaluation/{figure}": (0, 0) for figure in by_seed.FIGURES}, 0, 0, 0)], Goal()))
     systems = re.findall(r'"(\w+)"', PAGE[PAGE.index("A cell with `system"):].partition("`system = \"mine.py\"`")[0])
     assert set(systems) == {file.stem for file in PEERS.glob("[!_]*.py")}
 

@@ -20,8 +20,8 @@ from rlflow.logs import Log
 
 FILE = "history.jsonl"  # beside the folders of comparisons
 LAST = "result.json"  # in the folder of a comparison: the numbers of its gates, which `trust` adds to the history
-OF_ROWS = ("seconds", "processor", "memory", "rate")
-LOWER = ("seconds", "processor", "memory")
+OF_ROWS = ("seconds", "processor", "moved", "memory", "rate")
+LOWER = ("seconds", "processor", "moved", "memory")
 
 
 def kind() -> str:

@@ -49,6 +49,7 @@ class Turn:
     memory: int  # the most bytes until its end
     load: float  # of the machine when it began, in running processes
     timed: list[int]  # the numbers of the iterations whose seconds count
+    seconds: float = 0.0  # of the whole turn, with evaluations
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Measured:
     done: set[int] = field(default_factory=set)  # seeds that came to their end
     observed: dict[int, dict[str, Any]] = field(default_factory=dict)  # seed → the last that the system said of itself
     facts: dict[str, Any] = field(default_factory=dict)  # of its last preparation
+    starts: dict[int, float] = field(default_factory=dict)  # seed → seconds until its process could begin, of all starts
 
 
 def read(folder: Path) -> dict[str, Measured]:
@@ -79,6 +81,7 @@ def read(folder: Path) -> dict[str, Measured]:
             cell.done.add(seed)
         elif kind == "facts":
             cell.facts = line["values"]
+            cell.starts[seed] = cell.starts.get(seed, 0.0) + line.get("seconds", 0.0)
     return cells
 
 

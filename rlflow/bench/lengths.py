@@ -22,7 +22,7 @@ def recorded_lengths(path: Path) -> list[int]:
     return lengths
 
 
-def no_answers(path: Path, found: str) -> PlanError:
+def no_answers(path: Path, finding: str) -> PlanError:
     """The error of a file without the lengths of answers."""
-    return PlanError.of("bench-record", f"'{path}' has no answers with their numbers of tokens", found=found,
+    return PlanError.of("bench-record", f"'{path}' has no answers with their numbers of tokens", found=finding,
                         expected="a file that an evaluation wrote", remedy="`rlflow eval MODEL --eval-samples 8` writes one")

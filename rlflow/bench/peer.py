@@ -46,14 +46,25 @@ def pinned(requirement: str) -> str:
         return requirement
 
 
+def installations(file: Path) -> list[tuple[str, ...]]:
+    """The words of each call of pip that a system needs; none where this interpreter runs it."""
+    wanted, alone = requirements(file), requirements(file, "WITHOUT_DEPENDENCIES")
+    return [wanted, ("--no-deps", *alone)] if wanted and alone else [wanted] if wanted else []
+
+
+def environment_folder(file: Path) -> Path:
+    """The folder of a system's virtual environment, which is whole where it has a file ``installed``."""
+    words = [word for step in installations(file) for word in step]
+    return cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]
+
+
 def interpreter(file: Path, say: Callable[[str], None]) -> str:
     """The interpreter that runs a system, made where it is not there yet. Raises CellFailed where it cannot be made."""
-    wanted, alone = requirements(file), requirements(file, "WITHOUT_DEPENDENCIES")
-    if not wanted:
+    steps = installations(file)
+    if not steps:
         return sys.executable
-    steps = [wanted, ("--no-deps", *alone)] if alone else [wanted]
     words = [word for step in steps for word in step]
-    folder = cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]
+    folder = environment_folder(file)
     python, mark = folder / "bin" / "python", folder / "installed"
     if not mark.is_file():
         say(f"installing {' '.join(words)} in {folder}")

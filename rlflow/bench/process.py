@@ -43,15 +43,18 @@ class CellProcess:
             self.process = subprocess.Popen([python, "-P", child.__file__, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=opened, text=True, start_new_session=True, env=environment(python))
         self._below: list[kin.Known] = []
+        self._busy = False  # with a request, so that it would not notice that there are no more
 
     def ask(self, do: str, **values: Any) -> Any:
         """The answer to a request. Raises CellFailed for an error, a process that ended, and a deadline that passed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self._busy = True
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"do": do, **values}), file=self.process.stdin, flush=True)
         ready, _, _ = select.select([self.process.stdout], [], [], self.deadline)
         line = self.process.stdout.readline() if ready else ""
+        self._busy = False
         if not line:
             if not ready:
                 self.process.kill()  # nothing that it does would be waited for
@@ -76,13 +79,13 @@ class CellProcess:
         return Use(processor, memory)
 
     def close(self) -> None:
-        """End it and all that it started."""
+        """End it and all that it started: in the middle of a request, where the comparison is stopped, at once."""
         self._below = kin.descendants(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(CLOSE_SECONDS)
+            self.process.wait(0 if self._busy else CLOSE_SECONDS)
         self.process.kill()
         self.process.wait()
         if self.process.stdout is not None:

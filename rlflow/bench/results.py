@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlflow.bench.curves import Point
@@ -23,6 +23,7 @@ class Row:
     processor: float | None  # seconds of processor time of an iteration, of all its processes: the median of turns
     tokens: float | None  # that an iteration sampled, the mean of those that are timed
     rate: float | None  # tokens sampled per second of those iterations
+    moved: float | None  # bytes that went from process to process in an iteration, the mean of those that are timed and say it
     memory: int | None  # the most bytes of its processes together
     load: float | None  # of the machine at the beginning of its turns, the median
     last: float | None  # the last value of the goal's metric, the mean over seeds
@@ -40,7 +41,7 @@ def once(turns: list[Turn]) -> list[Turn]:
         counted |= {(turn.seed, row["iteration"]) for row in rows}
         known = {row["iteration"] for row in rows}
         result.append(Turn(turn.seed, turn.round, rows, turn.evaluations, turn.processor, turn.memory, turn.load,
-                         [number for number in turn.timed if number in known]))
+                         [number for number in turn.timed if number in known], turn.seconds))
     return result
 
 
@@ -74,10 +75,17 @@ def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
             spent[row["iteration"] + 1] = seconds, tokens
             if goal.metric in row["metrics"]:
                 values.setdefault(row["iteration"] + 1, row["metrics"][goal.metric])
-        for each in (each for turn in turns for each in turn.evaluations if goal.metric in each["metrics"]):
-            values.setdefault(each["iteration"], each["metrics"][goal.metric])
+        values = evaluated(turns, goal.metric) | values
         series[seed] = [Point(number, *spent[number], value) for number, value in sorted(values.items()) if number in spent]
     return series
+
+
+def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
+    """Iterations done → the metric's value in the evaluation after them; of several the first."""
+    values: dict[int, float] = {}
+    for each in (each for turn in turns for each in turn.evaluations if metric in each["metrics"]):
+        values.setdefault(each["iteration"], each["metrics"][metric])
+    return values
 
 
 def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
@@ -87,13 +95,15 @@ def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
     seconds = list(block_seconds(measured).values())
     rows = [one for turn in counted for one in timed(turn)]
     wall, tokens = sum(one["wall"] for one in rows), sum(one["tokens"] for one in rows)
+    moved = [one["bytes"] for one in rows if "bytes" in one]
     last = [points[-1].value for points in curves(measured, goal).values() if points]
     fates = list(dict.fromkeys(values.get("fates", "") for values in measured.observed.values()))
     return Row(
         name, key, tuple(sorted(measured.done)), sum(len(turn.iterations) for turn in turns),
         statistics.median(seconds) if seconds else None,
         statistics.median(turn.processor / len(turn.iterations) for turn in counted) if counted else None,
-        tokens / len(rows) if rows else None, tokens / wall if wall else None, max((turn.memory for turn in turns), default=None),
+        tokens / len(rows) if rows else None, tokens / wall if wall else None,
+        statistics.fmean(moved) if moved else None, max((turn.memory for turn in turns), default=None),
         statistics.median(turn.load for turn in turns) if turns else None, statistics.fmean(last) if last else None,
         "\n".join(filter(None, fates)), all(values.get("closes", True) for values in measured.observed.values()), dict(measured.failed),
     )  # fmt: skip

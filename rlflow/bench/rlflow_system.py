@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from rlflow.execution.account import Account
 from rlflow.runs import fates
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
+from rlflow.runs.records import TRAFFIC
 from rlflow.runs.resume import resume
 from rlflow.runs.session import start_run
 from rlflow.watch.recorder import Recorder
@@ -92,8 +94,9 @@ class System:
     """A run of rlflow in a thread of this process. ``cell``: the flags of `rlflow run`, and its algorithm."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load models and data, of a run that was begun before its newest checkpoint. Facts: iterations in all, and those that are done."""
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as the command has it
+        """Load models and data; of a run that was begun before, its newest checkpoint from which no iteration is missing that is not
+        ``cell["recorded"]``. Facts: iterations in all."""
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command has it
         self.folder, self.turns, self.error = Path(folder) / NAME, Turns(), ""
         self.reporter: Reporter = Several(self.turns, [Recorder(print)])
         flow = load_flow(cell["algorithm"])
@@ -101,7 +104,7 @@ class System:
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         config, hp = resolve_config(flow, None, values)
         self.iterations = config.options.iterations
-        if checkpoints(self.folder):
+        if checkpoints(self.folder, cell.get("recorded")):
             self.thread = threading.Thread(target=self._run, args=(lambda: resume(self.folder, {}, self.reporter),))
         else:
             begin_anew(self.folder)
@@ -129,8 +132,9 @@ class System:
             self.thread.join()
         if self.error:
             raise RuntimeError(self.error)
-        tokens = sampled_tokens(self.folder)
+        tokens, moved = sampled_tokens(self.folder), moved_bytes(self.folder)
         rows = [{**row, "tokens": tokens.get(row["iteration"], 0)} for row in iterations]
+        rows = [{**row, "bytes": moved[row["iteration"]]} if row["iteration"] in moved else row for row in rows]
         return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
 
     def observe(self) -> dict[str, Any]:
@@ -144,9 +148,14 @@ class System:
             os._exit(0)
 
 
-def checkpoints(folder: Path) -> bool:
-    """Whether a run has a checkpoint to go on from."""
-    return any(folder.glob("checkpoints/step-*"))
+def checkpoints(folder: Path, recorded: int | None = None) -> bool:
+    """Whether a run has a checkpoint to go on from. Those after more iterations than were ``recorded`` (None: any) are removed: what came
+    before them was measured in a turn that was killed, and is not known."""
+    steps = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoints/step-*")}
+    for step, path in steps.items():
+        if recorded is not None and step > recorded:
+            shutil.rmtree(path)
+    return any(recorded is None or step <= recorded for step in steps)
 
 
 def begin_anew(folder: Path) -> None:
@@ -163,3 +172,10 @@ def sampled_tokens(folder: Path) -> dict[int, int]:
         values = json.loads(line)
         tokens[values["iteration"]] = sum(count.tokens for count in Account.from_json(values).sampled.values())
     return tokens
+
+
+def moved_bytes(folder: Path) -> dict[int, int]:
+    """Iteration → bytes that went from process to process in it; nothing for a run in one process."""
+    lines = (folder / TRAFFIC).read_text().splitlines() if (folder / TRAFFIC).is_file() else ()
+    sizes = {values.pop("iteration"): values for values in map(json.loads, lines) if not any("/" in name for name in values)}
+    return {iteration: sum(values.values()) for iteration, values in sizes.items()}

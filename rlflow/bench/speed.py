@@ -147,7 +147,13 @@ def _pair(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[B
     """Seconds [rounds, 2] of the rounds that both have, or why there are none."""
     reason = _unusable(cell, blocks) or _unusable(base, base_blocks)
     seconds = np.empty((0, 2)) if reason else _rounds(blocks, base_blocks)
-    return seconds, reason or ("" if len(seconds) else "they have no round in common")
+    return seconds, reason or ("" if len(seconds) else _apart(cell, base, blocks, base_blocks))
+
+
+def _apart(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> str:
+    """Why two cells have no round in common."""
+    untimed = [name for name, side in ((cell, blocks), (base, base_blocks)) if not side]
+    return f"no turn of {' and of '.join(untimed)} is timed yet" if untimed else "they have no round in common"
 
 
 def _unusable(cell: str, blocks: Sequence[Block]) -> str:

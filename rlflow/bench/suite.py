@@ -64,9 +64,9 @@ class Gate(BaseModel):
     """A table of [[gate]]: a number of a cell that has to stay within what it was in trusted runs."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    metric: str  # seconds, processor, memory or rate, as in the table, or the name of a metric
+    metric: str  # seconds, processor, moved, memory or rate, as in the table, or the name of a metric
     cell: str | None = None  # None: every cell
-    better: Literal["higher", "lower"] | None = None  # None: lower of seconds, processor and memory, higher of all else
+    better: Literal["higher", "lower"] | None = None  # None: lower of seconds, processor, moved and memory, higher of all else
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,11 @@ def _parsed(path: Path, name: str, kind: type[Table], values: Any) -> Table:
         problems = []
         for fault in error.errors():
             key = str(fault["loc"][0]) if fault["loc"] else ""
-            close = nearest(key, kind.model_fields) if key not in kind.model_fields else None
-            problems.append(Problem("suite", f"{path}: [{name}] {key} cannot be used", found=repr(fault.get("input")),
-                                    expected=fault["msg"], nearest=close, remedy=f"[{name}] has {listed(kind.model_fields)}"))
+            known, text = key in kind.model_fields or not key, repr(fault.get("input"))
+            problems.append(Problem("suite", f"{path}: [{name}] {key} cannot be used", found=text if known else f"{key} = {text}",
+                                    expected=fault["msg"] if known else f"one of {listed(kind.model_fields)}",
+                                    nearest=None if known else nearest(key, kind.model_fields),
+                                    remedy=f"[{name}] has {listed(kind.model_fields)}"))
         raise PlanError(*problems) from None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlflow.bench.curves import By, Cell, Curve, area, horizon, time_to_goal
+from rlflow.bench.curves import By, Cell, Curve, area, horizon
 from rlflow.bench.journal import Measured
 from rlflow.bench.learning import profile_text, ranked_all
 from rlflow.bench.results import block_seconds, block_tokens, curves
+from rlflow.bench.sooner import compared
 from rlflow.bench.speed import Block, Looks, Speed, finished, judged
 from rlflow.bench.suite import Suite
 
@@ -107,8 +108,8 @@ def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
         result.append(Verdict(cell.name, base.name, "seeds above a value", SHOWN, profile_text(cell, base)))
         result.append(Verdict(cell.name, base.name, "area under the curve", SHOWN, areas(cell, base)))
         if goal.reach is not None:
-            times = [f"{each.name}: {time_to_goal(each, goal.reach).text}" for each in (cell, base)]
-            result.append(Verdict(cell.name, base.name, f"time to {goal.reach:g}", SHOWN, "; ".join(times)))
+            sooner = compared(cell, base, goal.reach, margin=goal.margin, pairs=len(series) - 1)
+            result.append(Verdict(cell.name, base.name, f"time to {goal.reach:g}", sooner.outcome, sooner.text))
     return result
 
 

@@ -10,11 +10,12 @@ from json import dumps, loads
 from pathlib import Path
 
 from rlflow import durable
+from rlflow.bench.by_seed import curve_rows, seed_rows
 from rlflow.bench.cells import compile_cells
 from rlflow.bench.history import gate_values, judge_gates, trust, write_result
 from rlflow.bench.journal import Measured, read
 from rlflow.bench.lengths import recorded_lengths
-from rlflow.bench.report import as_json, markdown, printed
+from rlflow.bench.report import Learned, as_json, markdown, printed
 from rlflow.bench.results import Row, row
 from rlflow.bench.runner import Runner, stderr
 from rlflow.bench.suite import Goal, Suite, find_suite, read_suite, with_files
@@ -35,6 +36,7 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
     FlowError and PlanError."""
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
+    other = None if against is None else compared(Path(against))
     folder = Path(out) if out is not None else Path("bench") / suite.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,41 +52,53 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
         def settled(measured: dict[str, Measured]) -> bool:
             return decided(suite, [(keys[key], measured.get(key, Measured())) for key in keys])
 
-        whole = Runner(suite, cells, folder, stderr, settled, seconds).run()
+        whole = stoppable(Runner(suite, cells, folder, stderr, settled, seconds))
         measured = {cell.cell.name: read(folder).get(cell.key, Measured()) for cell in cells}
         rows = [row(cell.cell.name, cell.key, measured[cell.cell.name], suite.goal) for cell in cells]
         values = gate_values(suite, [(one, measured[one.name]) for one in rows])
         write_result(suite, folder, values, whole)
     sentences, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
     notes = [gate.text for gate in gates.gates]
-    notes += [] if against is None else [*beside(rows, Path(against))]
+    notes += [] if other is None else [*beside(rows, Path(against or ""), other)]
     notes += [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
+    learned = Learned(seed_rows(measured.items(), suite.goal), curve_rows(measured.items(), suite.goal))
     if markdown_file is not None:
-        durable.replace(Path(markdown_file), markdown(suite, rows, sentences, notes).encode())
+        durable.replace(Path(markdown_file), markdown(suite, rows, sentences, notes, learned).encode())
     if json:
-        print(as_json(suite, cells, rows, sentences, notes))
+        print(as_json(suite, cells, rows, sentences, notes, learned))
     else:
-        output(printed(suite, rows, sentences, notes))
+        output(printed(suite, rows, sentences, notes, learned))
     return int(any(one.failed or not one.closes for one in rows) or (whole and gates.exit_code == 1))
 
 
-def beside(rows: Sequence[Row], folder: Path) -> Iterator[str]:
-    """Lines that put each cell beside one of its name in another comparison. Raises PlanError where there is none."""
-    path = folder / CELLS
+def stoppable(runner: Runner) -> bool:
+    """Run all that is left. Raises KeyboardInterrupt that says how to go on for one that is stopped."""
     try:
-        names = {name: key for key, name in loads(durable.read(path)).items()}
+        return runner.run()
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"stopped; what was measured is in {runner.folder}, and the same command goes on") from stop
+
+
+def compared(folder: Path) -> dict[str, str]:
+    """Name → key of the cells of a comparison. Raises PlanError where there is none."""
+    try:
+        return {name: key for key, name in loads(durable.read(folder / CELLS)).items()}
     except (OSError, ValueError) as error:
         raise PlanError.of("bench-against", f"'{folder}' holds no comparison", found=str(error),
                            expected="a folder that `rlflow bench` wrote", remedy="name what --out said, or bench/SUITE") from error
+
+
+def beside(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
+    """Lines that put each cell beside the one of its name in another comparison, of which ``names`` are the keys."""
     known = read(folder)
     for one in rows:
-        other = row(one.name, names.get(one.name, ""), known.get(names.get(one.name, ""), Measured()), Goal())
-        if one.seconds is None or other.seconds is None:
+        earlier = row(one.name, names.get(one.name, ""), known.get(names.get(one.name, ""), Measured()), Goal())
+        if one.seconds is None or earlier.seconds is None:
             yield f"{one.name}: no seconds of an iteration to compare in {folder}"
         else:
-            ratio = one.seconds / other.seconds
-            yield (f"{one.name}: {one.seconds:.3f} s an iteration beside {other.seconds:.3f} in {folder}, {ratio:.2f} times; they did not "
-                   "take turns, so that this decides nothing")
+            ratio = one.seconds / earlier.seconds
+            yield (f"{one.name}: {one.seconds:.3f} s an iteration beside {earlier.seconds:.3f} in {folder}, {ratio:.2f} times; they did "
+                   "not take turns, so that this decides nothing")
 
 
 def trust_folders(folders: Sequence[str]) -> int:

@@ -9,6 +9,11 @@ class System:
         self.flags, self.seed, self.number, self.folder = cell["flags"], seed, 0, Path(folder)
         if self.flags.get("fails") == "prepare":
             raise ValueError("no such model")
+        if not (self.folder.parents[2] / self.flags.get("fails_without", "")).exists():
+            raise ValueError("not mended yet")
+        others = [path for path in self.folder.parents[1].glob("*/seed-*/begun") if not path.with_name("closed").exists()]
+        if self.flags.get("alone") and others:
+            raise ValueError(f"{others[0]} is loaded too")
         (self.folder / "begun").touch()
         return {"iterations": self.flags["iterations"]}
 

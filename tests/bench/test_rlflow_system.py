@@ -11,7 +11,7 @@ import pytest
 import rlflow
 from rlflow.bench import rlflow_system
 from rlflow.bench.process import CellFailed, CellProcess
-from rlflow.bench.rlflow_system import System
+from rlflow.bench.rlflow_system import System, checkpoints
 
 NULL = {"backend": "null", "prompts": 4, "threads": 1, "hp.samples": 2, "hp.max_tokens": 6, "iterations": 5, "save_every": 2}
 CELL = {"algorithm": "grpo", "flags": NULL}
@@ -35,7 +35,18 @@ def test_turns_give_the_iterations_of_the_same_run_by_itself(tmp_path):
     assert [row["metrics"]["reward/mean"] for row in rows] == [line["reward/mean"] for line in alone]
     assert [row["tokens"] for row in rows] == [round(line["response/length"] * 8) for line in alone]
     assert all(row["wall"] > 0 for row in rows)
+    assert not any("bytes" in row for row in rows)  # in one process nothing moves
     assert system.observe()["closes"]
+
+
+def test_a_checkpoint_behind_which_iterations_are_missing_is_not_gone_on_from(tmp_path):
+    for step in (2, 4):
+        (tmp_path / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+    assert checkpoints(tmp_path)
+    assert checkpoints(tmp_path, recorded=3)
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-00000002"]
+    assert not checkpoints(tmp_path, recorded=0)
+    assert not list(tmp_path.glob("checkpoints/*"))
 
 
 def test_an_error_of_the_run_is_that_of_the_turn(tmp_path):

@@ -11,12 +11,13 @@ import pytest
 
 from rlflow.bench.journal import read
 from rlflow.bench.process import CellFailed, CellProcess
+from rlflow.bench.results import block_seconds
 
 COUNTING = Path(__file__).parent / "counting.py"
 TWO = """
     [suite]
     block = 3
-    deadline = 20
+    deadline = 60
     [base]
     system = "SYSTEM"
     seconds = 0.5
@@ -50,6 +51,16 @@ def test_every_seed_is_run_by_every_cell_before_the_next(suite, bench, tmp_path)
     assert {turn.seed for turn in lines} == {4, 7}
 
 
+def test_of_cells_whose_turn_is_a_whole_run_one_is_loaded_at_a_time_and_seeds_rotate_the_order(suite, bench, tmp_path):
+    text = TWO.replace("block = 3", "block = 9\nseeds = 2").replace("seconds = 0.5", "seconds = 0.5\nalone = true")
+    _, said, keys = bench(suite(text))
+    assert [line.split(",")[1] for line in said] == [" one", " two", " two", " one"]
+    measured = read(tmp_path / "out")
+    assert {seed for key in keys.values() for seed in measured[key].done} == {0, 1}
+    assert all(0 < seconds < 20 for key in keys.values() for seconds in measured[key].starts.values())
+    assert all(turn.seconds > 0 for key in keys.values() for turn in measured[key].turns)
+
+
 def test_the_first_turn_and_the_first_iterations_of_each_are_not_timed_where_speed_is_compared(suite, bench, tmp_path):
     _, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 3\nsettle = 2")))
     assert [turn.timed for turn in read(tmp_path / "out")[keys["one"]].turns] == [[], [5], [8]]
@@ -71,7 +82,7 @@ def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
 ])
 def test_a_cell_that_fails_is_recorded_with_its_cause_and_the_others_go_on(suite, bench, tmp_path, flags, cause):
     text = TWO.replace("tokens = 11", flags)
-    _, said, keys = bench(suite(text.replace("deadline = 20", "deadline = 0.7") if "hangs" in flags else text))
+    _, said, keys = bench(suite(text.replace("deadline = 60", "deadline = 0.7") if "hangs" in flags else text))
     measured = read(tmp_path / "out")
     assert cause in measured[keys["two"]].failed[0]
     assert measured[keys["two"]].done == set()
@@ -86,6 +97,47 @@ def test_what_is_done_is_not_done_again_and_a_failed_cell_is_tried_again(suite, 
     assert len(read(tmp_path / "out")[keys["one"]].turns) == len(before[keys["one"]].turns)
     assert not any(" one," in line for line in said)
     assert any("two" in line for line in said)
+
+
+SPEED = TWO.replace("block = 3", "block = 3\nrounds = 4") + '[goal]\n    metric = "none of these"\n'
+
+
+def killed_in_the_second_round(suite):
+    """The process of a comparison that was killed by SIGKILL when the first cell of its second round had its turn."""
+    code = (f"import sys, time; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path\nfrom rlflow.bench.cells import compile_cells\n"
+            "from rlflow.bench.runner import Runner\nfrom rlflow.bench.suite import read_suite\n"
+            "from rlflow.trace.compile import TraceOptions\n"
+            "def say(line):\n    print(line, flush=True)\n    line.startswith('round 1') and time.sleep(1000)\n"
+            f"suite = read_suite(Path({str(suite)!r}))\ncells = compile_cells(suite, lambda config: TraceOptions())\n"
+            f"Runner(suite, cells, Path({str(suite.parent / 'out')!r}), say, lambda measured: False).run()")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert [parent.stdout.readline().split(",")[0] for _ in range(3)] == ["round 0", "round 0", "round 1"]
+        parent.send_signal(signal.SIGKILL)
+
+
+def test_a_killed_comparison_of_speed_goes_on_with_further_rounds_of_the_same_work(suite, bench, tmp_path):
+    compared = suite(SPEED)
+    (tmp_path / "out").mkdir()
+    killed_in_the_second_round(tmp_path / "suite.toml")
+    _, _, keys = bench(compared)
+    measured = read(tmp_path / "out")
+    assert [row[1:] for row in turns(measured, keys["two"])][:3] == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6, 7, 8])]
+    assert [row[1:] for row in turns(measured, keys["one"])][:3] == [(0, [0, 1, 2]), (2, [3, 4, 5]), (3, [6, 7, 8])]
+    for name in ("one", "two"):
+        kept = block_seconds(measured[keys[name]])
+        assert {(0, 3), (0, 4)} <= set(kept), "the rounds after the first of the new process count"
+        assert (0, 2) not in kept, "and it does not"
+
+
+def test_a_cell_that_failed_in_a_comparison_of_speed_is_tried_again_in_turns_with_the_base(suite, bench, tmp_path):
+    text = SPEED.replace("tokens = 11", 'fails_without = "mended"')
+    bench(suite(text))
+    (tmp_path / "out" / "mended").touch()
+    _, said, keys = bench(suite(text), decided=lambda measured: True)
+    assert sorted(line.split(",")[1] for line in said) == [" one", " two"]
+    measured = read(tmp_path / "out")
+    assert not measured[keys["two"]].failed
+    assert turns(measured, keys["two"])[-1][1] == turns(measured, keys["one"])[-1][1]
 
 
 def test_a_budget_ends_a_comparison_between_turns_and_the_next_goes_on(suite, bench, tmp_path):

@@ -113,6 +113,7 @@ def test_blocks_without_seconds_are_not_compared(bad):
 def test_cells_without_a_common_round_are_not_compared():
     [speed] = judged({"base": [Block(0, 1.0)], "cell": [Block(1, 1.0)]}, "base")
     assert speed.reason == "they have no round in common"
+    assert judged({"base": [Block(0, 1.0)], "cell": []}, "base")[0].reason == "no turn of cell is timed yet"
 
 
 def test_a_round_counts_where_each_cell_has_one_block_in_whatever_order_they_come():

@@ -58,7 +58,7 @@ def test_another_system_gets_values_as_they_are_written(suite):
 
 @pytest.mark.parametrize(("text", "message", "remedy"), [
     ("[sute]\nseeds = 1", r"no table \[sute\]", "nearest:  suite"),
-    ("[suite]\nseds = 1", r"\[suite\] seds cannot be used", "nearest:  seeds"),
+    ("[suite]\nseds = 1", r"\[suite\] seds cannot be used", "expected: one of seeds, block.*\n.*nearest:  seeds"),
     ("[suite]\nseeds = 0", r"\[suite\] seeds cannot be used", "greater than or equal to 1"),
     ("[suite]\nblock = 2\nsettle = 2", "no iteration of a turn is timed", "block = 3"),
     ("[goal]\nmargin = 1.5", r"\[goal\] margin cannot be used", "less than 1"),

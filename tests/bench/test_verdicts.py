@@ -106,6 +106,9 @@ def test_the_time_to_the_goal_counts_seconds_without_evaluations_and_says_who_ne
     found = what(cells, reach=0.5)["time to 0.5"]
     assert "base: the median seed took 4 seconds (5 of 5 seeds reached 0.5)" in found.text
     assert "other: not reached by the median seed within 2 seconds" in found.text
+    assert found.outcome == "not reached by all"
+    cells[1] = ("other", learned([0.1, 0.3, 0.6], step=1.0))
+    assert what(cells, reach=0.5)["time to 0.5"].text.startswith("sooner; 0.5 times the seconds")
 
 
 def test_areas_are_those_until_the_shortest_curve_ends():

@@ -1,6 +1,7 @@
 """`rlflow bench`: from a suite to its table, and what goes wrong on the way."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def test_the_table_has_a_row_for_each_cell_with_its_numbers(bench):
     code, out, err = bench(TWO, "--markdown", "table.md")
     assert code == 0, err
     assert "round 1, two, seed 0: 2 iterations in 2.0 s, to iteration 3" in err
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in Path("table.md").read_text().splitlines() if line[:1] == "|"]
+    page = Path("table.md").read_text().split("\n\n")
+    rows, seeds = ([[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()] for table in page[1:3])
     heads = rows[0]
     assert heads[0] == "cell"
     assert [row[0] for row in rows[2:]] == ["one", "two"]
@@ -55,6 +57,9 @@ def test_the_table_has_a_row_for_each_cell_with_its_numbers(bench):
     assert [row[column] for row in rows[2:]] == ["0.500", "1.000"]
     assert [row[heads.index("evaluation/sampled")] for row in rows[2:]] == ["0.400", "0.000"]
     assert "one" in out
+    assert "moved" not in heads  # no cell says it
+    assert seeds[0][2] == "sampled before → after"
+    assert [row[:3] for row in seeds[2:]] == [["one", "0", "20.0% → 40.0%"], ["two", "0", "0.0% → 0.0%"]]
 
 
 def test_json_has_the_parts_of_every_key(bench):
@@ -131,6 +136,7 @@ def test_trust_and_gates_from_the_command_line(bench):
     assert code == 1
     assert "one: seconds: 0.9 is a regression, outside of" in out
     assert exit_code(["bench", "trust"]) == 2
+    assert exit_code(["bench", "learning", "schedules"]) == 2
 
 
 def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
@@ -138,4 +144,27 @@ def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
     code, out, _ = bench(TWO.replace("seconds = 1.0", "seconds = 2.0"), "--out", "after", "--against", "before")
     assert code == 0
     assert "two: 2.000 s an iteration beside 1.000 in before, 2.00 times; they did not take turns" in " ".join(out.split())
-    assert bench(TWO, "--out", "after", "--against", "nowhere")[0] == 2
+    assert bench(TWO, "--out", "never", "--against", "nowhere")[0] == 2
+    assert not Path("never").exists(), "it is refused before anything runs"
+
+
+def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_does(bench, tmp_path):
+    """Ctrl-C, as the second turn sends it to the command, which is its parent."""
+    system = tmp_path / "stops.py"
+    system.write_text(COUNTING.read_text().replace("        rows = []\n", """        rows = []
+        if not (sent := self.folder.parents[2] / "sent").exists() and self.number:
+            import os, signal
+            sent.touch()
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(1000)
+"""))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as a command has it, whatever ran in this process before
+    try:
+        code, out, err = bench(TWO.replace(str(COUNTING), str(system)))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "stopped; what was measured is in bench/mine, and the same command goes on"
+    code, out, _ = bench(TWO.replace(str(COUNTING), str(system)))
+    assert code == 0
+    assert "two beside one, speed: " in " ".join(out.split())

@@ -11,17 +11,21 @@ RAY: dict[str, Any] = {"num_cpus": 16, "include_dashboard": False, "_node_ip_add
 
 class Iterations:
     """Iterations of ``flags["calls"]`` calls each, ``flags["iterations"]`` in all. call: makes one and gives its wall seconds; tokens: of
-    its payload."""
+    its payload; moved: the bytes that went from process to process since it was called last, None where that is not known."""
 
-    def __init__(self, flags: dict[str, Any], call: Callable[[], float], tokens: int = 0) -> None:
+    def __init__(
+        self, flags: dict[str, Any], call: Callable[[], float], tokens: int = 0, moved: Callable[[], int] | None = None
+    ) -> None:
         self.calls, self.count, self.call, self.tokens, self.number = flags["calls"], flags["iterations"], call, tokens, 0
+        self.moved = moved
 
     def next(self, count: int) -> dict[str, Any]:
         """The next iterations, as a system answers `iterate`."""
         rows = []
         for _ in range(min(count, self.count - self.number)):
             wall = sum(self.call() for _ in range(self.calls))
-            rows.append({"iteration": self.number, "wall": wall, "tokens": self.tokens * self.calls, "metrics": {}})
+            bytes_moved = {} if self.moved is None else {"bytes": self.moved()}
+            rows.append({"iteration": self.number, "wall": wall, "tokens": self.tokens * self.calls, "metrics": {}, **bytes_moved})
             self.number += 1
         return {"iterations": rows, "evaluations": [], "ended": self.number == self.count}
 

@@ -1,6 +1,7 @@
 """The floor of an iteration of GRPO in one process: bare Hugging Face calls. ``generate``, one forward, one backward and one AdamW step,
 with nothing around them: no reward, no advantages, no records."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -8,18 +9,22 @@ from typing import Any
 
 import torch
 from _lengths import Recorded, ends_of  # type: ignore[import-not-found]
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class System:
-    """``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations."""
+    """``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations; dtype (float32 without it), weights
+    (the dtype of weights and moments, that of ``dtype`` without it; where they differ autocast computes in ``dtype``), rows (of one forward
+    and backward, all of an iteration without it)."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Load the model and the prompts."""
         self.flags, self.number = cell["flags"], 0
         torch.manual_seed(seed)
-        source = self.flags["model"]
-        self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+        source, self.dtype = self.flags["model"], getattr(torch, self.flags.get("dtype", "float32"))
+        weights = getattr(torch, self.flags["weights"]) if "weights" in self.flags else self.dtype
+        self.model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, local_files_only=True, trust_remote_code=False)
         self.tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=True, trust_remote_code=False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.flags["lr"], weight_decay=0.0, fused=True)
         self.lengths = Recorded(self.flags["lengths"], ends_of(self.model, self.tokenizer))
@@ -41,20 +46,31 @@ class System:
         prompts = self.flags["prompts"]
         first = number * prompts % len(self.texts)
         batch = [text for text in self.texts[first : first + prompts] for _ in range(self.flags["samples"])]
-        inputs = self.tokenizer(batch, return_tensors="pt", padding=True, add_special_tokens=False)
+        inputs = self.tokenizer(batch, return_tensors="pt", padding=True)
         width, lengths = inputs.input_ids.shape[1], self.lengths.take(len(batch))
-        ids = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=int(lengths.max()),
-                                  logits_processor=self.lengths.processors(lengths, width))
+        with self.precision():
+            ids = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=int(lengths.max()),
+                                      logits_processor=self.lengths.processors(lengths, width))
         own = torch.arange(ids.shape[1] - width) < lengths[:, None]
-        mask = torch.cat([inputs.attention_mask, own.long()], 1)
-        logits = self.model(ids, attention_mask=mask, logits_to_keep=own.shape[1] + 1).logits[:, :-1]
-        logprobs = logits.log_softmax(-1).gather(-1, ids[:, width:, None])[..., 0]
-        loss = -(logprobs * torch.randn(len(ids), 1))[own].mean()
-        loss.backward()
+        mask, rewards = torch.cat([inputs.attention_mask, own.long()], 1), torch.randn(len(ids), 1)
+        for rows in torch.split(torch.arange(len(ids)), self.flags.get("rows", len(ids))):
+            self.backward(ids[rows], mask[rows], own[rows], rewards[rows], int(own.sum()))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return int(own.sum())
+
+    def backward(self, ids: Tensor, mask: Tensor, own: Tensor, rewards: Tensor, tokens: int) -> None:
+        """Forward and backward of rows. ids, mask [rows, prompt and response], own [rows, response], rewards [rows, 1]; tokens: of the
+        responses of the whole iteration."""
+        with self.precision():
+            logits = self.model(ids, attention_mask=mask, logits_to_keep=own.shape[1] + 1).logits[:, :-1]
+        logprobs = logits.log_softmax(-1).gather(-1, ids[:, -own.shape[1]:, None])[..., 0]
+        (-(logprobs * rewards)[own].sum() / tokens).backward()
+
+    def precision(self) -> contextlib.AbstractContextManager[None]:
+        """The context of arithmetic: autocast where weights have another dtype."""
+        return contextlib.nullcontext() if self.model.dtype is self.dtype else torch.autocast("cpu", self.dtype)
 
     def observe(self) -> dict[str, Any]:
         """Nothing beside what every cell is measured by."""

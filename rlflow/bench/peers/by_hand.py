@@ -61,7 +61,7 @@ class System:
         batch |= actor.trainer.forward(batch, ("logprobs",))
         batch |= self.stage("truncated_weights", batch, cap=hp.is_cap)
         batch |= reference.trainer.forward(batch, ("logprobs",)).rename(logprobs="ref_logprobs")
-        batch |= critic.trainer.forward(batch, ("values",))
+        batch |= critic.trainer.forward_ahead(batch, ("values",))  # its update goes on from it, as the plan of `ppo` says
         batch |= self.stage("charge_kl", batch, beta=hp.beta)
         batch |= self.stage("gae", batch, gamma=hp.gamma, lam=hp.lam)
         batch |= self.stage("normalise", batch)

