@@ -16,10 +16,10 @@ Quantity = Literal["logprobs", "entropy", "values", "scores"]
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss of an algorithm; made by ``@loss``. ``new`` lists what the model computes for it; the first says which head it has."""
+    """A loss of an algorithm; made by ``@loss``."""
 
     function: Callable[..., Any]
-    new: tuple[Quantity, ...] = ("logprobs",)
+    new: tuple[Quantity, ...] = ("logprobs",)  # what the model computes for it; the first says which head it has
     rows: Literal["row", "group"] = "row"
     stale_ok: str = ""  # why rows of older weights need no correction in this loss
     unrewarded: str = ""  # why no reward has to reach this loss

@@ -76,20 +76,20 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
     return comments
 
 
-def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
-    """The dataclass instance with the given values, parsed from text where they are text, and its ranges checked.
+def override(settings: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+    """The dataclass instance with the changes, parsed from text where they are text, and its ranges checked.
 
     Raises PlanError for unknown names and unsuitable values, all at once.
     """
     known = fields(type(settings))
-    problems = [_unknown(name, known, prefix) for name in given if name not in known]
-    values = {name: getattr(settings, name) for name in known} | {name: value for name, value in given.items() if name in known}
+    problems = [_unknown(name, known, prefix) for name in changes if name not in known]
+    values = {name: getattr(settings, name) for name in known} | {name: value for name, value in changes.items() if name in known}
     parsed = {}
     for name, value in values.items():
         try:
             parsed[name] = parse(known[name].type, value)
         except ValueError as error:
-            place = known[name].place if name not in given else None
+            place = known[name].place if name not in changes else None
             problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
                                     expected=str(error), remedy=f"change --{prefix}{name}" if not place else "change the default"))
     if problems:

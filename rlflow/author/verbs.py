@@ -71,22 +71,22 @@ DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 
 KINDS = {name: standard_kind(name) for name in ("prompt_tokens", *GENERATE_GIVES, "group", "logprobs", "entropy", "values", "scores")}
 
 
-def bind(what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
+def bind(what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
     """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range ones, all at once."""
-    bound, problems = judged(what, specification, given, place)
+    bound, problems = judged(what, specification, settings, place)
     if problems:
         raise FlowError(*problems)
     return bound
 
 
 def judged(
-    what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None
+    what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its default, or 1."""
-    problems = [unknown_setting(what, name, specification, place) for name in given if name not in specification]
+    problems = [unknown_setting(what, name, specification, place) for name in settings if name not in specification]
     bound = {}
     for name, setting in specification.items():
-        value = bound[name] = given.get(name, setting.default)
+        value = bound[name] = settings.get(name, setting.default)
         if value is REQUIRED:
             problems.append(missing_setting(what, name, setting.expected, place))
         elif not setting.test(value):

@@ -29,9 +29,10 @@ CAUSES = ("raised", "type", "timeout", "died", "diverged", "lost")  # why an epi
 
 
 class Failure(NamedTuple):
-    """Why an episode failed. cause: raised; type (an answer that is none); timeout; died; diverged (played again, it answered otherwise);
-    lost (its process ended, and it cannot be played again)."""
+    """Why an episode failed."""
 
+    # raised; type (an answer that is none); timeout; died; diverged (played again, it answered otherwise); lost (its process ended, and it
+    # cannot be played again)
     cause: str
     message: str
 

@@ -25,6 +25,7 @@ from rlflow.algorithms import (
     gspo,
     opo,
     ppo,
+    ppo_turns,
     prime,
     raft,
     reinforce_pp,
@@ -158,6 +159,32 @@ def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(p
     advantages, _ = gae(rewards, values, ONES, gamma=1.0, lam=1.0)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "ppo")
     torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.6, 0.0])
+def test_ppo_turns_with_the_true_values_is_unbiased_and_later_turns_do_not_answer_for_earlier_ones(policy, lam):
+    """Two turns of a token: the first one earns 2 for a token 1 and -1 for a token 2; the score has its own besides."""
+    chance, first = policy.probabilities().detach(), torch.tensor([0.0, 2.0, -1.0], dtype=torch.float64)[RESPONSES[:, 0]]
+    mean, left = (chance * SCORES).sum(), SCORES - first
+    after = (policy.logprobs()[:, 1].exp() * left).detach().reshape(3, 3).sum(1)  # what the second turn still brings
+    values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
+    earned = torch.stack([first, torch.zeros(9, dtype=torch.float64)], 1)
+    rewards = ppo_turns.credit_turns(SCORES, policy.logprobs().detach(), ONES, earned, beta=0.3)
+    torch.testing.assert_close(rewards, torch.stack([first, left], 1), **EXACT)
+    advantages, returns = gae(rewards, values, ONES, gamma=1.0, lam=lam)
+    torch.testing.assert_close(returns[:, 1], left, **EXACT)
+    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "ppo"), policy.true_gradient(SCORES), **EXACT)
+
+
+def test_ppo_turns_pays_a_turn_at_its_end_and_without_an_environment_as_ppo_does(policy, reference):
+    mask = torch.tensor([[True, True, False, True, True], [True, False, False, True, False]])
+    earned = torch.tensor([[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, -0.25, 0.0]])
+    scores, none = torch.tensor([0.75, 0.5]), torch.zeros(2, 5)
+    rewards = ppo_turns.credit_turns(scores, none, mask, earned, beta=0.0)
+    assert rewards.tolist() == [[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, 0.75, 0.0]]  # the second row's score has 1 besides
+    now, then = policy.logprobs().detach(), reference.logprobs().detach()
+    alone = ppo_turns.credit_turns(SCORES, now, ONES, ref_logprobs=then, beta=0.3)
+    assert torch.equal(alone, ppo.charge_kl(SCORES, now, ONES, then, beta=0.3))
 
 
 def test_vapo_with_the_true_values_is_unbiased_and_its_critic_learns_whole_returns(policy):

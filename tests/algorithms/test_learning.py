@@ -1,5 +1,5 @@
 """Short learning runs of what ships, on the packaged task: held-out accuracy rises by a stated margin. The full runs are in
-benchmarks/learn.py."""
+`rlflow bench learning`."""
 
 import json
 
@@ -10,6 +10,7 @@ import rlflow
 SHORT = {
     "ppo": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64}},
     "ppo_adaptive": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64, "dual_clip": 3.0, "warmup": 1}},
+    "ppo_turns": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64}},  # in three turns
     "vapo": {"prompts": 128, "iterations": 7, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
     "grpo: dr": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "deviation": False, "mean": "constant"}},

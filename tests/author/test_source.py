@@ -61,6 +61,7 @@ def digest_of(tmp_path):
         ("return [helper(y) for y in x]", "return [\n        helper(y)\n        for y in x\n    ]"),
         ("\nCAP", "\n\n\n\nCAP"),
         ('{"b", "a", "c"}', '{"a", "b", "c"}'),
+        ("def helper(x, scale=1.0)", "from functools import cache\n\n@cache\ndef helper(x, scale=1.0)"),
     ],
 )
 def test_what_changes_nothing_keeps_the_digest(digest_of, old, new):
@@ -130,6 +131,8 @@ def test_the_place_is_the_first_line_of_a_call_over_several_lines():
         {},
     )
     assert (problem.place.path, problem.place.line) == (__file__, first)
+    later = [missing_column("first", {}), missing_column("second", {})][1]
+    assert later.place.line == sys._getframe().f_lineno - 1
 
 
 def test_frames_of_torch_are_not_the_users():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlflow.author import verbs
+from rlflow.author import rows, verbs
 from rlflow.errors import FlowError
 
 
@@ -48,3 +48,10 @@ def test_all_problems_of_a_call_are_found_at_once():
 def test_a_trace_goes_on_with_settings_that_are_possible():
     bound, problems = verbs.judged("generate", verbs.GENERATE, {"samples": 0}, None)
     assert (bound["samples"], bound["max_tokens"], len(problems)) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("arguments", [{"top": "scores"}, {"count": 2}, {"column": "good", "count": 2}, {"top": "scores", "count": 0},
+                                       {"top": "scores", "count": True}, {"top": "scores", "count": 1, "per": "row"}])  # fmt: skip
+def test_rows_are_chosen_in_one_of_two_forms(arguments):
+    with pytest.raises(FlowError, match="choose takes a bool column"):
+        rows.choose(None, **arguments)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow import drawn_tokens, geometric_gain, largest_tokens, token_covariance
+from rlflow import clipped_gain, drawn_tokens, geometric_gain, largest_tokens, token_covariance
 
 NAN = math.nan
 NOISE = st.sampled_from([NAN, math.inf, -math.inf, 1e30])
@@ -117,3 +117,9 @@ def test_every_token_is_drawn_as_often_as_another():
     mask, generator = torch.tensor([[True, True, False], [True, True, True]]), torch.Generator().manual_seed(0)
     drawn = sum(drawn_tokens(mask, 2, generator).double() for _ in range(2000)) / 2000
     assert drawn[mask].tolist() == pytest.approx([0.4] * 5, abs=0.05)
+
+
+def test_the_dual_clip_holds_negative_advantages_alone():
+    ratio, advantages = torch.tensor([[10.0, 10.0, 10.0]]), torch.tensor([[0.5, -0.5, 0.0]])
+    assert torch.allclose(clipped_gain(ratio, advantages, 0.2, 0.2, dual=3.0), torch.tensor([[0.6, -1.5, 0.0]]))
+    assert torch.allclose(clipped_gain(ratio, advantages, 0.2, 0.2), torch.tensor([[0.6, -5.0, 0.0]]))

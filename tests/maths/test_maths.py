@@ -400,3 +400,12 @@ def test_a_negative_coefficient_is_the_score_of_a_response_that_was_cut():
 def test_a_coefficient_that_would_reward_being_cut_is_refused(coef):
     with pytest.raises(ValueError, match=r"found coef=.*, expected a number of at most 1"):
         stop_penalty.function(torch.ones(1), ["length"], coef=coef)
+
+
+def test_gae_is_the_sum_of_discounted_errors():
+    rewards, values = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.5, 0.25, 1.0]])
+    errors = [0.9 * 0.25 - 0.5, 1.0 + 0.9 * 1.0 - 0.25, 2.0 - 1.0]
+    wanted = [sum((0.9 * 0.8) ** k * error for k, error in enumerate(errors[t:])) for t in range(3)]
+    advantages, returns = gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), gamma=0.9, lam=0.8)
+    assert torch.allclose(advantages, torch.tensor([wanted]))
+    assert torch.allclose(returns, advantages + values)

@@ -7,7 +7,7 @@ import pytest
 
 import rlflow.tasks
 from rlflow.data.source import open_data
-from rlflow.runs.packaged import packaged
+from rlflow.runs.packaged import environment_beneath, packaged
 from rlflow.tasks import arithmetic
 
 pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
@@ -73,3 +73,11 @@ def test_the_models_that_ship_are_small(name):
 def test_a_flow_without_a_task_of_its_own_gets_the_default():
     assert packaged("something_new")[0] == "default"
     assert Path(packaged("something_new")[1]["model"], "config.json").is_file()
+
+
+@pytest.mark.parametrize(("values", "there"), [
+    ({}, {"env": "retry", "env.cost": 0.25, "env.turns": 3}), ({"env.turns": "2"}, {"env": "retry", "env.cost": 0.25, "env.turns": 3}),
+    ({"env": "mine.py:Mine"}, {}), ({"actor.env": "search"}, {}), ({"model": "FOLDER"}, {}), ({"backend": "null"}, {}),
+])  # fmt: skip
+def test_the_environment_of_a_task_goes_as_a_whole_where_another_one_is_given(values, there):
+    assert environment_beneath("ppo_turns", values) == there
