@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,28 +16,34 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.cluster.rpc.message import Answer, Call, pickled
+from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Inputs, ShardRows, Source, pickled
+from rlflow.cluster.rpc.parcels import inline, size_of
 from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.sharding.route import Routes, RowRequest, Transfer
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
+from rlflow.cluster.traffic import Traffic
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.execution.engine import CallOptions
 from rlflow.placement import Parallel
 from rlflow.spans import RankSpan
 
+NO_ARGUMENTS = pickled({})
+PUT_SECONDS = 300.0  # how long ranks may take to store what the driver puts there
 REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
 
 
 class ShardLedger:
-    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
+    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, spans in which ranks ran, and the bytes
+    that went from process to process."""
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)
         self._gone: dict[WorkerId, deque[int]] = {pool.at(rank): deque() for pool in pools for rank in range(len(pool))}
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
+        self.traffic = Traffic()
         self.hear: Callable[[bytes], object] = lambda lines: None  # called with lines that rewards of workers print
 
     def key(self) -> int:
@@ -117,18 +123,60 @@ class Calls:
     def _on(
         self, pool: Pool[Worker], op: str, requests: Mapping[int, RowRequest], arguments: Mapping[str, Any], terms: CallOptions, group: str
     ) -> dict[int, Answer]:
-        """Run an operation on some ranks. It is a short call where it needs no model and all columns are on the ranks already."""
-        raw_arguments = pickled(arguments)
-        frames = {rank: self._frame(pool.at(rank), op, request, raw_arguments) for rank, request in requests.items()}
-        coming = any(request.transfers for request in requests.values())
-        short_call = pool.short_call(op, frames, terms.seconds) if group == "cpu" and not coming else None
-        if short_call is not None:
-            return self._answers(pool, op, requests, short_call, terms)
-        refs = {rank: pool.run(rank, frame, self._sent(requests[rank], pool.near(rank)), group) for rank, frame in frames.items()}
-        answers = self.answers(pool, op, refs, terms)
+        """Run an operation on some ranks. It is a short call where it needs no model."""
+        raw_arguments, coming = pickled(arguments), self._coming(pool, requests, terms.seconds)
+        frames = {rank: self._frame(pool.at(rank), op, request.inputs, raw_arguments, coming[rank]) for rank, request in requests.items()}
+        answers = self._answers(pool, op, requests, self._asked(pool, op, frames, coming, terms.seconds, group, group == "cpu"), terms)
         for rank, request in requests.items():
             request.note(pool.at(rank), self.iteration, self.ledger.gone)
         return answers
+
+    def _asked(
+        self, pool: Pool[Worker], op: str, frames: Mapping[int, bytes], coming: Mapping[int, Sequence[Any]], seconds: float, group: str,
+        short: bool,
+    ) -> Future[list[Any]]:
+        """Send frames to ranks, and beside them by Ray what of the rows that come for them is not in them. ``short``: whether it may be a
+        short call."""
+        beside = {rank: [parcel for parcel in coming[rank] if inline(parcel) is None] for rank in frames}
+        call = pool.short_call(op, frames, seconds) if short and frames and not any(beside.values()) else None
+        if call is not None:
+            return call
+        refs = [(rank, pool.run(rank, frame, beside[rank], group)) for rank, frame in frames.items()]
+        return pool.future(op, refs, seconds, list)
+
+    # -- rows of other workers ---------------------------------------------------------------------------------------------------
+
+    def _coming(self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float) -> dict[int, list[Any]]:
+        """Rank → the rows that come from other workers, in the order of its request: parcels of workers on this machine, and references of
+        what Ray brings, which never passes through the driver."""
+        wanted: dict[WorkerId, list[Transfer]] = {}
+        for rank, request in requests.items():
+            for part in request.transfers if request.transfers and pool.near(rank) else ():
+                wanted.setdefault(part.at, []).append(part)
+        here = {at: iter(parcels) for name in {at.pool for at in wanted} for at, parcels in self._sliced(name, wanted, seconds)}
+        return {rank: [self._come(part, here, pool.near(rank)) for part in request.transfers] for rank, request in requests.items()}
+
+    def _come(self, part: Transfer, here: Mapping[WorkerId, Iterator[Any]], near: bool) -> Any:
+        parcel = next(here[part.at]) if near and part.at in here else None
+        return self._slice(part, near) if parcel is None else parcel
+
+    def _sliced(self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
+        """Parcels of workers of a pool that share memory with this process, by a short call; nothing where that cannot be."""
+        pool = self.pools[name]
+        parts = {at: [(part.key, part.names, part.rows) for part in parts] for at, parts in wanted.items() if at.pool == name}
+        frames = {at.rank: self._call("slices", pickled({"parts": parts[at]})) for at in parts if pool.near(at.rank)}
+        call = pool.short_call("slices", frames, seconds) if frames else None
+        answers = map(Answer.unpacked, call.result()) if call is not None else ()
+        return [(pool.at(rank), answer.value) for rank, answer in zip(frames, answers, strict=False)]
+
+    def _call(self, op: str, arguments: bytes) -> bytes:
+        """A call without rows that may stay unsent, and so takes no keys with it that a worker has to forget."""
+        return Call(op, self.ledger.key(), NOTHING, self.iteration).packed(arguments)
+
+    def _slice(self, part: Transfer, near: bool) -> Any:
+        """A reference of rows on another worker. near: whether the receiver shares memory with this process."""
+        pool, rank = self.pools[part.at.pool], part.at.rank
+        return pool.send(rank, "slice", part.key, part.names, part.rows, near and pool.near(rank), self.iteration, group="io")
 
     # -- one rank after another --------------------------------------------------------------------------------------------------
 
@@ -137,8 +185,8 @@ class Calls:
     ) -> Any:
         """Start an operation on one rank. Gives the reference of its answer; with ``chunks`` an iterator over references of its answers."""
         request = routes.to(rows, pool.at(rank))
-        frame = self._frame(pool.at(rank), op, request, arguments)
-        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request, pool.near(rank)), group)
+        beside = [self._slice(part, pool.near(rank)) for part in request.transfers]
+        return (pool.run_chunks if chunks else pool.run)(rank, self._frame(pool.at(rank), op, request.inputs, arguments), beside, group)
 
     def answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions) -> dict[int, Answer]:
         """Wait for the answers of ranks. ``refs``: rank → reference, as ``ask`` gives it."""
@@ -152,24 +200,20 @@ class Calls:
         return answers
 
     def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions) -> None:
-        """Note when each rank ran, by this process's clock, and hand on what its rewards have printed."""
+        """Note when each rank ran, by this process's clock, and the bytes that it got, and hand on what its rewards have printed."""
+        self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
         for answer in filter(lambda answer: answer.printed, answers.values()):
             self.ledger.hear(answer.printed)
         shift = time.monotonic() - time.time()
         self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
                              for rank, answer in answers.items())  # fmt: skip
 
-    def _frame(self, at: WorkerId, op: str, request: RowRequest, arguments: bytes) -> bytes:
-        return Call(op, self.ledger.key(), request.inputs, self.iteration, {}, self.ledger.forgotten(at)).packed(arguments)
-
-    def _sent(self, request: RowRequest, near: bool) -> list[Any]:
-        """References of rows on other workers, which come from there and not through the driver. near: whether the receiver shares memory
-        with this process."""
-        return [self._slice(part, near) for part in request.transfers]
-
-    def _slice(self, part: Transfer, near: bool) -> Any:
-        pool, rank = self.pools[part.at.pool], part.at.rank
-        return pool.send(rank, "slice", part.key, part.names, part.rows, near and pool.near(rank), self.iteration, group="io")
+    def _frame(
+        self, at: WorkerId, op: str, inputs: Inputs, arguments: bytes, coming: Sequence[Any] = (), key: int | None = None
+    ) -> bytes:
+        """A call as bytes. ``key``: of what it stores, None for a new one."""
+        key, forget = self.ledger.key() if key is None else key, self.ledger.forgotten(at)
+        return Call(op, key, inputs, self.iteration, {}, forget, [inline(parcel) for parcel in coming]).packed(arguments)
 
     # -- columns on workers ------------------------------------------------------------------------------------------------------
 
@@ -186,16 +230,16 @@ class Calls:
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
         """Put rows of the driver on the ranks of a pool. Gives them as RemoteColumns."""
-        shards, refs, used = [], [], []
-        for rank, rows in enumerate(split):
-            if len(rows):
-                key = self.ledger.key()
-                parcel = pool.post.parcel(batch, rows, shared=pool.near(rank), iteration=self.iteration)
-                refs.append((rank, pool.send(rank, "put", key, parcel, self.iteration, group="io")))
-                shards.append(self._shard(pool.at(rank), key, len(rows)))
-                used.append(rows)
-        pool.future("put", refs, 300.0, list).result()
-        rows_at = ShardMap.of(shards, used, len(batch), batch.axis)
+        used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
+        shards = {rank: self._shard(pool.at(rank), self.ledger.key(), len(rows)) for rank, rows in used.items()}
+        source = [Source([(name, name) for name in batch.data], [ShardRows(None)])]
+        coming = {rank: [pool.post.parcel(batch, rows, shared=pool.near(rank), iteration=self.iteration)] for rank, rows in used.items()}
+        self.ledger.traffic.add("columns", sum(size_of(parcel) for [parcel] in coming.values()))
+        inputs = {rank: Inputs(batch.axis.keys[rows].numpy(), batch.axis.grouped, source) for rank, rows in used.items()}
+        frames = {rank: self._frame(pool.at(rank), "hold", inputs[rank], NO_ARGUMENTS, coming[rank], shard.key)
+                  for rank, shard in shards.items()}  # fmt: skip
+        self._asked(pool, "hold", frames, coming, PUT_SECONDS, "io", True).result()
+        rows_at = ShardMap.of(list(shards.values()), list(used.values()), len(batch), batch.axis)
         columns = {name: RemoteColumn(data.kind, rows_at, data.lengths, name, data.nbytes) for name, data in batch.data.items()}
         return Batch(batch.axis, columns)
 

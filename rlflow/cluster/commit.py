@@ -73,8 +73,14 @@ class Workers:
         raises the error of a sampling that fails."""
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
+        for copy in states.values():
+            copy.size.add_done_callback(self._count)
         versions = {role: model.version for role, model in self.engine.models.items()}
         return Commit(states, versions, self.ahead.saved(iteration) if self.ahead else None)
+
+    def _count(self, size: Future[int]) -> None:
+        if size.exception() is None:
+            self.engine.committed(size.result())
 
     def death(self, error: BaseException) -> Death | None:
         """The worker's death that caused an error; None where none died, or not all processes of its pool could be ended."""
@@ -82,7 +88,7 @@ class Workers:
         if not any(isinstance(cause, RemoteError) for cause in causes):
             return None
         death = self.fleet.watch.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
-        return death if death is not None and death.gone else None
+        return death if death is not None and death.pool_ended else None
 
     def lost(self) -> str | None:
         """A text that says which controlling process of Ray has died; None where all are alive."""
@@ -107,6 +113,7 @@ class Workers:
         if self.ahead is not None and commit.queue is not None:
             self.ahead.restore(*commit.queue)
         self.engine.ran()  # drops the spans of iterations that are done again
+        self.engine.traffic()
 
 
 def chain(error: BaseException | None) -> list[BaseException]:

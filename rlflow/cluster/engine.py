@@ -103,9 +103,9 @@ class ClusterEngine(Engine):
             pool, prompts = self._ready(role, prompts, terms)
             axis, parallel = prompts.axis.repeat(sampling.samples), self.placement.parallelism(role, "generator")
             split = self._split(prompts, pool, parallel=parallel)
-            routes, told, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
+            routes, common, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
             for rank, rows in asked(split, parallel).items():
-                arguments = pickled({**told, "keys": [self._ledger.key() for _ in range(into.count)]})
+                arguments = pickled({**common, "keys": [self._ledger.key() for _ in range(into.count)]})
                 streams[rank] = self.calls.ask(pool, rank, "generate", routes, rows, arguments, "model", chunks=True)
             answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.calls.remember(pool, "generate", there, terms))
             yield from chunks_of(self.calls, answers, into, _repeated(split, sampling.samples), axis)
@@ -167,10 +167,10 @@ class ClusterEngine(Engine):
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64)
-        told = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
-        for rank, answer in told.items():
+        answers = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
+        for rank, answer in answers.items():
             facts[home[rank]] = torch.tensor(answer.value)
-        batch = self.calls.kept(pool, told, home, batch.axis)  # what came from another pool comes once
+        batch = self.calls.kept(pool, answers, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
         width = self.placement.parallelism(role, "trainer").tensor
         plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), **passes)
@@ -243,6 +243,7 @@ class ClusterEngine(Engine):
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
+        self._ledger.traffic.add("columns", raw.nbytes)
         ref = there.send(0, "load", self._ledger.key(), raw, self.iteration, group="io")
         return self.calls.kept(there, self.calls.answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
 
@@ -255,6 +256,10 @@ class ClusterEngine(Engine):
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """Put the driver's columns of a batch on a pool."""
         return self.calls.spread(batch, pool)
+
+    def near(self, batch: Batch, terms: CallOptions = HERE) -> str:
+        """The pool that has most of the rows."""
+        return self._nearest(batch, terms).name
 
     def joined(self, batches: list[Batch]) -> Batch:
         """Join rows of several batches. Rows on workers stay there."""
@@ -277,6 +282,7 @@ class ClusterEngine(Engine):
     def _gathered(self, batch: Batch) -> Payload:
         """All rows, put together by a worker that holds most of them."""
         payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        self._ledger.traffic.add("columns", payload.nbytes)
         return payload
 
     def heard_by(self, hear: Callable[[bytes], object]) -> None:
@@ -305,6 +311,15 @@ class ClusterEngine(Engine):
             model.moved = {}
         return metrics | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
 
+    def traffic(self) -> dict[str, int]:
+        """The bytes of columns, weights and commits that went from process to process since the last call."""
+        self._ledger.traffic.add("weights", sum(model.arrived() for model in self.models.values()))
+        return self._ledger.traffic.taken()
+
+    def committed(self, size: int) -> None:
+        """Count the bytes of a copy of a trainer's state."""
+        self._ledger.traffic.add("commits", size)
+
     def _kept(self) -> dict[str, dict[str, float]]:
         """The most that a rank moved out of its memory and back, by pool, for pools whose memory has a limit."""
         asked = {pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited}
@@ -319,7 +334,7 @@ class ClusterEngine(Engine):
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._ledger.forget_none()
         for pool in self.pools.values():
-            pool.post.outbox.clear(self.iteration)
+            pool.post.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
         with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
             for pool in self.pools.values():

@@ -26,7 +26,7 @@ from rlflow.cluster.group import LOOPBACK, join
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.actor import own_interface
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
-from rlflow.cluster.rpc.parcels import Parcel, Payload, packed
+from rlflow.cluster.rpc.parcels import Parcel, Payload, inline, packed, size_of
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.store import ShardStore
@@ -103,10 +103,6 @@ class Worker:
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
-    def put(self, key: int, parcel: Parcel, iteration: int) -> None:
-        """Store a shard that comes from the driver."""
-        self.store.take(key, parcel, iteration)
-
     def load(self, key: int, parcel: Parcel, iteration: int) -> Answer:
         """Store a shard, and answer with its columns, for a driver that does not know them."""
         return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, parcel, iteration))
@@ -136,9 +132,11 @@ class Worker:
         self.store.forget(call.forget)
         with MARKS.during(call):
             start = time.time()
-            batch = self.store.batch(call.inputs, transfers, call.iteration)
+            rows = call.rows(transfers)
+            batch = self.store.batch(call.inputs, rows, call.iteration)
             answer = OPERATIONS[call.op](self, call, batch)
-            return answer._replace(ran=(start, time.time()), printed=self.printed.take()).packed()
+            received = sum(map(size_of, rows))
+            return answer._replace(ran=(start, time.time()), printed=self.printed.take(), received=received).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Parcel) -> Iterator[bytes | Answer]:
         """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
@@ -147,13 +145,14 @@ class Worker:
         role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
         with MARKS.during(call):
             start = time.time()
-            batch = self.store.batch(call.inputs, transfers)
+            coming = call.rows(transfers)
+            batch = self.store.batch(call.inputs, coming)
             rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
             for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
                 assert chunk.axis.index is not None
                 answer = self._keep(call._replace(key=key), chunk)._replace(value=chunk.axis.index.numpy())
                 yield answer._replace(ran=(start, start := time.time())).packed()
-            yield self._keep(call, next(rows))._replace(ran=(start, time.time())).packed()
+            yield self._keep(call, next(rows))._replace(ran=(start, time.time()), received=sum(map(size_of, coming))).packed()
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, PartialMetric] | None = None) -> Answer:
         """Store a batch under the call's key. Gives the answer about it, with its scalars."""
@@ -264,6 +263,12 @@ class Worker:
         assert isinstance(loss, Loss)
         return loss
 
+    def slices(self, call: Call, batch: Batch) -> Answer:
+        """Rows for other workers on this machine. ``parts``: of each transfer the key, names and rows. The answer has a parcel for each,
+        None for a large one for which shared memory has no room: it is asked for again by Ray."""
+        parcels = [self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]]
+        return Answer(value=[inline(parcel) for parcel in parcels])
+
     def hold(self, call: Call, batch: Batch) -> Answer:
         """Store a batch as it came."""
         return self._keep(call, batch)
@@ -293,12 +298,13 @@ class Worker:
         self.engine.keeper.settle(needs)
         return trainer
 
-    def receive(self, role: str, version: int, weights: Payload) -> None:
-        """Give whole tensors, the weights of this version, to the generator."""
+    def receive(self, role: str, version: int, weights: Payload) -> int:
+        """Give whole tensors, the weights of this version, to the generator. Gives their bytes."""
         generator = self.engine.models[role].generator
         assert generator is not None
         self.engine.keeper.settle(syncing(role))
         generator.receive(iter(unpack_tensors(weights).items()), version)
+        return weights.nbytes
 
     def state(self, role: str) -> Payload:
         """The trainer's state from rank 0; from other ranks, which only take part, nothing."""
@@ -363,5 +369,5 @@ OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
     "encode": Worker.encode, "cut": Worker.cut,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
-    "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
+    "update": Worker.update, "slices": Worker.slices, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

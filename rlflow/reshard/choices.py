@@ -31,13 +31,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All choices for a model on so many ranks: the fewest bytes first, of equal ones the plainer."""
+    """All choices for a model on so many ranks, that with the fewest bytes first, of equal ones the plainer."""
 
     shapes: Shapes  # of the tensors
     ranks: int  # that train and sample
     size: int  # ranks that make up a replica of the rollout
     matched: Mapping[str, int]  # tensor → dimension that "matched" shards instead of the first (``shard_dims``)
-    found: tuple[Choice, ...]  # by cost
+    by_cost: tuple[Choice, ...]  # the cheapest first
 
     @staticmethod
     def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, WeightLayout], targets: Mapping[str, WeightLayout],
@@ -51,12 +51,12 @@ class Choices:
     @property
     def best(self) -> Choice:
         """The choice that moves the fewest bytes."""
-        return self.found[0]
+        return self.by_cost[0]
 
     def told(self, dims: str, order: str) -> list[str]:
         """Lines of text: how many bytes the choice (dims, order) saves against the plain one, and how many the best choice would save
         beyond it."""
-        by_name = {(choice.dims, choice.order): choice for choice in self.found}
+        by_name = {(choice.dims, choice.order): choice for choice in self.by_cost}
         plain, done = by_name["first", "inner"], by_name[dims, order]
         lines = []
         if cost(done) < cost(plain):

@@ -15,12 +15,11 @@ Dim = Callable[[str, tuple[int, ...]], int | None]
 
 @dataclass(frozen=True)
 class Cut:
-    """Tensors cut along a dimension as ``torch.chunk`` does. place: which chunk each rank has, of ``parts``; dim: which dimension of a
-    tensor, by name and shape; None leaves it whole."""
+    """Tensors cut along a dimension as ``torch.chunk`` does."""
 
-    place: Sequence[int]
+    place: Sequence[int]  # which chunk each rank has, of ``parts``
     parts: int
-    dim: Dim = lambda name, shape: 0
+    dim: Dim = lambda name, shape: 0  # which dimension of a tensor; None leaves it whole
 
 
 def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:

@@ -20,11 +20,11 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class TensorShard:
-    """The part of a tensor that one rank holds. shape: of the whole tensor; dtype: without ``torch.``; boxes: disjoint."""
+    """The part of a tensor that one rank holds."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    boxes: tuple[Box, ...]
+    shape: tuple[int, ...]  # of the whole tensor
+    dtype: str  # without ``torch.``
+    boxes: tuple[Box, ...]  # disjoint
 
 
 HELD = TypeAdapter(dict[str, TensorShard])  # what ranks tell each other

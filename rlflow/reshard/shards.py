@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ShardView:
-    """view: the elements of the box, of its shape and with any strides, in memory that stays where it is."""
+    """A box of a tensor that this rank holds, as a view."""
 
     box: Box
-    view: Tensor
+    view: Tensor  # the elements of the box, of its shape and with any strides, in memory that stays where it is
 
     def at(self, box: Box) -> Tensor:
         """The elements of a box that lies within."""

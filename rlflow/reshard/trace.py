@@ -92,7 +92,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.tensors, self.current = tensors, None
         self.names: dict[int, str] = {}
-        self.kept: list[Tensor] = []
+        self.references: list[Tensor] = []
         self.failed: dict[str, str] = {}
         self.ties: dict[str, str] = {}
         self.copies: dict[tuple[Any, ...], tuple[str, ShardView, str]] = {}
@@ -105,7 +105,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def metas(self, tensors: Mapping[str, Spread]) -> Iterator[tuple[str, Tensor]]:
         for name, spread in tensors.items():
             meta = torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device="meta")
-            self.kept.append(meta)
+            self.references.append(meta)
             self.names[meta.untyped_storage()._cdata] = name
             self.current = name
             yield name, meta

@@ -63,7 +63,7 @@ def placement(name):
 def workers():
     """Of a fleet without pools."""
     fleet = Fleet(Path("/nowhere"), {}, {}, {}, 1, 0.0, 1.0, {}, placement("before"), lambda apart: placement("after"))
-    engine = SimpleNamespace(models={}, placement=fleet.placement, ran=lambda: [])
+    engine = SimpleNamespace(models={}, placement=fleet.placement, ran=lambda: [], traffic=lambda: {})
     return Workers(fleet, engine, ())
 
 

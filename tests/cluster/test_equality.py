@@ -49,6 +49,14 @@ def test_one_rank_of_each_pool_is_bit_equal_to_one_process(tmp_path, ray_address
     assert (again.folder / "answers.jsonl").read_text() == answers[0]
     assert dict(shown(again.accuracy)).items() <= here[-1].items()
     assert weights.keys() == others.keys() == {"actor", "critic"}
+    sizes = [json.loads(line) for line in (tmp_path / "there/ppo-1/traffic.jsonl").read_text().splitlines()]
+    kinds = ("columns", "weights", "commits")
+    assert [tuple(line) for line in sizes] == [
+        ("iteration", *(f"{prefix}{kind}" for kind in kinds)) for prefix in ("evaluation/", "", "", "evaluation/")]
+    model = sum(tensor.nbytes for tensor in others["actor"].values())
+    assert model <= sizes[2]["weights"] < 1.2 * model  # once, to the one rank that samples, where it has new ones
+    assert sizes[2]["columns"] > 0
+    assert sum(line["commits"] for line in sizes[1:3]) > 2 * model  # of two roles, with their moments once there are any
     for role, tensors in weights.items():
         assert all(torch.equal(tensor, others[role][name]) for name, tensor in tensors.items()), role
 

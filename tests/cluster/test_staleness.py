@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import rlflow
 from rlflow import PlanError
 from rlflow.author.load import load_flow
+from rlflow.binding import models
 from rlflow.checkpoints.load import load_latest
 from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.pool import Pool
@@ -25,7 +26,7 @@ TIMES = ("seconds", "response/tokens_per_second")
 
 
 def test_rows_are_of_the_weights_that_the_staleness_says(ray_address, monkeypatch):
-    sent, send, run = [], Pool.send, Pool.run
+    sent, send, run, short_call = [], Pool.send, Pool.run, Pool.short_call
 
     def noted(pool, rank, method, *arguments, **options):
         sent.append(f"{method} from {pool.name}")
@@ -35,8 +36,15 @@ def test_rows_are_of_the_weights_that_the_staleness_says(ray_address, monkeypatc
         sent.append(Call.unpacked(frame).op)
         return run(pool, rank, frame, *arguments)
 
+    def ran_short(pool, what, frames, seconds):
+        call = short_call(pool, what, frames, seconds)
+        if call is not None:
+            sent.extend([f"{what} from {pool.name}", what])
+        return call
+
     monkeypatch.setattr(Pool, "send", noted)
     monkeypatch.setattr(Pool, "run", ran)
+    monkeypatch.setattr(Pool, "short_call", ran_short)
     roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, ray_address=ray_address,
                          **{"hp.max_tokens": 16}, **POOLS)
     prepared, positions = roles.prepared, []
@@ -53,8 +61,8 @@ def test_rows_are_of_the_weights_that_the_staleness_says(ray_address, monkeypatc
         updates = [place for place, what in enumerate(sent) if what == "facts"]
         assert len(updates) == 6
         for place in updates:
-            assert "slice from rollout" in sent[:place]  # columns of the pool that samples came before
-            assert "slice from rollout" not in sent[place : sent.index("update", place)]
+            assert "slices from rollout" in sent[:place]  # columns of the pool that samples came before
+            assert "slices from rollout" not in sent[place : sent.index("update", place)]
     finally:
         roles.close()
 
@@ -124,6 +132,7 @@ def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_di
             version = model.version if next(newest) else max(model.version - 1, 0)
             model.generator.receive(iter(made[version].items()), version)
 
+    monkeypatch.setattr(models, "shares_weights", lambda role, options: False)  # a generator of which the weights can be older
     monkeypatch.setattr(Model, "stale", True)  # so that it is asked for each time
     monkeypatch.setattr(Model, "synchronise", lagging)
     lines, weights = told(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)

@@ -9,15 +9,15 @@ BYTES = 2 * 3 * (2 * 512 * 512 + 2 * 1024 * 512)
 
 
 def test_matched_dimensions_and_outer_order_reach_the_least_that_any_layout_can():
-    found = {(c.dims, c.order): c.inbound for c in choices(SHAPES, "bfloat16", 8, 4).found}
+    found = {(c.dims, c.order): c.inbound for c in choices(SHAPES, "bfloat16", 8, 4).by_cost}
     assert found["matched", "outer"] == BYTES // 4 - BYTES // 8  # M (1/t - 1/n)
     assert found["matched", "outer"] < found["first", "outer"] < found["first", "inner"]
-    assert {(c.dims, c.inbound) for c in choices(SHAPES, "bfloat16", 8, 8).found} >= {("matched", 0)}
+    assert {(c.dims, c.inbound) for c in choices(SHAPES, "bfloat16", 8, 8).by_cost} >= {("matched", 0)}
 
 
 def test_with_the_outer_order_alone_a_third_less_moves_and_half_to_the_rank_that_receives_most():
     rows = {"q_proj.weight": (512, 512)}  # cut along the first dimension by both
-    found = {c.order: c for c in choices(rows, "bfloat16", 4, 2).found}
+    found = {c.order: c for c in choices(rows, "bfloat16", 4, 2).by_cost}
     whole = 2 * 512 * 512
     assert (found["inner"].inbound, found["inner"].total) == (whole / 2, 1.5 * whole)
     assert (found["outer"].inbound, found["outer"].total) == (whole / 4, whole)

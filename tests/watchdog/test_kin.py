@@ -154,3 +154,12 @@ def test_a_child_within_its_exec_is_waited_for(monkeypatch):
     finally:
         child.kill()
         child.wait()
+
+
+def test_the_command_of_a_process_is_its_first_word_and_of_nobody_empty():
+    words = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()  # it runs, so that the kernel shows its words
+        assert kin.command(process.pid) == sys.executable
+        process.communicate("\n")
+    assert kin.command(process.pid) == ""

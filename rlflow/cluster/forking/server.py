@@ -33,10 +33,10 @@ CREDENTIALS = struct.Struct("3i")  # pid, user and group of a peer
 
 @dataclass
 class Fork:
-    """A process that the server has started. ``pidfd``: a descriptor that is readable once it has ended."""
+    """A process that the server has started."""
 
     pid: int
-    pidfd: int
+    pidfd: int  # a descriptor that is readable once the process has ended
     connection: socket.socket  # to the client that waits for its end
 
 

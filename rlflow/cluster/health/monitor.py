@@ -60,7 +60,7 @@ class Death:
 
     worker: WatchedWorker
     how: str  # in words how it died, or why it was killed
-    gone: bool  # whether no process of its pool is left
+    pool_ended: bool  # whether no process of its pool is left
 
     @property
     def pool(self) -> str:

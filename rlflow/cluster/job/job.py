@@ -35,21 +35,16 @@ class JobRole:
 
 @dataclass(eq=False)
 class Job:
-    """Groups of workers with roles of one's own. In ``with job:`` the workers are there; however the block ends, they end.
-
-    ``env``: variables of the environment of every rank. ``address``: a running Ray to join, auto or HOST:PORT; without, one is started on
-    this machine. ``seconds``: how long the ranks may take to be made. ``heartbeat``: seconds for which a rank may be silent before it is
-    killed; 0: never. ``threads``: of each rank; 0: the processors of this machine over all ranks. ``interface`` and ``insecure`` as the
-    flags of a run of these names say."""
+    """Groups of workers with roles of one's own. In ``with job:`` the workers are there; however the block ends, they end."""
 
     name: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    address: str | None = None
-    seconds: float = 600.0
-    heartbeat: float = 15.0
-    threads: int = 0
-    interface: str | None = None
-    insecure: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)  # variables of the environment of every rank
+    address: str | None = None  # a running Ray to join, auto or HOST:PORT; None: one is started on this machine
+    seconds: float = 600.0  # how long the ranks may take to be made
+    heartbeat: float = 15.0  # seconds for which a rank may be silent before it is killed; 0: never
+    threads: int = 0  # of each rank; 0: the processors of this machine over all ranks
+    interface: str | None = None  # as the flag of a run of this name says
+    insecure: bool = False  # as the flag of a run of this name says
 
     def __post_init__(self) -> None:
         self._roles: dict[str, JobRole] = {}

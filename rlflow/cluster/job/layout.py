@@ -32,13 +32,13 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class RoleNeeds:
-    """A role as it was declared. ``gpus``: None where nothing was said. ``per_node``: ranks on each node, 0 for any number."""
+    """A role as it was declared."""
 
     name: str
     ranks: int
     cpus: int = GRAIN
-    gpus: int | None = None
-    per_node: int = 0
+    gpus: int | None = None  # None where nothing was said
+    per_node: int = 0  # ranks on each node, 0 for any number
 
 
 @dataclass(frozen=True)

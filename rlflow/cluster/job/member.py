@@ -17,7 +17,7 @@ from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.job.here import Here, settle
 from rlflow.cluster.rpc.actor import own_interface
 from rlflow.cluster.rpc.parcels import Parcel, Post
-from rlflow.cluster.sharding.gather import gathered
+from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import PlanError
 from rlflow.watch.secrets import guard
 
@@ -53,20 +53,19 @@ class JobMember:
             interface = own_interface(seat.interface, seat.insecure) if address else LOOPBACK
             join(place.meeting, place.rank, place.ranks, seat.device, interface)
         self.post = Post()
-        self.held = cloudpickle.loads(seat.kind)(**seat.arguments)
+        self.instance = cloudpickle.loads(seat.kind)(**seat.arguments)
 
     def invoke(self, method: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         """Call a method of the object."""
         with MARKS.during(method):
-            return getattr(self.held, method)(*args, **keywords)
+            return getattr(self.instance, method)(*args, **keywords)
 
     def on_rows(self, method: str, parcel: Parcel, shared: bool, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Parcel:
         """Call a method from batch to batch with some rows. ``shared``: whether whoever asks can read this process's shared memory. Raises
         TypeError where the method gives no batch."""
         with MARKS.during(method):
-            with self.post.opened([parcel]) as [batch]:
-                rows = gathered([(batch, None)], list(batch.data))
-            answer = getattr(self.held, method)(rows, *args, **keywords)
+            [batch] = self.post.opened([parcel])
+            answer = getattr(self.instance, method)(owned(batch), *args, **keywords)
         if not isinstance(answer, Batch):
             raise TypeError(f"'{method}' was called with rows and gave a {type(answer).__name__}, expected a Batch")
         return self.post.parcel(answer, shared=shared)

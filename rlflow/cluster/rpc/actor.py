@@ -16,7 +16,7 @@ from rlflow.cluster.health import heartbeat as pulse
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.rpc.sockets import listen
-from rlflow.cluster.sharding.gather import gathered
+from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import RemoteError
 from rlflow.execution.apply import ending
 from rlflow.process import Process
@@ -34,7 +34,7 @@ GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2, "beat": 1}  # models of o
 class Host:
     """Holds one object. Ray never restarts it, which would lose the object's state silently."""
 
-    held: Any = None
+    instance: Any = None
     era = 0
     post: Any = None  # made where it is first needed: Ray carries the class over
     watchdog: Any = None
@@ -44,7 +44,7 @@ class Host:
         kin.die_with(os.getppid())
         self.watchdog = beside.for_worker()
         with self._contained():
-            self.held = kind(*args)
+            self.instance = kind(*args)
 
     def meet(self, name: str | None, insecure: bool) -> str:
         """Listen on the first rank of a pool on several machines. Gives the rendezvous address. Raises PlanError as ``interfaces.chosen``
@@ -68,7 +68,7 @@ class Host:
         """Call a method of the object. Raises RuntimeError for a call of an earlier era."""
         self._check_era(era, method)
         with pulse.MARKS.during(method), self._contained():
-            return getattr(self.held, method)(*args)
+            return getattr(self.instance, method)(*args)
 
     def do_run(self, *parts: Any) -> Any:
         """Have the object ``run`` a frame. ``parts``: the frame with the era before it, then transfers. Ray is fastest with bytes alone,
@@ -81,12 +81,12 @@ class Host:
 
     def _run(self, frame: bytes, *transfers: Any) -> Any:
         with self._contained():
-            return self.held.run(self._frame(frame, "run"), *transfers)
+            return self.instance.run(self._frame(frame, "run"), *transfers)
 
     def do_chunks(self, *parts: Any) -> Iterator[Any]:
         """Have the object ``run_chunks`` a frame. Gives several answers, each as soon as it has come."""
         with self._contained():
-            yield from self.held.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
+            yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -124,9 +124,8 @@ class Host:
     def do_batch(self, method: str, parcel: Parcel, shared: bool) -> Parcel:
         """Call a method from batch to batch. shared: whether whoever asks can read this process's shared memory."""
         with pulse.MARKS.during(method), self._contained():
-            with self._post().opened([parcel]) as [batch]:
-                rows = gathered([(batch, None)], list(batch.data))
-            return self._post().parcel(getattr(self.held, method)(rows), shared=shared)
+            [batch] = self._post().opened([parcel])
+            return self._post().parcel(getattr(self.instance, method)(owned(batch)), shared=shared)
 
 
 def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:

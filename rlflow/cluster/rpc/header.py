@@ -35,9 +35,9 @@ class WireError(ValueError):
     """Bytes are no batch of this version, or a batch cannot be written as bytes."""
 
     @classmethod
-    def of(cls, what: str, found: object, expected: object) -> WireError:
+    def of(cls, what: str, actual: object, expected: object) -> WireError:
         """An error that names the place, what was found and what was expected."""
-        return cls(": ".join((_brief(what), f"found {_brief(found)}, expected {expected}")))
+        return cls(": ".join((_brief(what), f"found {_brief(actual)}, expected {expected}")))
 
 
 def _brief(value: object) -> str:

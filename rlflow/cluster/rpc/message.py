@@ -17,6 +17,8 @@ from ray import cloudpickle
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
+from rlflow.cluster.rpc.parcels import Parcel
+from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.columns import Kind, Level
 from rlflow.execution.tally import PartialMetric
@@ -50,6 +52,8 @@ class Inputs(NamedTuple):
     scalars: Mapping[str, Data] = {}
 
 
+InlineParcel = Parcel | None  # None: the next of those that come beside the call
+
 NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
 
@@ -62,6 +66,7 @@ class Call(NamedTuple):
     iteration: int = 0
     arguments: Mapping[str, Any] = {}
     forget: Sequence[int] = ()  # keys of shards that are no longer needed
+    parcels: Sequence[InlineParcel] = ()  # rows from other workers, in the order in which the inputs name them
 
     def __str__(self) -> str:
         """The activity of a worker in words."""
@@ -73,17 +78,23 @@ class Call(NamedTuple):
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
         inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
-        frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget))
+        parcels = [_inline(parcel) for parcel in self.parcels]
+        frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget, parcels))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
         """The call of these bytes."""
-        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
+        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, parcels = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
         inputs = Inputs(None if rows is None else rows.reshape(-1, width), grouped, [_opened(*source) for source in sources],
                         _scalars(scalars))
-        return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget)
+        return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget, [_parcel(parcel) for parcel in parcels])
+
+    def rows(self, transfers: Sequence[Parcel]) -> list[Parcel]:
+        """The rows from other workers: those that the call has with it, and in their places ``transfers``, which came beside it."""
+        beside = iter(transfers)
+        return [next(beside) if parcel is None else parcel for parcel in self.parcels] if self.parcels else list(transfers)
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
@@ -98,6 +109,16 @@ def _whole(scalars: Mapping[str, Data]) -> bytes | None:
 
 def _scalars(frame: bytes | None) -> Mapping[str, Data]:
     return unpack(frame).data if frame else {}
+
+
+def _inline(parcel: InlineParcel) -> Any:
+    """A parcel as plain values."""
+    return parcel.tobytes() if isinstance(parcel, np.ndarray) else parcel
+
+
+def _parcel(plain: Any) -> InlineParcel:
+    """The parcel of plain values."""
+    return np.frombuffer(plain, np.uint8) if isinstance(plain, bytes) else plain and SharedFrame(*plain)
 
 
 def _raw(index: Index | None) -> bytes | None:
@@ -136,6 +157,7 @@ class Answer(NamedTuple):
     value: Any = None  # a result that is no batch
     ran: tuple[float, float] = (0.0, 0.0)  # start and end in seconds of the wall clock, which machines share
     printed: bytes = b""  # lines that rewards have printed since the last answer
+    received: int = 0  # bytes of rows that came from other workers
 
     def packed(self) -> bytes | Answer:
         """The answer as bytes. An answer with a value, which may be large, is given as it is."""
@@ -144,7 +166,8 @@ class Answer(NamedTuple):
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: values.tobytes() for level, values in self.lengths.items()}
         tallies = {name: (float(tally.total), int(tally.count), float(tally.highest), tally.kind) for name, tally in self.tallies.items()}
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran, self.printed))
+        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran, self.printed,
+                                      self.received))
         return frame
 
     @staticmethod
@@ -152,8 +175,8 @@ class Answer(NamedTuple):
         """The answer of these bytes."""
         if isinstance(frame, Answer):
             return frame
-        key, rows, columns, lengths, scalars, tallies, ran, printed = msgpack.unpackb(frame)
+        key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
                       _scalars(scalars), {name: PartialMetric(*values) for name, values in tallies.items()}, ran=tuple(ran),
-                      printed=printed)
+                      printed=printed, received=received)

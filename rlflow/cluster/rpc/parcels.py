@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
 from rlflow.cluster.rpc.wire import BatchFrame, unpack
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 Parcel = Payload | SharedFrame
+
+
+def size_of(parcel: Parcel) -> int:
+    """The bytes that go from one process to the other."""
+    return parcel.size if isinstance(parcel, SharedFrame) else parcel.nbytes
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
@@ -43,6 +48,18 @@ def widened(data: Data) -> Data:
     return replace(data, value=data.value.to(torch.int64))
 
 
+def inline(parcel: object) -> Parcel | None:
+    """The parcel where it goes within a call's frame, as a place in shared memory and few bytes do; None for what Ray brings beside it."""
+    few = isinstance(parcel, np.ndarray) and parcel.nbytes <= SMALL
+    return parcel if few or isinstance(parcel, SharedFrame) else None  # type: ignore[return-value]
+
+
+def _lasting(batch: Batch) -> Batch:
+    """The batch with keys and lengths in memory of their own: few bytes that are remembered for longer than the columns."""
+    data = {name: replace(data, lengths=data.lengths.clone()) if data.lengths is not None else data for name, data in batch.data.items()}
+    return Batch(Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped), data)
+
+
 class Post:
     """Hands rows of this process to others, and takes theirs."""
 
@@ -56,22 +73,20 @@ class Post:
         at = self.outbox.post(frame, iteration) if shared and frame.nbytes > SMALL else None
         return at if at is not None else _written(frame)
 
-    @contextlib.contextmanager
-    def opened(self, parcels: Sequence[Parcel]) -> Iterator[list[Batch]]:
-        """The batches of parcels, whose tensors are views that end with the block: whoever keeps rows copies them. Whole numbers may be
-        int32 where their kind says int64."""
-        shared = [parcel for parcel in parcels if isinstance(parcel, SharedFrame)]
-        try:
-            yield [unpack((self.inbox.read(parcel).numpy() if isinstance(parcel, SharedFrame) else parcel).data) for parcel in parcels]
-        finally:
-            for parcel in shared:
-                with contextlib.suppress(OSError):
-                    self.inbox.done(parcel)
+    def opened(self, parcels: Sequence[Parcel]) -> list[Batch]:
+        """The batches of parcels. Their tensors are views, of which each keeps the memory of its whole parcel. Whole numbers may be int32
+        where their kind says int64. Raises OSError where shared memory cannot be reached."""
+        frames = [self.inbox.read(parcel).numpy() if isinstance(parcel, SharedFrame) else parcel for parcel in parcels]
+        return [_lasting(unpack(frame.data)) for frame in frames]
+
+    def clear(self, iteration: int) -> None:
+        """This iteration and those before it are over: their memory is given back."""
+        self.outbox.clear(iteration)
+        self.inbox.clear()
 
     def reaches(self, at: SharedFrame) -> bool:
         """Whether this process can read the shared memory of another."""
         try:
-            with self.opened([at]) as batches:
-                return len(batches) == 1
+            return len(self.opened([at])) == 1
         except OSError:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -56,7 +57,7 @@ class Future(Generic[R]):
         self, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
         watcher: Watcher | None = None, limit: Deadline | None = None,
     ) -> None:
-        self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, merge
+        self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, _once(merge)
         self._watcher, self._limit = watcher, limit or Deadline(seconds)
 
     @staticmethod
@@ -76,8 +77,8 @@ class Future(Generic[R]):
         return len(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0]) == len(self.refs) if self.refs else True
 
     def result(self) -> R:
-        """Wait for all answers, or for the first error. Raises RemoteError with the rank, Late with the ranks that have not answered by the
-        deadline, and Dead as soon as any worker is known to be gone."""
+        """Wait for all answers, or for the first error; asked again it is the same object. Raises RemoteError with the rank, Late with the
+        ranks that have not answered by the deadline, and Dead as soon as any worker is known to be gone."""
         return self._merge(self._answers())
 
     def _answers(self) -> list[Any]:
@@ -153,6 +154,19 @@ class SocketFuture(Future[R]):
 
     def _waiting(self) -> list[WorkerId]:
         return [at for at in self.at if at.rank in self._calls.waiting]
+
+
+def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
+    """``merge``, whose result is kept: a frame in shared memory is read once, since its sender may then write another in its place."""
+    results, merging = list[R](), threading.Lock()
+
+    def merged(answers: list[Any]) -> R:
+        with merging:
+            if not results:
+                results.append(merge(answers))
+            return results[0]
+
+    return merged
 
 
 def _error(ref: Any) -> BaseException | None:
@@ -304,14 +318,17 @@ class Pool(Generic[W]):
         used = [rank for rank in range(len(self)) if everyone or len(split[rank])] or [0]
 
         def merge(answers: list[Parcel]) -> Batch:
-            with self.post.opened(answers) as parts:
-                rows_of = dict(zip(used, map(len, parts), strict=True))
-                check_counts(split, [rows_of.get(rank, 0) for rank in range(len(self))])
-                order = merge_order([split[rank] for rank in used])
-                return Batch(batch.axis, gathered([(part, None) for part in parts], list(parts[0].data), order).data)
+            parts = self.post.opened(answers)
+            rows_of = dict(zip(used, map(len, parts), strict=True))
+            check_counts(split, [rows_of.get(rank, 0) for rank in range(len(self))])
+            order = merge_order([split[rank] for rank in used])
+            return Batch(batch.axis, gathered([(part, None) for part in parts], list(parts[0].data), order).data)
 
-        parcels = {rank: self.post.parcel(batch, split[rank], shared=self.near(rank)) for rank in used}
-        return self.future(what, [(rank, ask(rank, parcel, self.near(rank))) for rank, parcel in parcels.items()], seconds, merge)
+        def asked(rank: int) -> Any:
+            near = self.near(rank)
+            return ask(rank, self.post.parcel(batch, split[rank], shared=near), near)  # each works as soon as it has its rows
+
+        return self.future(what, [(rank, asked(rank)) for rank in used], seconds, merge)
 
     def map(self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS) -> Iterator[R]:
         """Call a method for each item, on one rank after another. Gives the results in the order of the items, each as soon as possible. At

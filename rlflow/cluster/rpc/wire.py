@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
-from rlflow.batch import LONG, Batch, Data
+from rlflow.batch import LONG, Batch, Data, extent
 from rlflow.cluster.rpc.header import (
     DTYPES,
     HEADER_LIMIT,
@@ -50,6 +50,7 @@ __all__ = ["BatchFrame", "WireError", "pack", "pieces", "unpack"]
 MAGIC = b"RLFBATCH"
 VERSION = 1
 ALIGNMENT = 64  # bytes: what Ray aligns its buffers to, and a cache line
+IDS = frozenset({"tokens", "prompt_tokens"})  # columns of token ids
 _PREFIX = struct.Struct("<8sHHIQI")
 _CRC = struct.Struct("<I")
 HEAD = _PREFIX.size + _CRC.size  # where the header begins
@@ -73,10 +74,11 @@ def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
 
 
 class StoredBuffer:
-    """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype."""
+    """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype; or some ``rows`` of one of that
+    dtype, [rows, entries of each]."""
 
-    def __init__(self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.parts, self.dtype, self.buffer = parts, dtype, Buffer(str(dtype).removeprefix("torch."), shape)
+    def __init__(self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype, rows: Tensor | None = None) -> None:
+        self.parts, self.rows, self.dtype, self.buffer = parts, rows, dtype, Buffer(str(dtype).removeprefix("torch."), shape)
 
     @staticmethod
     def whole(tensor: Tensor) -> StoredBuffer:
@@ -88,7 +90,10 @@ class StoredBuffer:
         if not memory.numel():
             return
         out = memory.view(self.dtype).view(self.buffer.shape)
-        if len(self.parts) == 1:
+        if self.rows is not None:
+            source, picked = self.parts[0].detach().view(torch.uint8), out.view(len(self.rows), -1).view(torch.uint8)
+            torch.index_select(source, 0, self.rows, out=picked)
+        elif len(self.parts) == 1:
             out.copy_(self.parts[0])
         else:
             torch.cat(list(self.parts), out=out)
@@ -97,8 +102,10 @@ class StoredBuffer:
         """The bytes: a view of the tensor's memory where it is one, contiguous, on the host and of this dtype."""
         if not self.buffer.nbytes:
             return b""
-        one = self.parts[0] if len(self.parts) == 1 else torch.cat(list(self.parts))
-        flat = one.detach().cpu().to(self.dtype).contiguous()
+        if self.rows is not None or len(self.parts) > 1 or self.parts[0].dtype is not self.dtype:
+            self.write(flat := torch.empty(self.buffer.nbytes, dtype=torch.uint8))
+        else:
+            flat = self.parts[0].detach().cpu().contiguous()
         return _Lent(flat, address(flat), flat.nbytes).array().data
 
 
@@ -106,7 +113,7 @@ class BatchFrame:
     """A batch, or some of its rows, as bytes that are not written yet.
 
     ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are written as int32, half the bytes;
-    their kind still says int64. Raises WireError as ``pack`` does.
+    their kind still says int64. Raises WireError as ``pack`` does, and then for token ids that do not fit.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
@@ -167,7 +174,7 @@ def _form(data: Data) -> str:
 
 def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
     """The buffers of some rows of a column over ``axis``."""
-    if rows is not None and (data.lengths is None or len(data.value) < LONG * len(data.lengths)):
+    if rows is not None and (data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)):
         data, rows = data.take(rows, axis), None
     if data.kind.level is Level.TEXT:
         return tuple(map(StoredBuffer.whole, _encoded(name, data.value)))
@@ -175,30 +182,42 @@ def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool
     if not all(isinstance(tensor, Tensor) for tensor in values):
         raise WireError.of(f"column {name!r}", f"a {data.kind.level} column of {type(values[0]).__name__}", "tensors")
     if data.lengths is None:
-        return tuple(StoredBuffer((value,), tuple(value.shape), _width(data.kind, value, narrow)) for value in values)
-    lengths = data.lengths if rows is None else data.lengths[rows]
-    parts = values if rows is None else runs(data.value, data.lengths, rows)
-    shape = (int(lengths.sum()) if rows is not None else len(data.value), *data.value.shape[1:])
-    return StoredBuffer(parts, shape, _width(data.kind, data.value, narrow)), StoredBuffer.whole(lengths)
+        return tuple(StoredBuffer((value,), tuple(value.shape), _width(name, data.kind, value, narrow)) for value in values)
+    lengths, dtype = data.lengths if rows is None else data.lengths[rows], _width(name, data.kind, data.value, narrow)
+    if rows is None:
+        return StoredBuffer((data.value,), tuple(data.value.shape), dtype), StoredBuffer.whole(lengths)
+    shape = (int(lengths.sum()), *data.value.shape[1:])
+    if dtype is data.value.dtype and extent(data.lengths)[1]:
+        return StoredBuffer((data.value.reshape(len(data.lengths), -1),), shape, dtype, rows), StoredBuffer.whole(lengths)
+    return StoredBuffer(runs(data.value, data.lengths, rows), shape, dtype), StoredBuffer.whole(lengths)
 
 
-def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> list[Tensor]:
+def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
     """The entries of some rows as views of ``flat``, one for each run of rows that lie side by side."""
-    starts = (lengths.cumsum(0) - lengths)[rows]
-    ends = starts + lengths[rows]
-    begins = torch.ones(len(rows), dtype=torch.bool)
-    begins[1:] = starts[1:] != ends[:-1]
-    first = begins.nonzero()[:, 0]
-    last = torch.cat([first[1:] - 1, torch.tensor([len(rows) - 1])]) if len(rows) else first
-    return [flat[a:b] for a, b in zip(starts[first].tolist(), ends[last].tolist(), strict=True)]
+    starts = (lengths.cumsum(0) - lengths)[rows].numpy()
+    ends = starts + lengths[rows].numpy()
+    if not len(rows):
+        return []
+    gaps = np.flatnonzero(starts[1:] != ends[:-1])
+    starts, ends = starts[np.append(0, gaps + 1)], ends[np.append(gaps, len(rows) - 1)]
+    before = np.append(0, ends[:-1])
+    if (starts < before).any():  # not in their order
+        return [flat[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    sizes = np.stack([starts - before, ends - starts], 1).ravel()  # what lies between them, and they: split at once, not one by one
+    return torch.split(flat, [*sizes.tolist(), len(flat) - int(ends[-1])])[1:-1:2]
 
 
-def _width(kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
-    """The dtype in which a column is written: int32 for int64 whose numbers fit, where that is asked for."""
+def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
+    """The dtype in which a column is written: int32 for int64 whose numbers fit, where that is asked for. Raises WireError for token ids
+    that do not fit."""
     if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
         return value.dtype
     least, most = (int(end) for end in torch.aminmax(value))
-    return torch.int32 if least >= -(1 << 31) and most < 1 << 31 else torch.int64
+    if least >= -(1 << 31) and most < 1 << 31:
+        return torch.int32
+    if name in IDS:
+        raise WireError.of(f"column {name!r}", f"token id {most if most >= 1 << 31 else least}", f"ids of 32 bits, at most {(1 << 31) - 1}")
+    return torch.int64
 
 
 def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -261,9 +280,9 @@ def _opened(frame: memoryview, limit: int, verify: bool) -> tuple[memoryview, in
     return frame[HEAD:end], end
 
 
-def _compare(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise WireError.of(f"checksum of the {what}", f"{found:08x}", f"{expected:08x}")
+def _compare(what: str, checksum: int, expected: int) -> None:
+    if checksum != expected:
+        raise WireError.of(f"checksum of the {what}", f"{checksum:08x}", f"{expected:08x}")
 
 
 def _laid_out(raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]) -> Iterator[Tensor]:

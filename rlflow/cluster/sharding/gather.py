@@ -1,4 +1,5 @@
-"""Rows out of several shards or frames put together in memory of their own, each entry of a long row copied once."""
+"""Rows out of several shards or frames put together, each entry of a long row copied once. A frame in shared memory that has just the rows
+wanted is not copied at all."""
 
 from __future__ import annotations
 
@@ -8,16 +9,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
 from rlflow.batch import LONG, Batch, Data
 from rlflow.cluster.rpc.parcels import widened
 from rlflow.cluster.rpc.wire import runs
+from rlflow.copy_on_write import file_memory
 
 Part = tuple[Batch, Tensor | None]  # columns, and which of their rows; None: all, in their order
 
 
 def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
-    """Columns over the rows of all parts, one part after another, then put into ``order``. Nothing of them lies in memory of the parts."""
+    """Columns over the rows of all parts, one part after another, then put into ``order``. Nothing of them lies in memory of the parts, but
+    in shared memory where that is all that is wanted."""
+    if len(parts) == 1 and parts[0][1] is None and order is None:
+        return owned(parts[0][0].select(*names))
     long = [name for name in names if _long([batch.data[name] for batch, _ in parts])]
     others = [name for name in names if name not in long]
     rest = _joined([(batch.select(*others), rows) for batch, rows in parts], order)
@@ -68,11 +72,13 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """The batch in memory of its own: what came in a frame cannot be lent, and holds the whole frame."""
-    def copied(data: Data) -> Data:
-        wide = widened(data)
-        value = wide.value.clone() if wide is data and isinstance(data.value, Tensor) else wide.value
-        return replace(data, value=value, lengths=None if data.lengths is None else data.lengths.clone())
+    """A batch that ``Post.opened`` gave, in memory that it keeps: memory that Ray hands over cannot be lent. Columns in shared memory
+    stay there."""
+    return Batch(batch.axis, {name: _owned(data) for name, data in batch.data.items()})
 
-    axis = Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped)
-    return Batch(axis, {name: copied(data) for name, data in batch.data.items()})
+
+def _owned(data: Data) -> Data:
+    wide = widened(data)
+    if wide is not data or not isinstance(data.value, Tensor) or file_memory(data.value) is not None:
+        return wide
+    return replace(data, value=data.value.clone())

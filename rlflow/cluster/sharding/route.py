@@ -23,7 +23,7 @@ class Transfer(NamedTuple):
     rows: Index | None
 
 
-class Kept(NamedTuple):
+class StoredRows(NamedTuple):
     """Rows that a worker stores because they come from others: of each shard that they come from, which rows go to which places."""
 
     key: int
@@ -38,12 +38,12 @@ class RowRequest(NamedTuple):
 
     inputs: Inputs
     transfers: tuple[Transfer, ...]
-    kept: tuple[Kept, ...] = ()
+    copies: tuple[StoredRows, ...] = ()
 
-    def note(self, at: WorkerId, iteration: int, gone: Callable[[WorkerId, int], None]) -> None:
+    def note(self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None]) -> None:
         """Note where copies of shards are, once the worker has them."""
-        for key, rows, names, pieces in self.kept:
-            shard = Shard(at, key, rows, gone)
+        for key, rows, names, pieces in self.copies:
+            shard = Shard(at, key, rows, release)
             for source, wanted, index in pieces:
                 where = torch.full((source.rows,), -1, dtype=torch.int64)
                 where[torch.arange(source.rows) if index is None else index] = wanted
@@ -51,12 +51,11 @@ class RowRequest(NamedTuple):
 
 
 class AlignedColumns(NamedTuple):
-    """Columns that lie side by side, and so are moved together. columns: (name wanted, name in the shards); names: each of the latter
-    once."""
+    """Columns that lie side by side, and so are moved together."""
 
     layout: ShardMap
-    columns: tuple[tuple[str, str], ...]
-    names: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]  # (name wanted, name in the shards)
+    names: tuple[str, ...]  # those in the shards, each once
     kinds: tuple[Kind, ...]
 
 
@@ -74,7 +73,7 @@ class Routes:
         inputs = _Inputs(rows, at, iteration, keep)
         sources = [source for group in self.groups for source in inputs.sources(group)]
         keys = None if self._known(sources) else self.axis.keys[rows].numpy()
-        return RowRequest(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(inputs.transfers), tuple(inputs.kept))
+        return RowRequest(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(inputs.transfers), tuple(inputs.copies))
 
     def _known(self, sources: Sequence[Source]) -> bool:
         """Whether the first columns come from one shard that has just the rows, by the same keys."""
@@ -107,7 +106,7 @@ class _Inputs:
     def __init__(self, rows: Tensor, at: WorkerId, iteration: int, keep: Callable[[], int] | None) -> None:
         self.rows, self.at, self.iteration, self.keep = rows, at, iteration, keep
         self.transfers: list[Transfer] = []
-        self.kept: list[Kept] = []
+        self.copies: list[StoredRows] = []
 
     def sources(self, group: AlignedColumns) -> list[Source]:
         """Where columns come from that lie side by side: those of which there are copies from these, the others from the shards."""
@@ -150,8 +149,8 @@ class _Inputs:
         """The key under which what comes is stored."""
         if not coming or self.keep is None:
             return None
-        self.kept.append(Kept(self.keep(), len(self.rows), frozenset(names), tuple(coming)))
-        return self.kept[-1].key
+        self.copies.append(StoredRows(self.keep(), len(self.rows), frozenset(names), tuple(coming)))
+        return self.copies[-1].key
 
 
 Piece = tuple[int, Tensor, Tensor | None]

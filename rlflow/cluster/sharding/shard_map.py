@@ -36,27 +36,26 @@ class WorkerId:
 
 
 class Shard:
-    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more, ``gone`` is told. ``copies``: what
-    other workers have of it."""
+    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more, ``release`` is called.
+    ``copies``: what other workers have of it."""
 
-    __slots__ = ("__weakref__", "_gone", "at", "copies", "key", "rows")
+    __slots__ = ("__weakref__", "_release", "at", "copies", "key", "rows")
 
-    def __init__(self, at: WorkerId, key: int, rows: int, gone: Callable[[WorkerId, int], None]) -> None:
-        self.at, self.key, self.rows, self._gone = at, key, rows, gone
+    def __init__(self, at: WorkerId, key: int, rows: int, release: Callable[[WorkerId, int], None]) -> None:
+        self.at, self.key, self.rows, self._release = at, key, rows, release
         self.copies: list[ShardCopy] = []
 
     def __del__(self) -> None:
-        self._gone(self.at, self.key)
+        self._release(self.at, self.key)
 
 
 class ShardCopy(NamedTuple):
-    """Some rows of some columns of a shard that another worker holds since it has read them. ``where``: int64 [rows of the shard], the
-    place of each row in ``shard``, -1 of one that is not there. Workers forget it with the ``iteration``."""
+    """Some rows of some columns of a shard that another worker holds since it has read them."""
 
     shard: Shard
     names: frozenset[str]
-    where: Tensor
-    iteration: int
+    where: Tensor  # int64 [rows of the shard that was copied], the place of each row in ``shard``, -1 of one that is not there
+    iteration: int  # with which workers forget it
 
     def rows(self, index: Tensor | None) -> Tensor | None:
         """The places of these rows of the shard that was copied (None: of all); None where some are not there."""
@@ -71,7 +70,7 @@ class ShardMap:
     shards: tuple[Shard, ...]
     shard: Tensor  # int64 [rows]: the number of each row's shard
     place: Tensor  # int64 [rows]: the row within that shard
-    held: tuple[Tensor, ...] = ()  # rows of each shard in its order, where shards hold rows of this map alone: saves searches
+    rows_by_shard: tuple[Tensor, ...] = ()  # rows of each shard in its order, where shards hold rows of this map alone: saves searches
     axis: Axis | None = None  # of the rows, as the holders of the shards know it
 
     def __len__(self) -> int:
@@ -84,10 +83,10 @@ class ShardMap:
 
     def whole(self, rows: Tensor) -> int | None:
         """The shard that holds just these rows in this order."""
-        number = next((number for number, shard_rows in enumerate(self.held) if shard_rows is rows), None)  # as a rule, and much faster
-        if number is not None:
+        number = next((number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None)
+        if number is not None:  # as a rule, and much faster
             return number
-        return next((number for number, shard_rows in enumerate(self.held) if torch.equal(shard_rows, rows)), None)
+        return next((number for number, shard_rows in enumerate(self.rows_by_shard) if torch.equal(shard_rows, rows)), None)
 
     def take(self, index: Tensor) -> ShardMap:
         """The places of some of the rows."""
@@ -98,9 +97,9 @@ class ShardMap:
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
-        if self.held and len(set(ranks_of)) == len(ranks_of):
-            rows_by_rank = dict(zip(ranks_of, self.held, strict=True))
-            if _ascending(self.held):
+        if self.rows_by_shard and len(set(ranks_of)) == len(ranks_of):
+            rows_by_rank = dict(zip(ranks_of, self.rows_by_shard, strict=True))
+            if _ascending(self.rows_by_shard):
                 return [rows_by_rank.get(number, NONE) for number in range(ranks)]
         rank = torch.tensor([shard.at.rank for shard in self.shards], dtype=torch.int64)[self.shard]
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]

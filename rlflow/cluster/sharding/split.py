@@ -79,9 +79,9 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
     if not units:
         return True
     rows, unit = _flat(units)
-    held = torch.cat(list(split))
-    place = torch.empty(len(held), dtype=torch.int64)
-    place[held] = torch.arange(len(held)) + torch.arange(len(split)).repeat_interleave(torch.tensor([len(part) for part in split]))
+    order = torch.cat(list(split))
+    place = torch.empty(len(order), dtype=torch.int64)
+    place[order] = torch.arange(len(order)) + torch.arange(len(split)).repeat_interleave(torch.tensor([len(part) for part in split]))
     within = unit[1:] == unit[:-1]  # a step from rank to rank is one too long, so that only neighbours on one rank are 1 apart
     return bool((place[rows].diff()[within] == 1).all())
 

@@ -20,12 +20,12 @@ StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]  # t
 
 @dataclass(frozen=True)
 class RankSteps:
-    """rows: of each rank, the rows of the batch that it needs, ascending. steps: of each rank, for each step the places among those
-    rows, and the totals of the whole minibatch, as ``MinibatchTotals`` takes them. left_out: rows that are not learned from."""
+    """The rows that each rank takes in each step of one update."""
 
-    rows: list[Tensor]
+    rows: list[Tensor]  # of each rank, the rows of the batch that it needs, ascending
+    # of each rank, for each step the places among those rows, and the totals of the whole minibatch, as ``MinibatchTotals`` takes them
     steps: list[list[tuple[Index, StepTotals]]]
-    left_out: int
+    left_out: int  # rows that are not learned from
 
 
 def rank_steps(

@@ -12,9 +12,9 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.message import Index, Inputs, Source
 from rlflow.cluster.rpc.parcels import Parcel, Post
-from rlflow.cluster.sharding.gather import gathered
+from rlflow.cluster.sharding.gather import gathered, owned
 from rlflow.cluster.sharding.shard_map import empty
-from rlflow.copy_on_write import lent
+from rlflow.copy_on_write import file_memory, lent
 
 
 class ShardStore:
@@ -44,11 +44,11 @@ class ShardStore:
 
     def clear(self, iteration: int) -> None:
         """Forget what is there for this iteration and those before it."""
-        self.post.outbox.clear(iteration)
         with self._lock:
             for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
                 self._held.pop(key, None)
                 del self._iterations[key]
+        self.post.clear(iteration)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -61,8 +61,8 @@ class ShardStore:
 
     def take(self, key: int, parcel: Parcel, iteration: int) -> Batch:
         """Store a shard that comes from another process. Gives it."""
-        with self.post.opened([parcel]) as [batch]:
-            shard = gathered([(batch, None)], list(batch.data))
+        [batch] = self.post.opened([parcel])
+        shard = owned(batch)
         self.put(key, shard, iteration)
         return shard
 
@@ -71,10 +71,9 @@ class ShardStore:
         ``iteration``."""
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
-        with self.post.opened(transfers) as batches:
-            coming = iter(batches)
-            for source in inputs.sources:
-                columns |= self._columns(source, coming, len(axis), iteration)
+        coming = iter(self.post.opened(transfers))
+        for source in inputs.sources:
+            columns |= self._columns(source, coming, len(axis), iteration)
         return Batch(axis, columns | dict(inputs.scalars))
 
     def _axis(self, inputs: Inputs) -> Axis:
@@ -103,5 +102,7 @@ class ShardStore:
 
 
 def _borrowed(data: Data) -> Data:
-    """The column for one call. Calls of several threads share no tensor: a backend that asks one for its address has its memory moved."""
-    return replace(data, value=lent(data.value)) if isinstance(data.value, torch.Tensor) else data
+    """The column for one call. Calls of several threads share no tensor of torch's own: a backend that asks one for its address has its
+    memory moved."""
+    own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None
+    return replace(data, value=lent(data.value)) if own else data

@@ -33,7 +33,7 @@ Shards = dict[str, TensorShard]  # tensor → the part of it on one rank
 class Offer:
     """The weights of a rank, and where it is."""
 
-    held: Shards  # what a sender holds, or a receiver needs
+    shards: Shards  # what a sender has, or a receiver needs
     machine: str
     device: str
 
@@ -62,7 +62,7 @@ class Offers:
     def plan(self) -> TransferPlan:
         """The plan of the transfer. All ranks make the same."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
-        source, target = layouts([offer.held for offer in self.senders], [offer.held for offer in self.receivers])
+        source, target = layouts([offer.shards for offer in self.senders], [offer.shards for offer in self.receivers])
         return make_plan(source, target, [machines.index(name) for name in machines], self.bucket)
 
 
@@ -93,14 +93,14 @@ class Sender:
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
 
-    def pack(self, index: int, version: int, kept: bool) -> list[Any]:
-        """Pack bucket ``index``. Gives the version and then its messages. ``kept``: whether messages outlive the next bucket."""
+    def pack(self, index: int, version: int, lasting: bool) -> list[Any]:
+        """Pack bucket ``index``. Gives the version and then its messages. ``lasting``: whether messages outlive the next bucket."""
         assert self.resharder is not None
         if index == 0:
             self._relocate()
         transport = self.resharder.transport
         packed = self.resharder.pack(index).values()
-        if isinstance(transport, Mailbox) and not kept:
+        if isinstance(transport, Mailbox) and not lasting:
             return [version, *(Message(version, transport.where(message)) for message in packed)]
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
@@ -139,7 +139,7 @@ class Receiver:
     def offer(self, senders: list[Offer]) -> Offer:
         """The weights that this rank needs. They may be overwritten with test patterns: a whole transfer has to follow before it
         samples."""
-        self.destinations = self.generator.destinations(layouts([offer.held for offer in senders], [])[0].tensors)
+        self.destinations = self.generator.destinations(layouts([offer.shards for offer in senders], [])[0].tensors)
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
@@ -165,7 +165,7 @@ class Receiver:
         """End a transfer. ``terms``: the senders' parts of the digests, where these are compared. Gives metrics: ``inbound``, bytes that
         came, and ``bound``, the fewest that any plan could move. Raises TransferError where that is not what was planned or sent."""
         received, versions, self.received, self.versions = self.received, self.versions, 0, {}
-        if wrong := {sender: theirs for sender, theirs in versions.items() if theirs != version}:
+        if wrong := {sender: other for sender, other in versions.items() if other != version}:
             raise TransferError(f"rank {self.resharder.rank} takes version {version}, but ranks sent others: {wrong}")
         self.resharder.finish(version, received)
         if terms:

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights.transfer import TransferResult, WeightTransfer
 from rlflow.cluster.worker import Worker
@@ -67,6 +67,7 @@ class RemoteModel:
     sampled_version: int = 0  # updates behind the generator's weights; -1 where they are not known
     moved: dict[str, Any] = field(default_factory=dict)  # metrics of the last weight transfer
     transfer: WeightTransfer | None = None  # between two pools
+    received: int = 0  # bytes of weights that came to ranks of the generator by another way
 
     def __post_init__(self) -> None:
         self._receiving = threading.Lock()  # a generator takes one set of weights at a time
@@ -103,7 +104,9 @@ class RemoteModel:
                 assert self.transfer is not None
                 self.moved = self.transfer.deliver(frozen.version, frozen.weights, seconds)
             else:
-                self.generator.call("receive", self.role, frozen.version, frozen.weights, seconds=seconds, group="model").result()
+                sizes: Future[list[int]] = self.generator.call("receive", self.role, frozen.version, frozen.weights, seconds=seconds,
+                                                               group="model")  # fmt: skip
+                self.received += sum(sizes.result())
             self.sampled_version = frozen.version
 
     def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
@@ -113,11 +116,19 @@ class RemoteModel:
         if self._together:
             ranks = self.generator.call(Worker.synchronise, self.role, self.version, seconds=seconds, group="model").result()
             self.moved = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
+            self.received += int(sum(rank.get("inbound", 0) for rank in ranks))
             self.sampled_version = self.version
         elif self._planned(seconds):
             self._move(seconds)
         else:
             self.use(Frozen(self.version, self.trainer.begin("weights")), seconds)
+
+    def arrived(self) -> int:
+        """The bytes of weights that came to ranks of the generator since the last call."""
+        size, self.received = self.received, 0
+        if self.transfer is not None:
+            size, self.transfer.received = size + self.transfer.received, 0
+        return size
 
     def _move(self, seconds: float) -> None:
         assert self.transfer is not None

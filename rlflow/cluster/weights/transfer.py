@@ -86,6 +86,7 @@ class WeightTransfer:
     route: Route | None = None  # None where no plan can move the weights
     bound: bool = False  # whether the ranks were asked for their weights
     packed: int = 0  # transfers so far
+    received: int = 0  # bytes that came to all receivers
     run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")  # name of the shared memory
 
     # -- the plan ----------------------------------------------------------------------------------------------------------------
@@ -160,13 +161,13 @@ class WeightTransfer:
             futures[-1].result()
         return self._finish(version, terms, limit)
 
-    def _pack(self, index: int, version: int, kept: bool) -> PackedBucket:
+    def _pack(self, index: int, version: int, lasting: bool) -> PackedBucket:
         assert self.route is not None
         done: dict[int, Any] = {}
         messages: dict[tuple[int, int], Any] = {}
         for sender, letters in self.route.letters[index].items():
             if letters:
-                done[sender], *references = self.source.send(sender, "passing", self.role, "pack", index, version, kept, group="model",
+                done[sender], *references = self.source.send(sender, "passing", self.role, "pack", index, version, lasting, group="model",
                                                        answers=1 + len(letters))
                 messages |= {(sender, first): ref for first, ref in zip(letters, references, strict=True)}
         return PackedBucket(done, messages)
@@ -190,6 +191,7 @@ class WeightTransfer:
         references = {rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
                 for rank in range(len(self.target))}  # fmt: skip
         ranks = self._future(self.target, references, limit).result()
+        self.received += int(sum(rank["inbound"] for rank in ranks))
         return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
     # -- calls -------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
+from rlflow.cluster.health.heartbeat import ProcessInfo
+from rlflow.cluster.health.monitor import Death, WatchedWorker
+from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import StageError
+from rlflow.process import Process
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 from rlflow.watchdog import kin
@@ -76,3 +81,13 @@ def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address)
     one, other = (load_file(result.folder / "final/actor/model.safetensors") for result in (resumed, whole))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     assert os.path.getsize(tmp_path / "calls") > 4
+
+
+def test_a_death_is_told_with_process_place_roles_and_work():
+    process = Process.this()
+    worker = WatchedWorker(WorkerId("all", 1), None, ProcessInfo(process, "0123456789abcdef"), "actor", (("sampling", 2.4),))
+    assert str(Death(worker, "has died", True)) == (
+        f"rank 1 of pool 'all' (pid {os.getpid()} on {process.host}, node 01234567, actor) has died; when last heard of it ran "
+        "sampling for 2 s")
+    assert str(replace(worker, roles="", doing=())).endswith("node 01234567)")
+    assert replace(worker, doing=()).under_way() == "when last heard of it ran nothing"

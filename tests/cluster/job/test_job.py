@@ -116,6 +116,37 @@ def test_what_cannot_fit_is_refused_before_anything_is_started(needs, told):
     assert not ray.is_initialized()
 
 
+@pytest.fixture
+def two_nodes():
+    """The address of a Ray of two nodes with a processor each, both of them processes of this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20})
+    cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_ranks_lie_on_nodes_as_per_node_says_and_compute_together_over_them(two_nodes):
+    """Three ranks of which one node has room for four, beside roles that share their bundles, and one that fits nowhere."""
+    job = Job("apart", address=two_nodes)
+    actor = job.role("actor", Policy, ranks=3, per_node=2, cpus=0.25, distributed=True)
+    critic = job.role("critic", Critic, ranks=3, cpus=0.125)
+    job.collocate(actor, critic)
+    with job:
+        places = [role.call(kind.place).result() for role, kind in ((actor, Policy), (critic, Critic))]
+        for name, found in zip(("actor", "critic"), places, strict=True):
+            assert [place[:6] for place in found] == [(name, 0, 3, 0, 2, 0), (name, 1, 3, 1, 2, 0), (name, 2, 3, 0, 1, 1)]
+        assert actor.call(Policy.summed, 1).result() == [6] * 3  # over torch's group, from node to node
+        for rows in (1, 2, 5):
+            assert actor.call_batch(Policy.add, Batch.of(x=list(range(rows))), 1).result()["x"].tolist() == list(range(1, rows + 1))
+    crowded = Job("crowded", address=two_nodes)
+    crowded.role("actor", Policy, ranks=2, per_node=2, cpus=0.75)  # there is as much in all, but on no node
+    with pytest.raises(PlanError, match="2 on a node"), crowded:
+        raise AssertionError("it has started")
+
+
 @pytest.mark.slow
 def test_a_job_on_a_real_ray(ray_address):
     job, actor, critic = declared(ray_address)

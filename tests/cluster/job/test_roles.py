@@ -53,7 +53,7 @@ class JobHere:
     def __init__(self, ranks):
         members = [object.__new__(JobMember) for _ in range(ranks)]
         for member in members:
-            member.held, member.post = Policy(), Post()
+            member.instance, member.post = Policy(), Post()
         self.ranks = PoolHere("actor", members)
 
     def pool(self, role):
@@ -70,7 +70,7 @@ def numbered(count, samples=1):
 
 
 def asked(group):
-    return [member.held.asked for member in group.job.ranks.actors]
+    return [member.instance.asked for member in group.job.ranks.actors]
 
 
 @given(st.integers(1, 4), st.integers(0, 9), st.floats(-4, 4, width=16), st.floats(-4, 4, width=16), st.booleans())

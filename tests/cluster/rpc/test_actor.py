@@ -55,7 +55,7 @@ class Counter:
 @pytest.fixture
 def host():
     host = Host.__ray_actor_class__()
-    host.held, host.watchdog = Counter(5), Watchdog()
+    host.instance, host.watchdog = Counter(5), Watchdog()
     return host
 
 
@@ -87,7 +87,7 @@ def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
     for era in (0, 1, 512, 514):
         with pytest.raises(RuntimeError, match=rf"was asked in era {era}, and it is era 513"):
             ask(host, era)
-    assert host.held.count == 5
+    assert host.instance.count == 5
     ask(host, 513)
 
 

@@ -1,5 +1,6 @@
 """Rows on their way between processes: in shared memory or in bytes they arrive as they were, and whole numbers take half their bytes."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from rlflow.batch import Batch
 from rlflow.cluster.rpc import parcels
 from rlflow.cluster.rpc.parcels import Post, opened, packed
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame
+from rlflow.cluster.rpc.wire import WireError, unpack
 
 FAR = 1 << 40  # needs more than 32 bits
 
@@ -33,6 +35,12 @@ def test_rows_in_any_order_arrive_as_they_were_with_their_dtypes(lengths, data, 
     assert torch.equal(found.axis.keys, expected.axis.keys)
 
 
+def test_no_rows_of_a_batch_without_rows_arrive_as_such():
+    found = opened(packed(batch_of([]), torch.zeros(0, dtype=torch.int64)))
+    assert len(found) == 0
+    assert same(found, batch_of([]))
+
+
 def test_whole_numbers_take_half_their_bytes_where_all_fit():
     few, many = batch_of([2000, 2000]), batch_of([2000, 2000], FAR)
     ids = few.select("tokens").data["tokens"].value.nbytes
@@ -41,16 +49,29 @@ def test_whole_numbers_take_half_their_bytes_where_all_fit():
     assert opened(packed(many)).data["prompt_id"].value.tolist() == [FAR, FAR]
 
 
+@pytest.mark.parametrize(("largest", "fits"), [((1 << 31) - 1, True), (1 << 31, False), (-(1 << 31) - 1, False)])
+def test_token_ids_travel_as_int32_and_others_are_refused(largest, fits):
+    batch = Batch.of(tokens=[[1, largest]], prompt_tokens=[[largest]], seeds=[[largest]])
+    if fits:
+        assert {data.value.dtype for data in unpack(packed(batch).data).data.values()} == {torch.int32}
+        return
+    for name in ("tokens", "prompt_tokens"):
+        with pytest.raises(WireError, match=f"column '{name}': found token id {largest}, expected ids of 32 bits, at most 2147483647"):
+            packed(batch.select(name))
+    assert opened(packed(batch.select("seeds")))["seeds"].tolist() == [[largest]]  # no ids, so that they may be anything
+
+
 def test_large_parcels_are_shared_where_the_receiver_can_read_them_and_small_ones_go_along():
     post, receiver, large = Post(), Post(), batch_of([9000, 9000])
     shared, alone = post.parcel(large, shared=True), post.parcel(large, shared=False)
     assert isinstance(shared, SharedFrame)
     assert not isinstance(alone, SharedFrame)
     assert shared.size == len(alone) > SMALL
-    with receiver.opened([shared, alone]) as batches:
-        assert all(same(opened_again(batch), large) for batch in batches)
-        assert post.outbox._segments[0].taken
-    assert not post.outbox._segments[0].taken  # it may be used again
+    batches = receiver.opened([shared, alone])
+    assert all(same(opened_again(batch), large) for batch in batches)
+    assert post.outbox._segments[0].in_use
+    del batches
+    assert not post.outbox._segments[0].in_use  # it may be used again
     assert not isinstance(post.parcel(batch_of([3]), shared=True), SharedFrame)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.cluster.rpc.parcels import opened, packed
+from rlflow.cluster.rpc.parcels import Post, opened, packed
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.columns import row
 from rlflow.errors import PlanError, RemoteError
@@ -108,6 +108,21 @@ def test_every_row_of_a_batch_is_on_one_rank_and_comes_back_in_its_place(ranks, 
     assert [numbers for numbers in asked if numbers] == ([[0]] if not len(batch) else [numbers for numbers in asked if sum(numbers)])
     if by_group and samples > 1:
         assert all(number % samples == 0 for numbers in asked for number in numbers)
+
+
+def test_a_result_that_is_asked_for_again_is_the_same_rows_whatever_the_rank_has_sent_since():
+    post = Post()
+
+    def doubled(rank, parcel, shared):
+        [rows] = post.opened([parcel])
+        return Reference(post.parcel(Batch(rows.axis, {"x": Data(row("float32"), 2 * rows["x"])}), shared=shared))
+
+    pool, batch = pool_of(1), numbered(9000)
+    future = pool.spread("doubled", batch, doubled)
+    once = future.result()
+    other = pool.spread("doubled", Batch(batch.axis, {"x": Data(row("float32"), -batch["x"])}), doubled)  # lies where the first lay
+    assert other.result()["x"][-1] == -2.0 * 8999
+    assert future.result()["x"][-1] == once["x"][-1] == 2.0 * 8999
 
 
 def test_a_rank_that_gives_another_number_of_rows_is_named_with_both():

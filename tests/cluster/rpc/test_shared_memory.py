@@ -1,6 +1,8 @@
 """Shared memory between processes: what is posted is read as it was, its memory is used again and bounded, and no death leaves any."""
 
 import os
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ import torch
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
+from rlflow.cluster.rpc.parcels import Post
 from rlflow.cluster.rpc.shared_memory import HEAD, OPEN, WASTE, SharedFrame, SharedInbox, SharedOutbox, rounded
 from rlflow.cluster.rpc.wire import BatchFrame, pack, unpack
 from rlflow.columns import Kind, Level
+from rlflow.copy_on_write import file_memory, lent
 
 
 def numbers(count, first=0):
@@ -24,23 +28,101 @@ def read(inbox, at):
     return unpack(inbox.read(at).numpy().data)
 
 
-def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_it_was_copied():
+def done(inbox, at):
+    """Read a frame, and drop it."""
+    inbox.read(at)
+
+
+def test_a_frame_is_read_as_it_was_posted_and_its_memory_is_used_again_once_nothing_of_it_is():
     outbox, inbox = SharedOutbox(), SharedInbox()
     first, second = outbox.post(BatchFrame(numbers(5000))), outbox.post(BatchFrame(numbers(5000, 7)))
-    assert first.descriptor != second.descriptor  # the first is not copied yet
+    assert first.descriptor != second.descriptor  # the first is not read yet
     assert bytes(inbox.read(first).numpy().tobytes()) == pack(numbers(5000))
-    assert torch.equal(read(inbox, second).data["x"].value, numbers(5000, 7).data["x"].value)
-    inbox.done(first)
-    third = outbox.post(BatchFrame(numbers(4900, 9)))
+    held = read(inbox, second).data["x"].value[1000:1002]
+    third, fourth = outbox.post(BatchFrame(numbers(4900, 9))), outbox.post(BatchFrame(numbers(4900, 11)))
     assert (third.descriptor, third.mark) == (first.descriptor, first.mark)
+    assert fourth.descriptor != second.descriptor  # two numbers of the second are still held
+    assert held.tolist() == [1007.0, 1008.0]
     assert read(inbox, third).data["x"].value[0] == 9.0
-    assert outbox.nbytes == first.room + second.room
+    assert outbox.nbytes == first.room + second.room + fourth.room
+
+
+def test_the_receiver_has_its_rows_in_the_memory_that_the_sender_wrote():
+    outbox, inbox = SharedOutbox(), SharedInbox()
+    at = outbox.post(BatchFrame(numbers(5000)))
+    column = read(inbox, at).data["x"].value
+    outbox._segments[0].memory[HEAD : HEAD + at.size].view(torch.float32)[-1] = 5.0  # nobody does so: it shows that nothing was copied
+    assert column[-1] == 5.0
+
+
+def test_what_the_receiver_writes_stays_with_it_and_lent_memory_is_in_use_too():
+    outbox, inbox = SharedOutbox(), SharedInbox()
+    at = outbox.post(BatchFrame(numbers(5000)))
+    before = outbox._segments[0].memory.clone()
+    column = read(inbox, at).data["x"].value
+    seen = lent(column)
+    seen.zero_()
+    assert torch.equal(column, numbers(5000).data["x"].value)
+    del column
+    assert outbox._segments[0].in_use
+    assert torch.equal(outbox._segments[0].memory, before)
+    del seen
+    assert not outbox._segments[0].in_use
+
+
+def test_what_a_fork_of_the_receiver_sees_is_not_written_again():
+    outbox, inbox = SharedOutbox(), SharedInbox()
+    column = read(inbox, outbox.post(BatchFrame(numbers(5000)))).data["x"].value
+    child = os.fork()
+    if not child:
+        del column  # as when it ends in its own way
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert outbox._segments[0].in_use
+    del column
+    assert outbox._segments[0].in_use  # a child may still have it
+    assert outbox.post(BatchFrame(numbers(5000))).descriptor != outbox._segments[0].descriptor
+
+
+LATE = """
+import os
+reading = []
+os.register_at_fork(before=lambda: reading and reading.pop()())  # known first, so that it runs last: as another thread may before the fork
+import torch
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
+from rlflow.cluster.rpc.shared_memory import SharedInbox, SharedOutbox
+from rlflow.cluster.rpc.wire import BatchFrame
+from rlflow.columns import Kind, Level
+outbox, inbox, rows = SharedOutbox(), SharedInbox(), []
+at = outbox.post(BatchFrame(Batch(Axis.fresh(9000), {"x": Data(Kind(Level.ROW, "float32"), torch.ones(9000))})))
+reading.append(lambda: rows.append(inbox.read(at)))
+child = os.fork()
+rows.clear()  # in the fork too
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+print(outbox._segments[0].in_use)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_read_while_a_fork_begins_is_the_forks_too():
+    assert subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_where_little_of_the_bound_is_left_rows_do_not_stay():
+    outbox, inbox = SharedOutbox(limit=2 << 20), SharedInbox()
+    first, second = outbox.post(BatchFrame(numbers(30_000))), outbox.post(BatchFrame(numbers(30_000)))
+    assert (first.stays, second.stays) == (True, False)
+    assert file_memory(read(inbox, first).data["x"].value) is not None
+    assert file_memory(read(inbox, second).data["x"].value) is None
 
 
 def test_a_small_frame_does_not_take_a_large_segment_and_sizes_waste_at_most_a_quarter():
     outbox, inbox = SharedOutbox(), SharedInbox()
     large = outbox.post(BatchFrame(numbers(200_000)))
-    inbox.done(large)
+    done(inbox, large)
     small = outbox.post(BatchFrame(numbers(2000)))
     assert small.descriptor != large.descriptor
     assert large.room > WASTE * (HEAD + small.size)
@@ -52,20 +134,45 @@ def test_all_segments_together_stay_within_the_bound_and_free_ones_make_room():
     outbox, inbox = SharedOutbox(limit=1 << 20), SharedInbox()
     first = outbox.post(BatchFrame(numbers(30_000)))
     assert outbox.post(BatchFrame(numbers(30_000))) is None  # no room beside it
-    inbox.done(first)
+    done(inbox, first)
     assert outbox.post(BatchFrame(numbers(2000))).room <= 1 << 20
     assert outbox.post(BatchFrame(numbers(45_000))) is not None  # the free one went
     assert outbox.nbytes <= 1 << 20
 
 
-def test_what_nobody_copied_is_given_up_with_its_iteration_and_what_is_for_later_stays():
+def test_what_nobody_has_read_is_given_up_after_its_iteration_and_what_is_for_later_stays():
     outbox, inbox = SharedOutbox(), SharedInbox()
     lost, later = outbox.post(BatchFrame(numbers(3000)), 4), outbox.post(BatchFrame(numbers(3000, 1)), 5)
+    kept = read(inbox, outbox.post(BatchFrame(numbers(3000, 2)), 4)).data["x"].value
     outbox.clear(4)
+    assert outbox.nbytes == 3 * later.room  # receivers may be about to forget theirs
+    outbox.clear(5)
     assert outbox.nbytes == later.room
+    assert kept[0] == 2.0  # whoever keeps rows for longer has their memory alone
     assert read(inbox, later).data["x"].value[0] == 1.0
     with pytest.raises(OSError, match=r"is gone|No such file"):
         inbox.read(lost)
+
+
+def taken():
+    """The bytes of shared memory that this process has open, as sender or receiver."""
+    files = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
+    stats = [os.stat(file) for file in files if os.path.lexists(file) and "rlflow-rows" in os.readlink(file)]
+    return sum({stat.st_ino: stat.st_blocks * 512 for stat in stats}.values())
+
+
+def test_a_receiver_keeps_no_memory_that_the_sender_has_given_back():
+    outbox, inbox, before = SharedOutbox(limit=8 << 20), SharedInbox(), taken()
+    for count in range(20_000, 300_000, 20_000):  # rows that grow, as answers do: older segments make room
+        done(inbox, outbox.post(BatchFrame(numbers(count))))
+    assert taken() - before == outbox.nbytes <= 8 << 20
+    kept = read(inbox, outbox.post(BatchFrame(numbers(300_000)))).data["x"].value
+    outbox.clear(0)
+    outbox.clear(1)  # given up, since its receiver keeps its rows
+    inbox.clear()
+    assert kept[-1] == 299_999.0
+    del kept
+    assert taken() - before == outbox.nbytes
 
 
 def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
@@ -79,8 +186,86 @@ def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
 def test_a_receiver_keeps_few_segments_open():
     outbox, inbox = SharedOutbox(), SharedInbox()
     frames = [outbox.post(BatchFrame(numbers(10, first))) for first in range(OPEN + 9)]
-    assert [read(inbox, at).data["x"].value[0] for at in frames] == list(range(OPEN + 9))
+    columns = [read(inbox, at).data["x"].value for at in frames]
+    assert [int(column[0]) for column in columns] == list(range(OPEN + 9))
     assert len(inbox._open) == OPEN
+
+
+def test_where_the_machine_has_no_room_frames_go_another_way():
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # as if its memory were as small
+        post, parcels = Post(), [numbers(200_000), numbers(20_000)]
+        kinds = [isinstance(post.parcel(batch, shared=True), SharedFrame) for batch in parcels]
+        os._exit(0 if kinds == [False, True] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def forked(work):
+    """A process that does the work, and the end of a pipe to which it writes lines."""
+    here, there = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            work(lambda *line: os.write(there, f"{' '.join(map(str, line))}\n".encode()))
+        finally:
+            os._exit(0)
+    os.close(there)
+    return child, os.fdopen(here)
+
+
+def ended(child):
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+@pytest.fixture
+def held_back():
+    """A signal for which a process can wait."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    yield signal.SIGUSR1
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+@pytest.mark.parametrize("reads", [0, 1, 9])
+@pytest.mark.parametrize("victim", ["sender", "receiver"])
+def test_a_process_that_is_killed_at_any_moment_leaves_nothing_and_takes_nothing_from_the_other(victim, reads, held_back):
+    before = set(os.listdir("/dev/shm"))
+
+    def send(tell):
+        outbox = SharedOutbox()
+        frames = [outbox.post(BatchFrame(numbers(9000, first)), first) for first in range(9)]
+        tell(*(int(value) for at in frames for value in at))
+        signal.sigwait({held_back})
+        outbox.clear(9)
+        held = outbox.nbytes
+        outbox.clear(10)
+        tell(held, outbox.nbytes)
+
+    def receive(tell):
+        columns = [read(inbox, at).data["x"].value for at in frames[:reads]]
+        tell("read")
+        signal.sigwait({held_back})
+        tell(all(torch.equal(column, numbers(9000, first).data["x"].value) for first, column in enumerate(columns)))
+
+    sender, told = forked(send)
+    inbox, values = SharedInbox(), [int(value) for value in next(told).split()]
+    frames = [SharedFrame(*values[first : first + len(SharedFrame._fields)]) for first in range(0, len(values), len(SharedFrame._fields))]
+    receiver, heard = forked(receive)
+    try:
+        assert next(heard) == "read\n"
+        ended(sender if victim == "sender" else receiver)
+        os.kill(receiver if victim == "sender" else sender, held_back)
+        if victim == "sender":
+            assert next(heard) == "True\n"
+        else:
+            held, left = map(int, next(told).split())
+            assert held > left == 0
+        assert set(os.listdir("/dev/shm")) <= before
+    finally:
+        ended(receiver if victim == "sender" else sender)
+        told.close()
+        heard.close()
 
 
 SENDER = """
@@ -94,7 +279,7 @@ from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.columns import Kind, Level
 outbox = SharedOutbox()
 at = outbox.post(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))
-print(*at, flush=True)
+print(*map(int, at), flush=True)
 sys.stdin.read()
 """
 
@@ -107,14 +292,31 @@ def test_another_process_reads_it_sees_who_is_done_and_a_killed_sender_leaves_no
     try:
         at = SharedFrame(*map(int, sender.stdout.readline().split()))
         inbox = SharedInbox()
-        assert read(inbox, at).data["x"].value.tolist() == [1.0, 2.0, 3.0]
+        column = read(inbox, at).data["x"].value
+        assert column.tolist() == [1.0, 2.0, 3.0]
         assert os.stat(f"/proc/{at.pid}/fd/{at.descriptor}").st_nlink == 0  # it has no name
         os.kill(sender.pid, signal.SIGKILL)
         sender.wait()
-        assert read(inbox, at).data["x"].value.tolist() == [1.0, 2.0, 3.0]  # whoever has it open keeps it
+        assert column.tolist() == lent(column).tolist() == [1.0, 2.0, 3.0]  # whoever has it keeps it
+        assert read(inbox, at).data["x"].value.tolist() == [1.0, 2.0, 3.0]  # and opens no other in its place
         with pytest.raises(OSError, match="No such file"):
             SharedInbox().read(at)
         assert set(Path("/dev/shm").iterdir()) <= before
     finally:
         sender.kill()
         sender.communicate()
+
+
+@pytest.mark.slow
+def test_a_run_on_pools_needs_no_room_in_dev_shm_and_leaves_nothing_there(tmp_path):
+    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    mounted = "mount -t tmpfs -o size=1m tmpfs /dev/shm"  # a container has 64 MB
+    if subprocess.run([*inside, mounted], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount another /dev/shm")
+    command = shlex.join([
+        sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", "train=2,rollout=2", "--prompts", "64",
+        "--hp.samples", "8", "--hp.max_tokens", "512", "--iterations", "2", "--out", str(tmp_path)])  # fmt: skip
+    ran = subprocess.run([*inside, f"{mounted} && {command} && echo left: $(ls -A /dev/shm)"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 iterations in" in ran.stdout
+    assert ran.stdout.endswith("left:\n")

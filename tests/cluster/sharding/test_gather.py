@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import Batch
-from rlflow.cluster.rpc.parcels import Post
+from rlflow.cluster.rpc.parcels import Post, opened, packed
 from rlflow.cluster.sharding.gather import gathered, owned
+from rlflow.copy_on_write import address, file_memory
 
 NAMES = ["tokens", "rewards", "scores", "completion"]
 
@@ -41,11 +42,23 @@ def test_rows_of_parts_in_any_order_are_those_of_a_concatenation(lengths, data):
     assert_same(gathered(list(zip(batches, some, strict=True)), NAMES, order), expected)
 
 
-def test_nothing_lies_in_the_memory_of_a_frame_which_may_be_written_again():
-    sender, receiver, first = Post(), Post(), part([5000, 4000])
-    with receiver.opened([sender.parcel(first, shared=True)]) as [batch]:
-        one, two = gathered([(batch, None)], NAMES), owned(batch)
-    sender.parcel(part([5000, 4000], 55), shared=True)  # into the same memory
-    assert len(sender.outbox._segments) == 1
-    assert_same(one, first)
-    assert_same(two, first)
+def test_rows_of_one_frame_in_shared_memory_stay_there_and_those_of_several_lie_in_memory_of_their_own():
+    sender, receiver, first, other = Post(), Post(), part([5000, 4000]), part([3000, 2000], 7)
+    one, two = receiver.opened([sender.parcel(batch, shared=True) for batch in (first, other)])
+    stays, joined = gathered([(one, None)], NAMES), gathered([(one, None), (two, None)], NAMES)
+    del one, two
+    assert [segment.in_use for segment in sender.outbox._segments] == [True, False]
+    assert address(stays.data["rewards"].value) - file_memory(stays.data["rewards"].value).address > 0  # not copied
+    assert all(file_memory(joined.data[name].value) is None for name in NAMES[:3])
+    sender.parcel(part([5000, 4000], 55), shared=True)  # into other memory, since the first is used
+    assert_same(stays, first)
+    assert_same(joined, Batch.concat([first, other]))
+    del stays
+    assert not sender.outbox._segments[0].in_use
+
+
+def test_what_ray_hands_over_is_copied():
+    batch = opened(packed(part([5000, 4000])))
+    own = owned(batch)
+    assert address(own.data["rewards"].value) != address(batch.data["rewards"].value)
+    assert_same(own, part([5000, 4000]))

@@ -95,7 +95,7 @@ def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
 def bits(pool):
     """Of each rank a digest of what it samples with."""
     def told(host):
-        own = host.held.engine.models["actor"].generator.network.own()
+        own = host.instance.engine.models["actor"].generator.network.own()
         return hashlib.sha256(b"".join(tensor.numpy().tobytes() for _, tensor in own)).hexdigest()
 
     return ray.get([actor.__ray_call__.remote(told) for actor in pool.actors], timeout=60)
@@ -112,7 +112,7 @@ def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_
                          **{"actor.trainer": "fsdp"})
     model = roles.prepared.engine.models["actor"]
     try:
-        state, found = model.trainer.state(), []
+        state, found, sizes = model.trainer.state(), [], []
         for how, transport in (("gather", None), ("auto", "segment"), ("alltoall", "store")):
             model.transfer = WeightTransfer("actor", model.trainer.pool, model.generator, how, 1, BUCKET) if transport else None
             model.trainer.restore(scaled(state, 0.5))
@@ -123,6 +123,7 @@ def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_
             for kind, bring in ((transport, lambda: model.synchronise(60.0)), ("frozen", lambda frozen=frozen: model.use(frozen, 60.0))):
                 bring()
                 found.append(bits(model.generator))
+                sizes.append(model.arrived())
                 if transport:
                     assert model.moved["transport"] == kind
                     assert model.moved["inbound"] == model.moved["bound"] > 10 * BUCKET
@@ -130,6 +131,8 @@ def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_
         newest, older = found[:2]
         assert found == [newest, older] * 3
         assert len({*newest, *older}) == 2
+        assert 10 * BUCKET < min(sizes) <= max(sizes) < 1.05 * min(sizes)  # to both ranks, whatever the way
+        assert model.arrived() == 0
         assert list(ROOT.glob("rlflow-between-*")) == []
     finally:
         roles.close()

@@ -24,7 +24,7 @@ class InThisProcess(Pool):
     def call(self, method, *args, seconds=0.0, group="cpu"):
         self.asked.append((method if isinstance(method, str) else method.__name__, *args))
         done = Future()
-        answer = self.answers.pop(0) if self.answers else [{}]
+        answer = self.answers.pop(0) if self.answers else [8]
         if isinstance(answer, Exception):
             done.set_exception(answer)
         else:
@@ -78,6 +78,7 @@ def test_on_one_pool_each_rank_has_both_halves_and_the_most_of_all_ranks_is_told
     model.synchronise()
     assert pool.asked == [("synchronise", "actor", 2)]
     assert (model.sampled_version, model.moved) == (2, {"inbound": 5.0, "extra": 9.0})
+    assert (model.arrived(), model.arrived()) == (8, 0)  # what came to both is counted, once
     model.synchronise()  # nothing is newer
     assert len(pool.asked) == 1
 
@@ -96,7 +97,7 @@ def test_without_a_plan_whole_weights_go_as_one_object():
     assert model.frozen() == Frozen(3, "weights of rank 0")
     model.synchronise()
     assert model.generator.asked == [("receive", "actor", 3, "weights of rank 0")]
-    assert model.sampled_version == 3
+    assert (model.sampled_version, model.arrived()) == (3, 8)
     model.use(Frozen(3, "weights of rank 0"), 1.0)  # it has these
     assert len(model.generator.asked) == 1
     no_plan = apart(Plan(there=False))

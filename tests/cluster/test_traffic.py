@@ -1,0 +1,12 @@
+"""Bytes between processes are counted by what they are, each once."""
+
+from rlflow.cluster.traffic import Traffic
+
+
+def test_each_byte_is_told_once():
+    traffic = Traffic()
+    traffic.add("columns", 3)
+    traffic.add("columns", 4)
+    traffic.add("commits", 5)
+    assert traffic.taken() == {"columns": 7, "weights": 0, "commits": 5}
+    assert traffic.taken() == {"columns": 0, "weights": 0, "commits": 0}
