@@ -172,7 +172,12 @@ class RunConfig:
     @property
     def service_variables(self) -> dict[str, str]:
         """The variables of the environment in which rewards and environments find the URLs of services."""
-        return {each.variable: self.places[each.name].url for each in self.services}
+        return {each.variable: self.urls[each.name] for each in self.services}
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The URL of each service, by its name; none where nothing is to be started."""
+        return {name: place.url for name, place in self.places.items()}
 
     @property
     def judged_by_nothing(self) -> bool:
@@ -184,14 +189,15 @@ def sort_values(
     values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere
 ) -> RunConfig:
     """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults; ``urls``: gives the URLs of
-    services by name, which settings of environments get in their own processes (``from_environment``). Raises PlanError for names that
-    belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
+    services by name. Settings of environments get them in their own processes (``from_environment``) and those of the flow when its
+    stages are called, since the graph has both as they are written. Raises PlanError for names that belong to nothing; names of backends'
+    settings are judged where their backends are known (``setting_problems``)."""
     written = values
     roles = list(roles)
     services, values = split_services(values)
     if services:
         there = urls(services)
-        values = {name: value if _of_environment(name, roles) else in_place(value, there) for name, value in values.items()}
+        values = {name: value if _of_graph(name, roles) else in_place(value, there) for name, value in values.items()}
     own = {f.name for f in fields(Options)}
     options: dict[str, Any] = {}
     hp, data, every = {}, {}, {}
@@ -231,6 +237,11 @@ def sort_values(
     names = tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ()
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), names, sampling, judges, environments,
                      services)  # fmt: skip
+
+
+def _of_graph(name: str, roles: Iterable[str]) -> bool:
+    """Whether the flow's graph has the value of a flag in it, which must not differ from one start of a run to the next."""
+    return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@ they end with it too; a Kubernetes Service gives each the name by which all pods
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.launching.documents import joined
 from rlflow.launching.skypilot import command, task_of
-from rlflow.launching.target import HEAD, TOKEN, LaunchTarget
+from rlflow.launching.target import HEAD, TOKEN, LaunchTarget, check_single
 from rlflow.services.declare import PORT, Service
 
 API = "ray.io/v1"
@@ -23,11 +24,7 @@ def ray_job(target: LaunchTarget) -> str:
     if target.settings.image is None:
         raise PlanError.of("job-image", "a pod needs an image in which rlflow is installed", found=f"no --{HEAD}.image",
                            expected="an image of a registry", remedy=f"--{HEAD}.image REGISTRY/NAME:TAG")
-    for service in target.services:
-        if service.replicas > 1:
-            raise PlanError.of("job-replicas", f"service '{service.name}' is one container beside Ray's head",
-                               found=f"{service.replicas} replicas", expected="1",
-                               remedy="run it as a Deployment of your own, and name its URL: --service.NAME URL")
+    check_single(target.services, "one container beside Ray's head")
     urls = {service.name: f"http://{target.name}-{task_of(service)}:{port}" for service, port in target.own}
     documents = [*_file(target), _job(target, urls), *(_named(target, service, port) for service, port in target.own)]
     keys = "".join(f' --from-literal={key_of(name)}="${name}"' for name in target.secrets)
@@ -66,7 +63,7 @@ def _job(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
 
 
 def _delay(target: LaunchTarget) -> int:
-    return max([int(service.delay) for service, _ in target.own], default=0)
+    return max([math.ceil(service.delay) for service, _ in target.own], default=0)
 
 
 def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from rlflow.errors import PlanError
 from rlflow.launching.documents import joined
-from rlflow.launching.target import RAY_PORT, TOKEN, LaunchTarget
+from rlflow.launching.target import HEAD, RAY_PORT, TOKEN, LaunchTarget, check_single, quoted
 from rlflow.services.declare import PORT, Service
 
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # expanded by the shell of a task
@@ -20,7 +21,9 @@ SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
 def job_group(target: LaunchTarget) -> str:
-    """The group as YAML, for ``sky jobs launch``."""
+    """The group as YAML, for ``sky jobs launch``. Raises PlanError for a service that one machine cannot be, or whose GPUs have no name."""
+    check_single(target.services, "a task with one address")
+    _check_gpus(target)
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
     delays = {task_of(service): f"{math.ceil(service.delay)}s" for service, _ in target.own}
     header: dict[str, Any] = {"name": target.name, "execution": "parallel", "primary_tasks": [MAIN],
@@ -69,11 +72,19 @@ def _workers(target: LaunchTarget) -> dict[str, Any]:
     return _task(target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target))
 
 
+def _check_gpus(target: LaunchTarget) -> None:
+    wanting = [service for service, _ in target.own if service.gpus]
+    if wanting and not target.accelerators[0]:
+        raise PlanError.of("job-accelerators", f"nothing names the GPUs of service '{wanting[0].name}'", found=f"no --{HEAD}.accelerators",
+                           expected="NAME:COUNT of each machine, of which services take the name",
+                           remedy=f"--{HEAD}.accelerators H100:8")
+
+
 def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
     name, _ = target.accelerators
     gpus = f"{name}:{service.gpus}" if service.gpus else None
     run = [f"export {PORT}={port}", command(service, port, urls)]
-    return _task(target, task_of(service), run, "services,search", service.replicas, accelerators=gpus,
+    return _task(target, task_of(service), run, "services,search", accelerators=gpus,
                  cpus=f"{service.cpus}+" if service.cpus else None)  # fmt: skip
 
 
@@ -81,6 +92,6 @@ def command(service: Service, port: int, urls: dict[str, str]) -> str:
     """The command of a service for a shell, on all addresses of its machine: other machines ask it, with its token."""
     words = service.command(port, urls)
     serving = words[:2] == ["rlflow", "serve"] and "--host" not in words
-    return " ".join([*(f'"{word}"' if "${" in word else shlex.quote(word) for word in words), *(["--host", "0.0.0.0"] if serving else [])])
+    return " ".join([*map(quoted, words), *(["--host", "0.0.0.0"] if serving else [])])
 
 

@@ -74,7 +74,7 @@ class LaunchTarget:
         words = ["rlflow", "run", shlex.quote(file or self.file)]
         for flag, value in values.items():
             for each in value if isinstance(value, list | tuple) else [value]:
-                words += [f"--{flag}", _quoted(_text(each))]
+                words += [f"--{flag}", quoted(_text(each))]
         for service in self.services:
             words += _of_service(service, known.get(service.name), started)
         return " ".join([*words, *(["--ray-address", "auto"] if self.apart and "ray_address" not in self.flags else [])])
@@ -82,18 +82,28 @@ class LaunchTarget:
 
 def _of_service(service: Service, url: str | None, started: bool) -> list[str]:
     flag = f"--service.{service.name}"
-    words = [flag, _quoted(service.run if started or url is None else url), f"{flag}.wait", f"{service.wait:g}"]
+    words = [flag, quoted(service.run if started or url is None else url), f"{flag}.wait", f"{service.wait:g}"]
     words += [f"{flag}.health", shlex.quote(service.health)] if service.health != "/health" else []
     if started and not service.external:
         words += [f"{flag}.delay", f"{service.delay:g}", f"{flag}.replicas", str(service.replicas)]
+        words += [f"{flag}.cpus", str(service.cpus)] if service.cpus else []
+        words += [f"{flag}.gpus", str(service.gpus)] if service.gpus else []
     return words
+
+
+def check_single(services: Sequence[Service], what: str) -> None:
+    """Raises PlanError for a service with replicas, where there is one address for it. ``what``: what a service is there, in words."""
+    for service in services:
+        if service.replicas > 1:
+            raise PlanError.of("job-replicas", f"service '{service.name}' is {what}", found=f"{service.replicas} replicas", expected="1",
+                               remedy=f"run them on your own behind one URL, and name it: --service.{service.name} URL")
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A word for a shell that expands ``${NAME}`` in it and nothing else."""
     if "${" not in text:
         return shlex.quote(text)

@@ -1,11 +1,14 @@
-"""The services of a run: made from its configuration, with GPUs and a folder for what they print."""
+"""The services of a run: made from its configuration, with GPUs, a folder for what they print, and their URLs where settings of the
+flow name them."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,9 +16,10 @@ from rlflow import durable
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
 from rlflow.services.addresses import Address
-from rlflow.services.declare import Service
+from rlflow.services.declare import Service, in_place
 from rlflow.services.gpus import VISIBLE, share, visible
 from rlflow.services.running import Gpus, Services
+from rlflow.trace.compile import Program
 from rlflow.watchdog.beside import Watchdog
 
 
@@ -49,3 +53,16 @@ def services_of(
     if declared:
         watchdog.remove_in_the_end(aside)
     return Services(declared, places, gpus, aside, watchdog.name, note)
+
+
+def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
+    """The program, whose stages and losses are called with the URL of a service (``urls``: by name) in place of ``{NAME}``. Its graph
+    keeps the names, since it is the same each time that the run goes on, at whichever ports its services listen."""
+    settings = {node: {name: in_place(value, urls) for name, value in values.items()} for node, values in program.settings.items()}
+    return dataclasses.replace(program, settings=settings) if urls else program
+
+
+def settings_with_urls(hp: Any, urls: Mapping[str, str]) -> Any:
+    """A flow's settings for calls without a graph, with URLs in the same way."""
+    changed = {name: in_place(value, urls) for name, value in vars(hp).items()} if urls and hp is not None else {}
+    return dataclasses.replace(hp, **{name: value for name, value in changed.items() if value != getattr(hp, name)}) if changed else hp

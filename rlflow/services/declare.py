@@ -89,7 +89,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
             services.append(_service(name, settings))
         except PlanError as error:
             problems += error.problems
-    problems += [*_alike(written), *_unknown(others, written), *_of_flow(others, written)]
+    problems += [*_alike(written), *_unknown(others, written)]
     problems += [problem for each in services for problem in _commands(each, written)]
     if problems:
         raise PlanError(*problems)
@@ -117,6 +117,11 @@ class _FromEnvironment(dict[str, str]):
     def get(self, name: str, default: Any = None) -> Any:
         """The URL of a service; ``default`` for any other name."""
         return os.environ.get(VARIABLE + name.upper(), default)
+
+
+def short(flag: str) -> str:
+    """A flag, of which --service.NAME.run, as a table of a file has it, is --service.NAME."""
+    return flag.removesuffix(".run") if flag.startswith(f"{HEAD}.") and flag.count(".") == 2 else flag
 
 
 def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
@@ -211,15 +216,6 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
                     expected=f"one of {listed(f'{{{name}}}' for name in names)}" if names else f"a service: --{HEAD}.{match[1]} COMMAND",
                     nearest=nearest(match[1], names), remedy=f"declare it: --{HEAD}.{match[1]} COMMAND, or [{HEAD}.{match[1]}]")
             for flag, text in texts if (match := BEGINS_BRACED.fullmatch(text)) and match[1] not in names]  # fmt: skip
-
-
-def _of_flow(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
-    """Settings of the flow with a URL in them: its graph would differ at each start."""
-    return [Problem("service-hp", f"--{flag} has the URL of a service in it, and is part of the flow's graph", found=str(value),
-                    expected="a graph that is the same when the run goes on, and so no URL in it",
-                    remedy=f'read it in the stage that asks: os.environ["{VARIABLE}{name.upper()}"]')
-            for flag, value in values.items() if flag.startswith("hp.") and isinstance(value, str)
-            for name in BRACED.findall(value) if name in names]  # fmt: skip
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:

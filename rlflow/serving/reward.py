@@ -1,7 +1,9 @@
-"""`rlflow serve reward`: rewards over HTTP, as OpenRLHF's remote reward models are asked and as `--reward URL` asks.
+"""`rlflow serve reward`: rewards over HTTP, as OpenRLHF's remote reward models and the reward server of SkyPilot's job groups are asked.
 
 ``POST /get_reward`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt with its completion, gives
 ``{"rewards": […]}``: the weighted sum of all rewards for each row, and null for a row that has none. ``missing`` counts these by cause.
+So asks `--reward URL`. ``POST /batch_reward`` with ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` gives
+``{"rewards": [{"reward", "correct"}, …], "accuracy"}``.
 """
 
 from __future__ import annotations
@@ -43,9 +45,28 @@ class Question(BaseModel):
         if not len(self.query) == len(self.prompts) == len(labels):
             counts = f"query {len(self.query)}, prompts {len(self.prompts)}, labels {len(labels)}"
             raise ValueError(f"expected as many rows in each list, found {counts}")
-        texts = ["" if label is None else label if isinstance(label, str) else str(label) for label in labels]
-        return [{"prompt": prompt, "completion": query.removeprefix(prompt), "answer": text, "label": text}
-                for query, prompt, text in zip(self.query, self.prompts, texts, strict=True)]  # fmt: skip
+        return [_row(prompt, query.removeprefix(prompt), label)
+                for query, prompt, label in zip(self.query, self.prompts, labels, strict=True)]  # fmt: skip
+
+
+class JudgedItem(BaseModel):
+    """A row of a request of the other form."""
+
+    response: str
+    prompt: str = ""
+    ground_truth: Any = None
+
+
+class JudgedItems(BaseModel):
+    """A request of the other form."""
+
+    items: list[JudgedItem]
+
+
+def _row(prompt: str, completion: str, label: Any) -> dict[str, str]:
+    """The columns that rewards read."""
+    text = "" if label is None else label if isinstance(label, str) else str(label)
+    return {"prompt": prompt, "completion": completion, "answer": text, "label": text}
 
 
 class Judge(Protocol):
@@ -136,5 +157,12 @@ def judge(judges: Judges, names: Sequence[str]) -> Any:
             raise HTTPException(422, str(error)) from None
         return judges.rewards(rows)
 
+    def batch_reward(question: JudgedItems) -> dict[str, Any]:
+        judged = judges.rewards([_row(each.prompt, each.response, each.ground_truth) for each in question.items])
+        correct = [score == 1.0 for score in judged["rewards"]]
+        rewards = [{"reward": score, "correct": right} for score, right in zip(judged["rewards"], correct, strict=True)]
+        return {**judged, "rewards": rewards, "accuracy": sum(correct) / max(len(correct), 1)}
+
     app.add_api_route("/get_reward", get_reward, methods=["POST"])
+    app.add_api_route("/batch_reward", batch_reward, methods=["POST"])
     return app

@@ -86,7 +86,7 @@ def masked(text: str) -> str:
 def _masked(text: str, values: Sequence[str]) -> str:
     for value in values:
         text = text.replace(value, MASK)
-    text = ADDRESS.sub(lambda found: f"{found[1] or found[2]}{MASK}@", SHAPES.sub(MASK, text))
+    text = ADDRESS.sub(lambda match: f"{match[1] or match[2]}{MASK}@", SHAPES.sub(MASK, text))
     for shape in (BEARER, BASIC, WANDB):
         text = shape.sub(rf"\1{MASK}", text)
     return _beside_names(text)

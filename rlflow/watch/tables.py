@@ -38,7 +38,7 @@ FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
     "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print", "services": "what services print",
     "answers.jsonl": "held-out answers before and after", "evaluations": "all held-out answers",
-    "timeline.json": "times, for ui.perfetto.dev",
+    "timeline.json": "times, for ui.perfetto.dev", "traffic.jsonl": "bytes from process to process",
     "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
     "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",
 }
@@ -60,12 +60,18 @@ def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), wid
     for position, run in enumerate(chosen):
         summary = run.summary
         accuracy, score = sampled_share(summary.evaluation), reward(summary.metrics)
-        own = [different[name][position] for name in shown] + [as_text(run.values[name]) if name in run.values else "-" for name in asked]
+        own = [different[name][position] for name in shown] + [asked_text(run, name) for name in asked]
         table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
                       "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
                       spoken(max(now - summary.updated, 0.0)), *map(plain, own))
     more = list(different)[most:]
     return [table, plain(f"these settings differ too: {listed(more)}")] if more else [table]
+
+
+def asked_text(run: ListedRun, name: str) -> str:
+    """A setting as it was given, or a metric with four digits; a dash where the run has none."""
+    value = run.values.get(name)
+    return "-" if name not in run.values else f"{value:.4g}" if isinstance(value, float) and name not in run.settings else as_text(value)
 
 
 def as_json(runs: Sequence[ListedRun]) -> str:

@@ -130,6 +130,8 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": "it's \"secret\"", "WANDB_API_KEY": "w"}}
     words = shown[shown.index("--") + 1 :]
     assert words[:3] == ["rlflow", "run", "ppo"]
+    assert words[words.index("--service.judge_model.gpus") + 1] == "1"  # or the run would have taken all of them
+    assert words[words.index("--service.search.cpus") + 1] == "4"
     assert words[words.index("--service.search") + 1] == "rlflow serve retrieve corpus.jsonl"  # started by the run itself
     assert words[words.index("--env.url") + 1] == "{search}/retrieve"
     assert words[-2:] == ["--ray-address", "auto"]
@@ -146,6 +148,8 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
     (["--for", "kuberay"], "no --job.image"),
     (["--for", "kuberay", "--job.image", "i", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
+    (["--for", "skypilot", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
+    (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
 ])  # fmt: skip
 def test_what_cannot_be_printed_is_refused(flags, told):
     with pytest.raises(PlanError) as refused:

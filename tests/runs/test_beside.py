@@ -8,6 +8,7 @@ import pytest
 
 import rlflow
 from rlflow.cli.main import exit_code
+from rlflow.config.flags import read_toml
 from rlflow.errors import PlanError
 from rlflow.runs import resume, trust
 from rlflow.watch.reporter import Quiet
@@ -61,12 +62,68 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, 
         rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE, "service.judge.gpus": 1})
 
 
+ASKING = """
+import json, urllib.request
+from dataclasses import dataclass
+
+from rlflow import flow, loss, row, stage
+
+@dataclass(frozen=True)
+class Asking:
+    judge: str = "http://nobody.invalid"  # where answers are judged
+    asks: str = "{question}?"  # a text with a brace that names no service
+
+@stage(gives={"share": row("float32")})
+def judged(completion, *, judge, asks):
+    body = json.dumps({"query": completion}).encode()
+    with urllib.request.urlopen(urllib.request.Request(judge, body)) as answer:
+        scores = json.load(answer)["rewards"]
+    return scores, {"score": sum(scores) / len(scores), "braces": float(asks == "{question}?")}
+
+@loss
+def likelihood(new, share: row("float32")):
+    return -new.logprobs * share[:, None], {}
+
+@flow
+def asking(prompts, actor, hp=Asking()):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= judged(batch, judge=hp.judge + "/get_reward", asks=hp.asks)
+    actor.update(batch, likelihood)
+"""
+
+
+@pytest.fixture
+def asking(tmp_path):
+    """A flow with a stage that asks a judge, and a configuration that says where the judge is."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    flags = "".join(f"{name} = {json.dumps(FLAGS[name])}\n" for name in ("backend", "prompts", "iterations", "held_out", "save_every"))
+    (tmp_path / "run.toml").write_text(f"{flags}out = '{tmp_path}'\n[hp]\njudge = '{{judge}}'\n[service.judge]\nrun = '{LITTLE}'\n")
+    return tmp_path
+
+
+def test_a_setting_of_the_flow_names_a_service_and_a_stage_gets_its_url(asking):
+    words = [str(asking / "asking.py"), "--config", str(asking / "run.toml")]
+    assert [exit_code([command, *words]) for command in ("check", "plan", "graph")] == [0, 0, 0]
+    result = rlflow.run(str(asking / "asking.py"), **read_toml(asking / "run.toml"))
+    saved = json.loads((result.folder / "settings.json").read_text())
+    assert saved["hp"]["judge"] == "{judge}"
+    assert "127.0.0.1" not in json.dumps(saved["hp"])
+    resume.resume(result.folder, {"iterations": 3, "service.judge": LITTLE}, Quiet())  # at another port, with the same graph
+    assert [(line["judged/score"], line["judged/braces"]) for line in lines(result.folder)] == [(1.0, 1.0)] * 3
+    with rlflow.roles(str(asking / "asking.py"), **read_toml(asking / "run.toml")) as roles:
+        flow = roles.prepared.plan.program.flow
+        assert roles["hp"].judge.startswith("http://127.0.0.1:")
+        flow(roles.take(), **roles)
+
+
 @pytest.mark.slow
-def test_workers_of_pools_find_services_too(tmp_path):
-    (tmp_path / "mine.py").write_text(REWARD)
-    flags = {**FLAGS, "reward": f"{tmp_path / 'mine.py'}:asks", "reward_network": True, "pools": "all=1"}
-    result = rlflow.run("grpo", out=str(tmp_path), **flags, **{"service.judge": LITTLE})
+def test_workers_of_pools_find_services_too(asking):
+    (asking / "mine.py").write_text(REWARD)
+    flags = {**FLAGS, "reward": f"{asking / 'mine.py'}:asks", "reward_network": True, "pools": "all=1"}
+    result = rlflow.run("grpo", out=str(asking), **flags, **{"service.judge": LITTLE})
     assert [line["reward/mean"] for line in lines(result.folder)] == [1.0] * 2
+    result = rlflow.run(str(asking / "asking.py"), **{**read_toml(asking / "run.toml"), "pools": "all=1"})
+    assert [line["judged/score"] for line in lines(result.folder)] == [1.0] * 2
 
 
 REWARD = """

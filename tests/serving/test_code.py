@@ -37,6 +37,11 @@ def test_code_can_only_compute(code):
 
 
 @needs_walls
+def test_a_deadline_of_0_is_the_usual_one():
+    assert answered(Code(code="print(1)", run_timeout=0))["run_result"]["status"] == "Finished"
+
+
+@needs_walls
 def test_code_that_does_not_end_or_prints_without_end_is_ended():
     result = answered(Code(code="while True: print('x' * 1000)", run_timeout=0.6))["run_result"]
     assert (result["status"], result["return_code"]) == ("TimeLimitExceeded", None)

@@ -1,4 +1,5 @@
-"""The form is that of OpenRLHF's remote reward models, which `--reward URL` speaks too."""
+"""The forms are those of OpenRLHF's remote reward models, which `--reward URL` speaks too, and of the reward server of SkyPilot's job
+groups."""
 
 from contextlib import closing
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_rewards_are_summed_and_a_row_without_one_is_null(judges):
         assert client.get("/health")[1]["rewards"] == ["task", "even"]
         status, answer = client.post("/get_reward", {**QUESTION, "labels": ["2"]})
     assert (status, answer["detail"]) == (422, "expected as many rows in each list, found query 3, prompts 3, labels 1")
+
+
+def test_items_are_judged_as_clients_of_job_groups_send_them(judges):
+    items = [{"prompt": "1+1=", "response": said, "ground_truth": "2"} for said in ("2", "11", "?")]
+    with asking(judge(judges("task", "mine.py:even:0.5"), ["task", "even"])) as client:
+        status, answer = client.post("/batch_reward", {"items": items})
+        assert [each["reward"] for each in answer["rewards"]] == client.post("/get_reward", QUESTION)[1]["rewards"]
+        assert client.post("/batch_reward", {"items": [{"prompt": "1+1="}]})[0] == 422
+        assert client.post("/batch_reward", {"items": []}) == (200, {"rewards": [], "missing": {}, "accuracy": 0.0})
+    assert (status, answer["accuracy"], answer["missing"]) == (200, pytest.approx(1 / 3), {"raised": 1})
+    assert [each["correct"] for each in answer["rewards"]] == [True, False, False]
 
 
 def test_a_reward_that_reads_what_requests_have_not_is_refused(judges):

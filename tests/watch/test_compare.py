@@ -138,3 +138,9 @@ def test_what_cannot_be_compared_is_refused(called, written, words, says):
 def test_the_area_is_the_mean_height():
     assert area([(0, 0.0), (10, 1.0), (20, 1.0)]) == 0.75
     assert area([(4, 0.5)]) == 0.5
+
+
+def test_seeds_of_one_arm_that_ended_at_different_iterations_are_said(written):
+    longer = {"seed": 1, "rewards": (0.1, 0.2)}
+    folders = [written("one"), written("two", **longer), written("three", prompts=9), written("four", prompts=9, **longer)]
+    assert any("after different numbers of iterations" in said for said in cautions(comparison(*folders)))

@@ -50,3 +50,8 @@ def test_doctor_is_no_judge(monkeypatch, capsys):
     monkeypatch.setattr("rlflow.cli.watch.sections", lambda: [("packages", ["torch 2.13"])])
     assert print_doctor() == 0
     assert "torch 2.13" in capsys.readouterr().out
+
+
+def test_gpus_are_listed_with_their_memory():
+    assert doctor.gpus({"gpus": [("NVIDIA H100", 80 * 2**30), ("NVIDIA A10", 24 * 2**30)]}) == "NVIDIA H100, 80 GiB; NVIDIA A10, 24 GiB"
+    assert doctor.gpus({}).endswith("(--device cpu)") or "driver" in doctor.gpus({})
