@@ -26,21 +26,17 @@ class AskedTokens(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The rows of a batch. Two batches have the same rows when they have the same Axis object.
+    """The rows of a batch. Two batches have the same rows when they have the same Axis object."""
 
-    keys: int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number), and for rows that were asked or
-    joined two more numbers each time: the number of the group along the axis that asking or joining made, and the row's number within
-    the group. Seeds, groups and order follow from it. parent and index say which row of which axis each row came from, and ``step`` how:
-    ``taken`` as they are, ``sampled`` from it, or ``asked``. grouped: whether rows that differ in the last number alone form a group.
-    cut: of rows that were asked for single tokens, for which.
-    """
-
+    # int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number), and for rows that were asked or joined
+    # two more numbers each time: the number of the group along the axis that asking or joining made, and the row's number within the
+    # group. Seeds, groups and order follow from it.
     keys: Tensor
-    parent: Axis | None = None
-    index: Tensor | None = None
-    grouped: bool = False
-    step: Literal["taken", "sampled", "asked"] = "taken"
-    cut: AskedTokens | None = None
+    parent: Axis | None = None  # the axis that the rows came from
+    index: Tensor | None = None  # int64 [rows], which of its rows each came from
+    grouped: bool = False  # whether rows that differ in the last number of their keys alone form a group
+    step: Literal["taken", "sampled", "asked"] = "taken"  # how they came from there: as they are, sampled from it, or asked
+    cut: AskedTokens | None = None  # of rows that were asked for single tokens, for which
 
     def __len__(self) -> int:
         return self._count
@@ -133,12 +129,12 @@ class Axis:
     def _meets(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
         """The nearest axis that both came from: its row for each row of ``other``, and for each of this axis (None: it is this axis);
         and how many rows it has."""
-        mine = dict(zip(map(id, self.line), self.line, strict=True))
+        own = dict(zip(map(id, self.line), self.line, strict=True))
         index = torch.arange(len(other))
         for step in other.line:
             if step is self:
                 return index, None, len(self)
-            if id(step) in mine:
+            if id(step) in own:
                 return index, self.back_to(step), len(step)
             index = step.index[index] if step.index is not None else index
         return None

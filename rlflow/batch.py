@@ -103,7 +103,7 @@ class Data:
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
     """[rows, longest] from flat entries. A stage may write into what it is given: it is a copy, where it is not lent. Floats are filled
     with the current padding, others with 0."""
-    width, even = _extent(lengths)
+    width, even = extent(lengths)
     if even:
         return lent(flat).reshape(len(lengths), width)
     fill = _fill.get() if flat.is_floating_point() else 0
@@ -114,14 +114,14 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
     """The first ``lengths[i]`` entries of each row, one row after another, which whoever has the padded ones may go on writing into."""
-    width, even = _extent(lengths)
+    width, even = extent(lengths)
     if even and width == padded.shape[1]:
         return lent(padded.contiguous()).flatten(0, 1)
     return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
 
 
 @functools.lru_cache(maxsize=64)
-def _extent(lengths: Tensor) -> tuple[int, bool]:
+def extent(lengths: Tensor) -> tuple[int, bool]:
     """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing writes into what a batch
     stores, so a tensor stands for its values."""
     width = int(lengths.max()) if len(lengths) else 0

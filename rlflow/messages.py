@@ -16,11 +16,11 @@ MARK = "\x1emessages\x1e"  # what messages begin with where they are written; th
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool in what a model said: the tool's name, and arguments by name; or ``problem``, why it is none."""
+    """A call of a tool in what a model said."""
 
-    name: str
-    arguments: Mapping[str, Any]
-    problem: str = ""
+    name: str  # of the tool
+    arguments: Mapping[str, Any]  # by name
+    problem: str = ""  # why it is no call; empty for one
 
 
 class Packed(str):

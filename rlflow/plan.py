@@ -52,7 +52,7 @@ class Plan:
     program: Program
     graph: Graph
     live: tuple[int, ...]  # ids of the nodes that run
-    kept: frozenset[Column] = frozenset()  # columns that are stored
+    columns: frozenset[Column] = frozenset()  # that are stored
     held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
     priority: Mapping[int, float] = field(default_factory=dict)  # unit → the higher, the sooner it starts among those that may
     lane: Mapping[int, str] = field(default_factory=dict)  # unit → the lane in which it runs
@@ -60,7 +60,7 @@ class Plan:
     # forward or update → the rows that begin with one prompt, where its trainer computes that once
     prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
-    did: tuple[PassNote, ...] = ()  # what the passes have changed
+    notes: tuple[PassNote, ...] = ()  # on what the passes have changed
     placement: Placement | None = None  # of roles on pools; None in one process
     home: Mapping[int, str] = field(default_factory=dict)  # node → the pool that runs it
     streaming: Streaming = Streaming()
@@ -78,7 +78,7 @@ class Plan:
         from rlflow.graph.picture import html
 
         where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
-        return html(self.graph, where, [str(note) for note in self.did])
+        return html(self.graph, where, [str(note) for note in self.notes])
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -119,14 +119,14 @@ class Plan:
         """The live nodes that must end before each live node starts. A piece waits as its node does, but of the sampling node for its
         own chunk alone."""
         live = set(self.live)
-        found = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
-        pieces = {i: found[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
+        predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
+        pieces = {i: predecessors[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
         for i, piece in self.pieces.items():
-            found[piece.node].add(i)
-        found |= pieces
+            predecessors[piece.node].add(i)
+        predecessors |= pieces
         for i, before in self.turns.items():
-            found[i].add(before)
-        return found
+            predecessors[i].add(before)
+        return predecessors
 
     def names_before(self, unit: int) -> tuple[str, ...]:
         """Names of what it waits for; of a chunk that of its source."""
@@ -148,7 +148,7 @@ class Plan:
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
         """The columns that each live node reads. A node in pieces reads for all of them, since it ends after the last."""
-        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces and item.column in self.kept)
+        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces and item.column in self.columns)
                 for i in self.units}  # fmt: skip
 
     @cached_property
@@ -164,7 +164,7 @@ class Plan:
     @cached_property
     def readers(self) -> dict[Column, set[int]]:
         """The live nodes that read each kept column."""
-        nodes: dict[Column, set[int]] = {column: set() for column in self.kept}
+        nodes: dict[Column, set[int]] = {column: set() for column in self.columns}
         for i, columns in self.reads.items():
             for column in columns:
                 nodes.setdefault(column, set()).add(i)
@@ -172,7 +172,7 @@ class Plan:
 
     def keeps(self, node: Node) -> tuple[str, ...]:
         """Names of the node's outputs that are kept."""
-        return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.kept)
+        return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.columns)
 
     def __str__(self) -> str:
-        return "\n".join(str(note) for note in self.did)
+        return "\n".join(str(note) for note in self.notes)

@@ -25,7 +25,7 @@ from rlflow.extras import missing
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
-from rlflow.runs.packaged import packaged, uses_packaged
+from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 from rlflow.trace.arguments import role_names
 from rlflow.trace.compile import TraceOptions
 from rlflow.watch.secrets import remember
@@ -69,6 +69,7 @@ def read_config(flow: Flow, flags: Mapping[str, Any]) -> RunConfig:
     values = dict(flags)
     file = values.pop("config", None)
     values = (read_toml(Path(file)) if file else {}) | values
+    values = environment_beneath(flow.name, values) | values
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
     return sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)

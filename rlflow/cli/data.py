@@ -27,22 +27,22 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
     flags = parse_flags(arguments)
     sources = parse_sources((file, *flags.pop("data", ())))
     as_json, model, rows = bool(flags.pop("json", False)), flags.pop("model", None), _count(flags.pop("rows", "3"))
-    given = {name.removeprefix("data."): flags.pop(name) for name in list(flags) if name.startswith("data.")}
+    settings = {name.removeprefix("data."): flags.pop(name) for name in list(flags) if name.startswith("data.")}
     if flags:
         raise _unknown(next(iter(flags)))
     folder = os.path.expanduser(model) if model else None
     names = [source.name for source in sources]
-    opened = {name: _opened(source, folder, own_settings(given, name, names)) for name, source in zip(names, sources, strict=True)}
+    opened = {name: _opened(source, folder, own_settings(settings, name, names)) for name, source in zip(names, sources, strict=True)}
     previews = {name: preview(data, rows) for name, data in opened.items()}
     total = sum(shares := [source.weight or len(opened[source.name]) for source in sources])
     if as_json:
-        whole = {name: {"share": float(share / total), **found.as_json()}
-                 for share, (name, found) in zip(shares, previews.items(), strict=True)}  # fmt: skip
+        whole = {name: {"share": float(share / total), **each.as_json()}
+                 for share, (name, each) in zip(shares, previews.items(), strict=True)}  # fmt: skip
         print(json.dumps(whole if len(whole) > 1 else previews[names[0]].as_json(), ensure_ascii=False))
         return 0
-    for share, (name, found) in zip(shares, previews.items(), strict=True):
+    for share, (name, each) in zip(shares, previews.items(), strict=True):
         head = [f"source {name}: {float(share / total):.1%} of the prompts"] if len(sources) > 1 else []
-        output(plain(line) for line in [*head, *lines(found)])
+        output(plain(line) for line in [*head, *lines(each)])
     return 0
 
 
@@ -53,21 +53,21 @@ def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any])
     return data.within(Room(positions, positions, f" ({positions} positions of the model)")) if positions else data
 
 
-def lines(found: Preview) -> Iterator[str]:
+def lines(preview: Preview) -> Iterator[str]:
     """The page, line by line."""
-    yield f"{found.name}: {found.records} records that can be used, {found.shape}"
-    yield from (f"  {name:<12} read from the field '{field}'" for name, field in found.fields.items())
-    if found.unread:
-        yield f"  not read: {', '.join(found.unread)} (--data.NAME FIELD maps a field)"
-    yield f"  prompts are put {found.wording}" if found.wording.startswith("as ") else f"  {found.wording}"
-    lengths = {"prompts": found.prompts, "responses": found.responses}
+    yield f"{preview.name}: {preview.records} records that can be used, {preview.shape}"
+    yield from (f"  {name:<12} read from the field '{field}'" for name, field in preview.fields.items())
+    if preview.unread:
+        yield f"  not read: {', '.join(preview.unread)} (--data.NAME FIELD maps a field)"
+    yield f"  prompts are put {preview.wording}" if preview.wording.startswith("as ") else f"  {preview.wording}"
+    lengths = {"prompts": preview.prompts, "responses": preview.responses}
     yield from (f"  {what}: {_lengths(of)}" for what, of in lengths.items() if of)
-    for cause in found.left_out:
+    for cause in preview.left_out:
         places = f" ({', '.join(cause.places)}{', …' if cause.count > len(cause.places) else ''})" if cause.places else ""
         yield f"  left out: {cause.count} {cause.cause}{places}"
-    if not found.left_out:
+    if not preview.left_out:
         yield "  nothing is left out"
-    for number, row in enumerate(found.rows, 1):
+    for number, row in enumerate(preview.rows, 1):
         yield ""
         yield from _row(number, row)
 

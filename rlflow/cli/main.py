@@ -52,8 +52,9 @@ def check(context: typer.Context, file: File) -> None:
 
 @app.command(context_settings=WITH_FLAGS)
 def prove(context: typer.Context, file: File) -> None:
-    """Show on a few rows of a run, before it begins, that it would learn from what it is paid for. Takes the flags of `run`; exit 2 where
-    something is falsified."""
+    """Show on a few rows of a run, before it begins, that it would learn from what it is paid for. Takes the flags of `run`, which
+    `rlflow run FILE --help` lists; exit 2 where something is falsified. With --as "FLAGS" --as "FLAGS", run the file under each of
+    two plans and say in what they differ first."""
     from rlflow.cli.prove import prove_file
 
     raise typer.Exit(prove_file(file, context.args))
@@ -325,9 +326,9 @@ def unread() -> int:
 
 
 def share_cores() -> None:
-    """Let OpenMP threads that wait for each other's next operation sleep after some thirty microseconds, before torch asks: with libgomp's
+    """Let OpenMP threads that wait for each other's next operation sleep after some hundred microseconds, before torch asks: with libgomp's
     milliseconds a run stands still where other processes want the same cores, its own rewards among them."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def leave(code: int) -> None:

@@ -70,7 +70,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)])
     yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(explanation)])
     yield from section("tokens that are computed", [plain(f"  {line}") for line in packed(explanation)])
-    yield from section("passes", [plain(f"  {note}") for note in explanation.did])
+    yield from section("passes", [plain(f"  {note}") for note in explanation.notes])
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])
     yield from section("assumed", [plain(f"  {line}") for line in assumptions(explanation)])
     yield from (plain(f"\n{warning}") for warning in explanation.warnings)
@@ -184,12 +184,12 @@ def weights(explanation: Explanation) -> Iterator[str]:
 def together(explanation: Explanation) -> Iterator[str]:
     """The nodes after each node in program order that may run at the same time."""
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
-        mine = [pair for pair in explanation.pairs if pair.first == name]
-        beside, taking = ([pair.second for pair in mine if (pair.lane is None) is free] for free in (True, False))
+        own = [pair for pair in explanation.pairs if pair.first == name]
+        beside, taking = ([pair.second for pair in own if (pair.lane is None) is free] for free in (True, False))
         if beside:
             yield f"{name} beside {', '.join(beside)}"
         if taking:
-            lane = next(pair.lane for pair in mine if pair.lane is not None)
+            lane = next(pair.lane for pair in own if pair.lane is not None)
             yield f"{name} takes turns with {', '.join(taking)} in {lane}"
 
 
@@ -197,12 +197,12 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
     """A table of what each rank of each pool holds, by role."""
     rows = table("pool", "role", "holds", "bytes", right=("bytes",))
     for pool in dict.fromkeys(item.pool for item in entries):
-        mine = [item for item in entries if item.pool == pool]
-        for role, half in dict.fromkeys((item.role, item.half) for item in mine):
-            parts = [item for item in mine if (item.role, item.half) == (role, half)]
+        own = [item for item in entries if item.pool == pool]
+        for role, half in dict.fromkeys((item.role, item.half) for item in own):
+            parts = [item for item in own if (item.role, item.half) == (role, half)]
             what = ", ".join(f"{item.what} {amount(item.bytes)}" for item in parts)
             rows.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
-        rows.add_row(*map(plain, (f"  {pool}", "all", "", total(mine))))
+        rows.add_row(*map(plain, (f"  {pool}", "all", "", total(own))))
     return rows
 
 
@@ -210,8 +210,8 @@ def moves(explanation: Explanation) -> Iterator[str]:
     """Lines that say which parts of models move before which node, where memory has a limit."""
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
-            mine = [move for move in schedule.moves if move.before == step]
-            ways = {"away": [move for move in mine if move.away], "back": [move for move in mine if not move.away]}
+            own = [move for move in schedule.moves if move.before == step]
+            ways = {"away": [move for move in own if move.away], "back": [move for move in own if not move.away]}
             lines = (f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some) for way, some in ways.items() if some)
             yield f"{schedule.pool}, before {step}: {'; '.join(lines)}"
         without = f", {decimal(schedule.peak_without)} if nothing moved" if schedule.moves else ""

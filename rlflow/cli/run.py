@@ -66,14 +66,14 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     return 0
 
 
-def packaged_note(flow: str, used: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """A line on the packaged task of a flow: its data and model, and as flags the values that are used though no flag gave them."""
     from rlflow.runs.packaged import packaged
     from rlflow.watch.recorded import as_text
 
     task, beneath = packaged(flow)
     flags = [f"--{name} {as_text(value)}" for name, value in beneath.items()
-             if name in used and name not in ("model", "data") and name not in given]  # fmt: skip
+             if name in used and name not in ("model", "data") and name not in values]  # fmt: skip
     data = ", ".join(used["data"])
     return f"task: packaged '{task}': {data}, model {used['model']} (--model or --data for others); it sets {' '.join(flags)}"
 

@@ -25,24 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records and what turns them into rows. ``len`` counts records; a pair is one record and two rows.
-
-    declared: columns beyond the standard ones, with their kinds. fields: the field of the file that each name was read from.
-    dropped: records left out because their prompt is longer than ``max_prompt``. doubles: questions that a task drew again.
-    faults: records of the file that could not be read, so that they are none of ``records``. room: what models can take of a row.
-    """
+    """Records and what turns them into rows. ``len`` counts records; a pair is one record and two rows."""
 
     name: str
     records: Sequence[Record]
     encoder: Encoder
     wording: Wording = Wording()
-    declared: Mapping[str, Kind] = field(default_factory=dict)
+    declared: Mapping[str, Kind] = field(default_factory=dict)  # columns beyond the standard ones
     task: ScorerSpec | None = None
-    fields: Mapping[str, str] = field(default_factory=dict)
-    dropped: int = 0
-    doubles: int = 0
-    faults: tuple[Fault, ...] = ()
-    room: Room = Room()
+    fields: Mapping[str, str] = field(default_factory=dict)  # the field of the file that each name was read from
+    dropped: int = 0  # records left out because their prompt is longer than ``max_prompt``
+    doubles: int = 0  # questions that a task drew again
+    faults: tuple[Fault, ...] = ()  # records of the file that could not be read, so that they are none of ``records``
+    room: Room = Room()  # what models can take of a row
     alone: int = 0  # prompts of one message that are plain text, since the tokenizer has no chat template
     unread: tuple[str, ...] = ()  # fields of the file that no column is read from
     parts: Mapping[str, Dataset] = field(default_factory=dict)  # of several sources, each by its name, as it was opened

@@ -156,12 +156,13 @@ class _Judge:
         prompt, row = (-(-characters // self.encoder.longest) for characters in (prompt, row))
         return row if _over(prompt, self.room.prompt) or _over(row, self.room.row) else 0
 
-    def _too_long(self, record: Record, number: int, tokens: int, found: str) -> Fault:
-        fault = self._fault(record, number, "too_long", f"it is too long ({tokens} tokens)", found, str(self.room))
+    def _too_long(self, record: Record, number: int, tokens: int, finding: str) -> Fault:
+        fault = self._fault(record, number, "too_long", f"it is too long ({tokens} tokens)", finding, str(self.room))
         return replace(fault, tokens=tokens)
 
-    def _fault(self, record: Record, number: int, cause: Cause, message: str, found: str, expected: str) -> Fault:
-        return Fault(cause, Problem("data-record", f"{self._which(record, number)}{message}", record.place, found=found, expected=expected))
+    def _fault(self, record: Record, number: int, cause: Cause, message: str, finding: str, expected: str) -> Fault:
+        which = self._which(record, number)
+        return Fault(cause, Problem("data-record", f"{which}{message}", record.place, found=finding, expected=expected))
 
     def _which(self, record: Record, number: int) -> str:
         """The beginning of a message that names a record which stands in no file."""

@@ -127,8 +127,8 @@ def _left_out(data: Dataset, faults: Sequence[Fault]) -> Iterator[LeftOut]:
         yield LeftOut("longer than max_prompt", data.dropped, ())
     if data.doubles:
         yield LeftOut("a question that the task drew before", data.doubles, ())
-    for found in counted(faults).values():
-        yield LeftOut(_cause(data, found[0]), len(found), tuple(str(fault.place) for fault in found[:PLACES] if fault.place))
+    for alike in counted(faults).values():
+        yield LeftOut(_cause(data, alike[0]), len(alike), tuple(str(fault.place) for fault in alike[:PLACES] if fault.place))
 
 
 def _cause(data: Dataset, fault: Fault) -> str:

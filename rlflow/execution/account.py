@@ -69,11 +69,11 @@ class Count(NamedTuple):
 
 @dataclass
 class Account:
-    """Counts by the node that sampled: all that it sampled, what earlier iterations had left of it, and how each row ended."""
+    """Counts by the node that sampled."""
 
-    sampled: dict[str, Count] = field(default_factory=dict)
-    opened: dict[str, Count] = field(default_factory=dict)
-    ends: dict[tuple[str, End], Count] = field(default_factory=dict)
+    sampled: dict[str, Count] = field(default_factory=dict)  # all that it sampled
+    opened: dict[str, Count] = field(default_factory=dict)  # what earlier iterations had left of it
+    ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # how its rows ended
 
     def sample(self, source: str, count: Count) -> None:
         """Note rows that a node has sampled."""
@@ -125,11 +125,11 @@ class Account:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Account:
         """The opposite of ``as_json``."""
-        found = Account(*({name: Count(**count) for name, count in values[which].items()} for which in ("sampled", "opened")))
+        account = Account(*({name: Count(**count) for name, count in values[which].items()} for which in ("sampled", "opened")))
         for entry in values["fates"]:
             end = End(Fate(entry["fate"]), *(entry.get(name, "") for name in End._fields[1:]))
-            found.end(entry["source"], end, Count(*(entry[name] for name in Count._fields)))
-        return found
+            account.end(entry["source"], end, Count(*(entry[name] for name in Count._fields)))
+        return account
 
 
 def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
@@ -143,14 +143,14 @@ CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column
-    among ``columns``, counted from 1, that is not finite there. waits: whether the update was not due yet; stepped: whether it took any
-    step."""
+    """The outcome of each row of an update."""
 
+    # int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column among ``columns``, counted from 1, that
+    # is not finite there
     broken: Tensor
     columns: tuple[str, ...]
-    waits: bool = False
-    stepped: bool = True
+    waits: bool = False  # whether the update was not due yet
+    stepped: bool = True  # whether it took any step
 
     @property
     def metrics(self) -> PartialMetrics:
@@ -247,10 +247,10 @@ class Ledger:
     def _not_in(self, node: Node) -> Tensor:
         """bool [rows]: the rows of a node's inputs that its outputs have not."""
         assert node.makes is not None
-        index, gone = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
+        index, lacking = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
         if index is not None:
-            gone[index] = False
-        return gone
+            lacking[index] = False
+        return lacking
 
     def _chosen(self, node: Node, fates: Mapping[int, _Fates]) -> None:
         settings = dict(node.settings)

@@ -102,15 +102,15 @@ def suits(what: str, signature: Signature, batch: Batch, place: Place | None, de
         raise FlowError(*problems)
 
 
-def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
+def checked(what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """Settings with defaults. Raises FlowError for unknown and missing ones."""
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
-    problems = [verbs.unknown_setting(what, name, known, place) for name in given if name not in known and not signature.open_settings]
-    problems += [verbs.missing_setting(what, n, "a value", place) for n, d in known.items() if d is REQUIRED and n not in given]
+    problems = [verbs.unknown_setting(what, name, known, place) for name in settings if name not in known and not signature.open_settings]
+    problems += [verbs.missing_setting(what, n, "a value", place) for n, d in known.items() if d is REQUIRED and n not in settings]
     if problems:
         raise FlowError(*problems)
-    values = computed_settings(what, given, signature.takes_float, signature)
+    values = computed_settings(what, settings, signature.takes_float, signature)
     return {name: default for name, default in known.items() if default is not REQUIRED} | values
 
 

@@ -300,6 +300,10 @@ class Engine:
         """The data's columns where they are read first."""
         return batch
 
+    def near(self, batch: Batch, terms: CallOptions = HERE) -> str | None:
+        """The pool that has most of the rows; None in one process."""
+        return None
+
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """The rows, kept until the iteration of this engine has ended."""
         return batch
@@ -339,6 +343,10 @@ class Engine:
         """Metrics since the last call: weights that went from trainers to generators, and parts of models that left a rank's memory and
         came back."""
         return self.keeper.told()
+
+    def traffic(self) -> dict[str, int]:
+        """The bytes that went from process to process since the last call, by what they are; empty in one process."""
+        return {}
 
     def _synchronised(self, role: str) -> Model:
         """The role's model, whose generator has the newest weights and can sample."""
@@ -422,8 +430,8 @@ class Engine:
         """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` of the node and of what samples in its body, for the
         account. Raises SkipIteration where none is kept."""
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
-        kept, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
-        joined = self.joined(kept)
+        batches, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
+        joined = self.joined(batches)
         wanted = joined.axis.slots < groups
         account.end(names[1], End(Fate.SURPLUS, names[0], setting=f"groups={groups}"), count_of(joined, ~wanted))
         return joined.rows(wanted), repeat_metrics(account, names, tried, groups)
@@ -435,18 +443,18 @@ class Engine:
         """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of each draw of prompts, until
         there are ``groups`` or no more draws; the last may bring more. And how many draws there were. Raises SkipIteration where there is
         no group."""
-        kept, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
+        batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
             rows = body(prompts)
             keep = self.fetch(rows.select("keep"))["keep"].bool() if "keep" in rows else torch.ones(len(rows), dtype=torch.bool)
             tried += 1
             account.sample(names[1], count_of(rows))
             account.end(names[1], End(Fate.LEFT_OUT, names[0], "not kept"), count_of(rows, ~keep))
-            kept.append(rows.rows(keep))
-            count += kept[-1].axis.groups
+            batches.append(rows.rows(keep))
+            count += batches[-1].axis.groups
         if count == 0:
             raise SkipIteration(f"none of {account.sampled[names[1]].groups} groups was kept in {tried} tries")
-        return [batch for batch in kept if len(batch)], tried
+        return [batch for batch in batches if len(batch)], tried
 
 
 def count_of(rows: Batch, where: Tensor | None = None) -> Count:
@@ -461,8 +469,8 @@ def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups:
     dropped = sum(count.groups for (name, end), count in account.ends.items() if name == source and end.fate in (Fate.LEFT_OUT, Fate.READ))
     beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
     opened = account.opened.get(source, Count()).groups - account.of(Fate.STALE, node).groups
-    kept = sampled + opened - dropped - beyond
-    return known({"tries": float(tried), "kept": float(kept), "seen": float(sampled), "surplus": float(beyond)})
+    groups_kept = sampled + opened - dropped - beyond
+    return known({"tries": float(tried), "kept": float(groups_kept), "seen": float(sampled), "surplus": float(beyond)})
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

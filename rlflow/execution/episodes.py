@@ -63,7 +63,7 @@ class _Row:
     pieces: list[_Piece] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)  # what was said in each turn, as samples show it
     opening: Said = ""
-    said: str = ""
+    text: str = ""  # of the last turn, as sampled
     finish: str = ""  # empty while the episode goes on
     failure: Failure | None = None
     score: float | None = None  # of the environment; None where that has no score of its own
@@ -175,7 +175,7 @@ class Episodes:
         for number, text in zip(cut, self.speech.decode([rows[places[number]].pieces[-1].tokens.tolist() for number in cut]), strict=True):
             texts[number] = text
         for number, place in enumerate(places):
-            rows[place].said = texts[number]
+            rows[place].text = texts[number]
             rows[place].turns.append({"said": texts[number]})
             if (failure := rows[place].failure) is not None:
                 rows[place].fail(failure)
@@ -183,7 +183,7 @@ class Episodes:
         if self.pool.spec.tools:
             answers = self._used([rows[place] for place in asked])
         else:
-            answers = self.pool.step([rows[place].episode for place in asked], [rows[place].said for place in asked])
+            answers = self.pool.step([rows[place].episode for place in asked], [rows[place].text for place in asked])
         self._heard([rows[place] for place in asked], answers, [stopped[place] for place in asked], turn)
 
     def _used(self, rows: Sequence[_Row]) -> list[Answer]:
@@ -301,7 +301,7 @@ class Episodes:
                             "policy_version": _joined([piece.versions for piece in pieces], torch.int64)}  # fmt: skip
         data = {name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value, lengths)
                 for name, value in token_level.items()}  # fmt: skip
-        texts = {"completion": completions, "finish": [row.finish for row in rows], "said": [row.said for row in rows],
+        texts = {"completion": completions, "finish": [row.finish for row in rows], "said": [row.text for row in rows],
                  "failed": [row.failure.cause if row.failure else "" for row in rows], "episode": [_transcript(row) for row in rows]}
         data |= {name: Data(Kind(Level.TEXT), tuple(values)) for name, values in texts.items()}
         data["turns"] = Data(_kind("turns"), torch.tensor([len(row.turns) for row in rows], dtype=torch.int64))

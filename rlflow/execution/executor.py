@@ -57,14 +57,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Rows that were sampled ahead for an iteration: its prompts, the rows of nodes that sample or repeat, and their metrics.
-    ``skipped``: the reason why the iteration has nothing to train on; empty where it has rows."""
+    """Rows that were sampled ahead for an iteration, and what came with them."""
 
     prompts: Batch
-    rows: Mapping[int, Batch] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=dict)
+    rows: Mapping[int, Batch] = field(default_factory=dict)  # of nodes that sample or repeat
+    metrics: Metrics = field(default_factory=dict)  # of these nodes
     spans: tuple[Span, ...] = ()
-    skipped: str = ""
+    skipped: str = ""  # the reason why the iteration has nothing to train on; empty where it has rows
     account: Account = field(default_factory=Account)
 
 
@@ -123,7 +122,7 @@ class Executor:
         except SkipIteration:
             outcome.account.add(run.ledger.account())
             raise
-        return run.taken
+        return run.outputs
 
     def evaluating(self) -> Executor:
         """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
@@ -157,7 +156,7 @@ class _Run:
     ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
         self.ready, self.body, self.wanted = ready, body, wanted
-        self.taken: dict[int, Batch] = {}
+        self.outputs: dict[int, Batch] = {}
         self.engine = executor.engine
         self.store = Store()
         self.ledger = Ledger(plan.graph, self.store.axes, executor.engine.asking.longest)
@@ -314,7 +313,7 @@ class _Run:
     def _record(self) -> None:
         """Take what outlives the run: recorded columns, results of a body, the state's last values; of a run that is ahead just rows."""
         if self.wanted:
-            self.taken = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
+            self.outputs = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
             return
         graph, columns = self.plan.graph, self.store.columns
         self.outcome.records |= self._recorded(self.plan.records)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
+import torch
+
 from rlflow.passes.lanes import ROOM
 
 Job = Callable[[], None]
@@ -43,7 +45,7 @@ class Lanes:
         if lane in self._queues:
             self._queues[lane].put(lambda: run(job))
         else:
-            threading.Thread(target=run, args=(job,), name=lane, daemon=True).start()
+            threading.Thread(target=_begin, args=(lambda: run(job),), name=lane, daemon=True).start()
 
     def do(self, lane: str, call: Callable[[], T]) -> T:
         """Run a call in a thread of the lane, and wait. Gives or raises what the call does."""
@@ -71,4 +73,11 @@ class Lanes:
 
 def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        job()
+        _begin(job)
+
+
+def _begin(job: Job) -> None:
+    """Run a job with as many threads as torch was told. Libraries that torch calls, such as MKL for the exponential of a few hundred
+    numbers, take as many as there are cores where torch has not been asked in this thread before."""
+    torch.get_num_threads()
+    job()

@@ -51,9 +51,9 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class SampledIteration:
-    """An iteration that is sampled: the stream before its prompts were taken, and what came of it."""
+    """An iteration that is sampled, and what came of it."""
 
-    cursor: Mapping[str, Any]
+    cursor: Mapping[str, Any]  # the state of the stream before its prompts were taken
     sampled: Sampled
 
 
@@ -93,14 +93,14 @@ class Ahead:
     def advance(self, iteration: int) -> Sampled:
         """Start what may be sampled when ``iteration`` begins to train; what was sampled for it. Raises SkipIteration where there is
         nothing to train on."""
-        made = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
-        self.began = {number: made for number, made in self.began.items() if number >= iteration - self.staleness}
+        versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
+        self.began = {number: versions for number, versions in self.began.items() if number >= iteration - self.staleness}
         weights: dict[str, Any] = {}
         for number in range(iteration, min(iteration + self.depth, self.iterations - 1) + 1):
             if number not in self.queue:
                 weights = weights or {role: self.engine.frozen(role) for role in self.roles}
                 oldest = self.began[max(number - self.staleness, min(self.began))]
-                self.queue[number] = self._thread.submit(self._sample, number, weights, made, oldest)
+                self.queue[number] = self._thread.submit(self._sample, number, weights, versions, oldest)
         sampled = self.queue[iteration].result().sampled
         if sampled.skipped:
             skip = SkipIteration(sampled.skipped)
@@ -126,8 +126,8 @@ class Ahead:
 
     # -- in the thread -----------------------------------------------------------------------------------------------------------
 
-    def _sample(self, number: int, weights: Mapping[str, Any], made: Versions, oldest: Versions) -> SampledIteration:
-        """``made``: versions of the weights; ``oldest``: versions that rows of this iteration must have at least."""
+    def _sample(self, number: int, weights: Mapping[str, Any], versions: Versions, oldest: Versions) -> SampledIteration:
+        """``versions``: versions of the weights; ``oldest``: versions that rows of this iteration must have at least."""
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
         rows: dict[int, Batch] = {}
@@ -135,7 +135,7 @@ class Ahead:
             for node in self.nodes:
                 start = time.monotonic()
                 if node.op is Op.REPEAT:
-                    rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
+                    rows[node.id] = self._repeat(engine, node, prompts, (versions, oldest), outcome)
                 elif self.chain is None:
                     settings, terms = self.plan.program.settings[node.name], CallOptions(None, node.timeout, node=node.name)
                     rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
@@ -146,20 +146,20 @@ class Ahead:
                 rows |= self._chained(engine, prompts, outcome, rows)
         except SkipIteration as skip:
             return SampledIteration(cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account))
-        given = prompts.given() if self.always_reads else prompts.so_far()
+        data = prompts.given() if self.always_reads else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
-        return SampledIteration(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account))
+        return SampledIteration(cursor, Sampled(data, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account))
 
     def _chained(self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]) -> dict[int, Batch]:
         """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run before."""
         assert self.chain is not None
-        given = prompts.given() if self.always_reads else prompts.so_far()
+        data = prompts.given() if self.always_reads else prompts.so_far()
         wanted = [node.id for node in self.nodes if node.id not in repeated]
-        return self._bodies.run_ahead(self.chain, given, outcome, engine.state_batch(given).data, repeated, wanted)
+        return self._bodies.run_ahead(self.chain, data, outcome, engine.state_batch(data).data, repeated, wanted)
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
-        (made, oldest), settings, home = bounds, self.plan.program.settings[node.name], self.plan.home.get(node.id)
+        (versions, oldest), settings, home = bounds, self.plan.program.settings[node.name], self.plan.home.get(node.id)
         surplus, groups = self.surplus[node.id], settings["groups"]
         names, account = (node.name, source_of(node)), outcome.account
         account.open(names[1], counted(surplus.pieces))
@@ -170,17 +170,17 @@ class Ahead:
             return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
 
         draws = prompts.draws(settings["tries"])
-        kept, tried = engine.kept_groups(body, draws, groups, account, names, [piece.rows for piece in opening])
-        fresh = [SurplusGroups(rows, made) for rows in kept[len(opening) :]]
+        batches, tried = engine.kept_groups(body, draws, groups, account, names, [piece.rows for piece in opening])
+        fresh = [SurplusGroups(rows, versions) for rows in batches[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)
         later = self.engine.at(engine.iteration + 1)
-        surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.made) for piece in rest]
+        surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.versions) for piece in rest]
         account.end(names[1], End(Fate.CARRIED, node.name, setting=f"groups={groups}"), counted(rest))
         own = {"carried": float(groups_of(opening)), "dropped": float(account.of(Fate.STALE, node.name).groups)}
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node.name, metrics)
         if opening:  # shards of several origins may call a column by several names
-            first = [SurplusGroups(engine.held(piece.rows, home), piece.made) for piece in first]
+            first = [SurplusGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
         return engine.joined([piece.rows for piece in first])
 
     # -- checkpoints -------------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Ahead:
             "next": max(entries, default=iteration - 1) + 1,
             "entries": {str(number): _plain(entry) | {"index": self._indices(entry)} for number, entry in entries.items()},
             "began": {str(number): dict(versions) for number, versions in self.began.items()},
-            "surplus": {str(node): [dict(piece.made) for piece in left.pieces] for node, left in self.surplus.items()},
+            "surplus": {str(node): [dict(piece.versions) for piece in left.pieces] for node, left in self.surplus.items()},
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
@@ -217,8 +217,8 @@ class Ahead:
             self.queue[int(number)] = ready
         later = self.engine.at(state["next"])
         for node, left in self.surplus.items():
-            home, made = self.plan.home.get(node), state["surplus"].get(str(node), ())
-            left.pieces = [SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(made)]
+            home, versions = self.plan.home.get(node), state["surplus"].get(str(node), ())
+            left.pieces = [SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(versions)]
         self.began = {int(number): versions for number, versions in state["began"].items()}
         self.stream.load(state["stream"])
 
@@ -258,8 +258,8 @@ class Ahead:
 def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
     """The plan of some nodes, with the data and the state, that keeps what the whole plan keeps of them."""
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
-    columns = frozenset(column for column in plan.kept if column.node in live)
-    return replace(plan, live=live, kept=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={})
+    columns = frozenset(column for column in plan.columns if column.node in live)
+    return replace(plan, live=live, columns=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={})
 
 
 class _Prompts:

@@ -20,13 +20,12 @@ WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "
 
 @dataclass(frozen=True)
 class IterationSummary:
-    """health: metrics; rows: the first rows as plain values; broken: rows with a number that is not finite, as
-    ``position.sample``; scored: rows that have scores, missing ones included."""
+    """The columns that an iteration recorded, in short."""
 
-    health: dict[str, float] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    scored: int = 0
+    health: dict[str, float] = field(default_factory=dict)  # metrics
+    rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
+    broken: list[str] = field(default_factory=list)  # rows with a number that is not finite, as ``position.sample``
+    scored: int = 0  # rows that have scores, missing ones included
 
 
 def summarise(records: Mapping[str, Batch]) -> IterationSummary:

@@ -17,7 +17,7 @@ class SurplusGroups:
     """Whole groups that were sampled with the same weights."""
 
     rows: Batch
-    made: Versions
+    versions: Versions  # of those weights
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Surplus:
     def opening(self, oldest: Versions) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
         """Take out what an iteration opens with: what was sampled with weights no older than these; and what is older, which goes."""
         pieces, self.pieces = self.pieces, []
-        young = [piece for piece in pieces if all(piece.made[role] >= version for role, version in oldest.items())]
+        young = [piece for piece in pieces if all(piece.versions[role] >= version for role, version in oldest.items())]
         return young, [piece for piece in pieces if piece not in young]
 
 
@@ -54,5 +54,5 @@ def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusG
         wanted = piece.rows.axis.slots < groups - groups_of(first)
         for part, where in ((first, wanted), (rest, ~wanted)):
             if where.any():
-                part.append(piece if where.all() else SurplusGroups(piece.rows.rows(where), piece.made))
+                part.append(piece if where.all() else SurplusGroups(piece.rows.rows(where), piece.versions))
     return first, rest

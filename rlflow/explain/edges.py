@@ -56,9 +56,9 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
         for item in node.inputs:
             if sizes.read(node, item):
                 together.setdefault((item.column.node, _held(item.column, node, layouts, there)), []).append(item)
-        yield from (_edge(plan, sizes, layouts, node, items, held) for (_, held), items in together.items())
+        yield from (_edge(plan, sizes, layouts, node, items, origin) for (_, origin), items in together.items())
         needed = layouts.needed.get(node.id) if layouts else None
-        for item in (item for (_, held), items in together.items() if held and needed and held.pool != needed.pool for item in items):
+        for item in (item for (_, origin), items in together.items() if origin and needed and origin.pool != needed.pool for item in items):
             there.setdefault(item.column, []).append(needed)
         if node.id in plan.bodies:
             yield from edges(plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None)
@@ -69,9 +69,9 @@ def _held(
 ) -> RowLayout | None:
     """The layout out of which a node reads a column: where it was made, or, on another pool, where an earlier node has brought it. An
     update reads it there whatever its split, other nodes where their rank has just its rows."""
-    if layouts is None or column not in layouts.held or node.id not in layouts.needed:
+    if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
-    origin, needed = layouts.held[column], layouts.needed[node.id]
+    origin, needed = layouts.columns[column], layouts.needed[node.id]
     known = [layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != origin.pool]
     return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), origin)
 

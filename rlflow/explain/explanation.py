@@ -45,7 +45,7 @@ class Explanation:
     pairs: tuple[Pair, ...]  # nodes that can run at the same time
     recorded: int  # bytes of columns that the run's records read, which one rank gets
     memory: tuple[MemoryItem, ...]  # what models take on each rank
-    did: tuple[PassNote, ...]  # what each pass did
+    notes: tuple[PassNote, ...]  # on what each pass did
     time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
     warnings: tuple[Problem, ...] = ()  # of the check
     response_tokens: int = 0  # tokens of all responses, at most
@@ -75,7 +75,7 @@ class Explanation:
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
             "memory": [asdict(item) for item in self.memory], "residency": [_resident(course) for course in self.residency],
             "commits": asdict(self.commits) if self.commits else None,
-            "passes": {note.name: note.what for note in self.did},
+            "passes": {note.name: note.what for note in self.notes},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
                      "critical": self.time.decided_by,
                      "costs": {str(op): cost for op, cost in COST.items()}},
@@ -131,7 +131,7 @@ def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Com
 
 def passes(plan: Plan) -> Iterator[PassNote]:
     """The notes of all passes, those over the bodies of repeats too."""
-    yield from plan.did
+    yield from plan.notes
     for i, body in plan.bodies.items():
         yield from (PassNote(f"{note.name} of {plan.graph.nodes[i].name}", note.what) for note in passes(body))
 

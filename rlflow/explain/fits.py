@@ -136,7 +136,7 @@ def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
         yield Problem("stream-ahead", "rows that are sampled ahead are all there before they are scored, so nothing is won by chunks",
                       found=f"--stream {chunks} --staleness {staleness}", expected="one of the two", remedy="leave --stream out")
     elif chunks > 1 and not any(each.pieces for each in (plan, *plan.bodies.values())):
-        reasons = "; ".join(note.what for each in (plan, *plan.bodies.values()) for note in each.did if note.name == "stream")
+        reasons = "; ".join(note.what for each in (plan, *plan.bodies.values()) for note in each.notes if note.name == "stream")
         yield Problem("stream-nothing", f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
                       found=f"--stream {chunks}: {reasons}", remedy="leave --stream out",
                       expected="a reward function, or a model on another pool whose backend is exact by row")

@@ -34,7 +34,7 @@ class Layouts:
     plan: Plan  # of which
     sizes: Sizes  # rows and bytes of its columns
     needed: dict[int, RowLayout] = field(default_factory=dict)  # node id → layout in which it reads its rows
-    held: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout in which it lies
+    columns: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout in which it lies
     bodies: dict[int, Layouts] = field(default_factory=dict)  # repeat's node id → layouts of its body
 
     @staticmethod
@@ -56,16 +56,16 @@ class Layouts:
             self.needed[node.id] = layout
         for output in node.outputs:
             if output.kind is None or output.kind.level is not Level.SCALAR:
-                self.held[Column(node.id, output.name)] = data.get(output.name, layout)
+                self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
 
     def _add_repeat(self, node: Node) -> None:
         """Kept rows stay where the body left them."""
         body = self.plan.bodies[node.id]
-        inputs = {item.column.name: self.held[item.column] for item in node.inputs if item.column in self.held}
+        inputs = {item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns}
         inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], inputs)
         for item in body.graph.results:
-            if item.column in inner.held:
-                self.held[Column(node.id, item.parameter)] = inner.held[item.column]
+            if item.column in inner.columns:
+                self.columns[Column(node.id, item.parameter)] = inner.columns[item.column]
 
     def _need(self, node: Node) -> RowLayout:
         pool = self.plan.home[node.id]
@@ -82,9 +82,9 @@ class Layouts:
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
         """The layout of the largest column that lies on the pool."""
-        here = [item for item in self._read(node) if item.column in self.held and self.held[item.column].pool == pool]
+        here = [item for item in self._read(node) if item.column in self.columns and self.columns[item.column].pool == pool]
         largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
-        return None if largest is None else self.held[largest.column]
+        return None if largest is None else self.columns[largest.column]
 
     def _read(self, node: Node) -> tuple[Input, ...]:
         return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter in ("prompt_tokens", "prefix_length"))

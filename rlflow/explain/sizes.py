@@ -17,21 +17,20 @@ OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such a
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions about sizes that only a run shows. prompts: of an iteration; prompt_tokens: of each prompt; response_tokens: of
-    responses that come with the data. Sampled responses count as long as their max_tokens."""
+    """Assumptions about sizes that only a run shows."""
 
-    prompts: int
-    prompt_tokens: int = TYPICAL[Level.PROMPT]
-    response_tokens: int = TYPICAL[Level.TOKEN]
+    prompts: int  # of an iteration
+    prompt_tokens: int = TYPICAL[Level.PROMPT]  # of each prompt
+    response_tokens: int = TYPICAL[Level.TOKEN]  # of responses that come with the data; sampled ones count as long as their max_tokens
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one graph; ``bodies`` those of its repeats, by node id."""
+    """Sizes of one graph."""
 
     graph: Graph
     assumed: Assumed
-    bodies: Mapping[int, Sizes] = field(default_factory=dict)
+    bodies: Mapping[int, Sizes] = field(default_factory=dict)  # of its repeats, by node id
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
@@ -94,13 +93,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class NodeRows:
-    """The rows that a node makes in an iteration, and their groups, at most. known: False where only a run tells, since rows are asked for
-    single tokens; then they count as one for each row that asks."""
+    """The rows that a node makes in an iteration, and their groups, at most."""
 
     node: str
     rows: int
     groups: int
-    known: bool = True
+    known: bool = True  # False where only a run tells, since rows are asked for single tokens; they count as one for each row that asks
 
 
 @dataclass(frozen=True)

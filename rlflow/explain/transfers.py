@@ -75,7 +75,7 @@ def least(footprint: ModelFootprint, ranks: int, matches: bool, order: str) -> t
     layouts = ways(footprint, ranks)
     if layouts is None:
         return (), order == "outer"
-    best = next(choice for choice in layouts.found if order in ("auto", choice.order) and (matches or choice.dims == "first"))
+    best = next(choice for choice in layouts.by_cost if order in ("auto", choice.order) and (matches or choice.dims == "first"))
     return tuple(layouts.matched.items()) if best.dims == "matched" else (), best.order == "outer"
 
 

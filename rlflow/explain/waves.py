@@ -31,12 +31,11 @@ class WaveNode:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two nodes that do not wait for one another, or of which the second waits for chunks of the first. lane: the one whose only place
-    they take in turn, None where they overlap."""
+    """Two nodes that do not wait for one another, or of which the second waits for chunks of the first."""
 
     first: str
     second: str
-    lane: str | None = None
+    lane: str | None = None  # the one whose only place they take in turn, None where they overlap
 
 
 def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:

@@ -13,9 +13,9 @@ from rlflow.graph.model import Graph, Node
 
 @dataclass(frozen=True)
 class Difference:
-    """A line of a diff: ``sign`` is - only in the first, + only in the second, ~ changed."""
+    """A line of a diff."""
 
-    sign: str
+    sign: str  # - only in the first, + only in the second, ~ changed
     what: str
 
     def __str__(self) -> str:

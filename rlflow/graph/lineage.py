@@ -34,12 +34,12 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
     """How rows of ``axis`` read a column of ``other`` that has a value per row, or ``by_group`` one per group."""
     if axis == other:
         return Merge.WHOLE
-    mine = list(line(axes, axis))
-    up = list(itertools.takewhile(lambda step: step not in mine, line(axes, other)))
+    ancestry = list(line(axes, axis))
+    up = list(itertools.takewhile(lambda step: step not in ancestry, line(axes, other)))
     meeting = axes[up[-1]].parent if up else other
     if meeting is None:
         return Merge.NEVER
-    down = list(itertools.takewhile(lambda step: step != meeting, mine))
+    down = list(itertools.takewhile(lambda step: step != meeting, ancestry))
     all_chosen = all(axes[step].step == "chosen" for step in down)
     if not up:
         return Merge.WHOLE if all_chosen else Merge.EACH

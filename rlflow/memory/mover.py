@@ -41,11 +41,11 @@ class MemoryMover:
 
     def loaded(self, role: str, half: str, model: Half) -> None:
         """A half of a role is there: what of it can be elsewhere goes until something needs it. Raises PlanError where there is no room."""
-        mine = [part for part in (self.course.sizes if self.course else ()) if (part.role, part.half) == (role, half)]
-        if mine:
+        own = [part for part in (self.course.sizes if self.course else ()) if (part.role, part.half) == (role, half)]
+        if own:
             self._halves[role, half] = model
             try:
-                model.sleep(*(part.what for part in mine))
+                model.sleep(*(part.what for part in own))
             except OSError as error:
                 raise PlanError.of("memory-away", f"what the {half} of role '{role}' holds cannot be put away", found=str(error),
                                    expected="room for all that is not in memory at once",
@@ -99,9 +99,9 @@ class MemoryMover:
 
     def _move(self, course: MemorySchedule, parts: set[ModelPart], away: bool) -> None:
         for role, half in sorted({(part.role, part.half) for part in parts}):
-            mine = sorted(part for part in parts if (part.role, part.half) == (role, half))
+            own = sorted(part for part in parts if (part.role, part.half) == (role, half))
             one = self._halves[role, half]
-            (one.sleep if away else one.wake)(*(part.what for part in mine))
-            self.there = self.there.difference(mine) if away else self.there.union(mine)
-            self._moves += len(mine)
-            self._bytes += sum(course.sizes[part] for part in mine)
+            (one.sleep if away else one.wake)(*(part.what for part in own))
+            self.there = self.there.difference(own) if away else self.there.union(own)
+            self._moves += len(own)
+            self._bytes += sum(course.sizes[part] for part in own)

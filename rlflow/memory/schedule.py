@@ -157,8 +157,8 @@ def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
     fewest bytes. Every moment must fit by itself."""
     count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
-    kept = set(all_gaps) - _dropped(course, all_gaps, room)
-    return tuple(course.moments[at].needs | {gap.part for gap in kept if at in gap.over} for at in range(count))
+    rest = set(all_gaps) - _dropped(course, all_gaps, room)
+    return tuple(course.moments[at].needs | {gap.part for gap in rest if at in gap.over} for at in range(count))
 
 
 Way = tuple[Cost, frozenset[Gap]]  # what it costs so far, and the gaps that are dropped
@@ -169,7 +169,7 @@ def _dropped(course: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> fr
     which none could be kept: a best solution has such a set for every moment, and to drop a gap is no worse for the moments before. A few
     ways alone first say what a solution costs at most."""
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
-    tight = {at: mine for at, mine in enumerate(covering) if sum(course.sizes[gap.part] for gap in mine) > room[at]}
+    tight = {at: gaps_here for at, gaps_here in enumerate(covering) if sum(course.sizes[gap.part] for gap in gaps_here) > room[at]}
     known = _search(course, tight, room, (math.inf, 0, 0), few=16)
     return _search(course, tight, room, known[0])[1]
 
@@ -215,11 +215,11 @@ def _plus(course: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
 
 def too_large(course: MemorySchedule) -> Iterator[Problem]:
     """Moments that do not fit by themselves, the one that is farthest from it of those with the same needs."""
-    seen: set[Parts] = set()
+    reported: set[Parts] = set()
     over = [(course.held(moment, moment.needs) - course.limit, moment) for moment in (*course.moments, *course.beside)]
     for excess, moment in sorted(over, key=lambda pair: -pair[0]):
-        if excess > 0 and moment.needs not in seen:
-            seen.add(moment.needs)
+        if excess > 0 and moment.needs not in reported:
+            reported.add(moment.needs)
             yield _too_large(course, moment, excess)
 
 

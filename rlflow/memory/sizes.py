@@ -106,6 +106,7 @@ class ModelFootprint:
     tensor: int = 1  # ranks that cut the trainer's tensors for tensor parallelism, before they are divided
     dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension) of tensors that are cut along another dimension than the first
     outer: bool = False  # whether the ranks that share a generator are not adjacent
+    lent: bool = False  # whether the generator samples with the trainer's weights
 
     @property
     def weight_bytes(self) -> int | None:
@@ -165,12 +166,12 @@ class ModelFootprint:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Part of a generator → bytes on a rank: its copy of the weights, or its part of one, and at most so much cache while it
+        """Part of a generator → bytes on a rank: its copy of the weights where it has one, or its part, and at most so much cache while it
         samples."""
         if self.facts is None:
             return {}
         weights = None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
-        sizes: dict[str, int | None] = {"weights": weights}
+        sizes: dict[str, int | None] = {} if self.lent else {"weights": weights}
         if self.cache_bytes:
             return sizes | {"cache": self.cache_bytes}
         numbers = self.facts.cache_numbers

@@ -18,15 +18,13 @@ PATHS = ("data", "eval", "model", "reward")  # last parts of flags that name fil
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a project at one release. ``defaults``: of those that are taken. ``neutral``: of those that have no
-    counterpart, the values at which they change nothing, the default first. ``meaningless``: patterns of those that decide where and how
-    fast something runs, or what is logged."""
+    """The keys of a project at one release."""
 
     project: str
     release: str
-    defaults: Mapping[str, Any]
-    neutral: Mapping[str, tuple[Any, ...]]
-    meaningless: tuple[str, ...]
+    defaults: Mapping[str, Any]  # of those that are taken
+    neutral: Mapping[str, tuple[Any, ...]]  # of those that have no counterpart, values at which they change nothing, the default first
+    meaningless: tuple[str, ...]  # patterns of those that decide where and how fast something runs, or what is logged
 
     def lists(self, key: str) -> list[str]:
         """The lists that a key is in: taken, unsupported, meaningless. Exactly one for each key of the release."""
@@ -36,11 +34,11 @@ class Keys:
 
 @dataclass
 class Imported:
-    """Settings on their way: ``source`` has the other project's, by key. ``flow`` and ``flags`` are what is made of them."""
+    """Settings on their way from another project."""
 
     keys: Keys
-    source: Mapping[str, Any]
-    flow: str = ""
+    source: Mapping[str, Any]  # the other project's settings, by key
+    flow: str = ""  # what is made of them, with the flags
     flags: dict[str, Any] = field(default_factory=dict)
     counterparts: dict[str, str] = field(default_factory=dict)  # key that was given → the flag, or what it decided
     differs: dict[str, str] = field(default_factory=dict)  # a default of theirs → how it differs here

@@ -70,9 +70,9 @@ GONE = ("actor_init_on_gpu", "perf", "bf16", "flash_attn", "torch_compile", "ptx
 WEIGHTS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}  # type → level and mode
 
 
-def present(given: Mapping[str, Any]) -> dict[str, Any]:
+def present(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under the names that they have now."""
-    settings = {now: value for name, value in given.items() for now in FORMER.get(name, (name,))}
+    settings = {now: value for name, value in flags.items() for now in FORMER.get(name, (name,))}
     return _weights(_lengths(settings))
 
 

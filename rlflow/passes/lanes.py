@@ -19,7 +19,7 @@ def lanes(plan: Plan) -> Plan:
     lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
     what = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return replace(plan, lane=lane, home=home, did=(*plan.did, PassNote("lanes", what)))
+    return replace(plan, lane=lane, home=home, notes=(*plan.notes, PassNote("lanes", what)))
 
 
 def _lane(node: Node, pool: str | None) -> str:

@@ -30,8 +30,8 @@ def prune(plan: Plan) -> Plan:
     what = f"{len(columns)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
     note = PassNote("prune", what)
-    return replace(plan, live=order, kept=columns, held_to_end=recorded | (watched & columns), records=records, policies=policies,
-                   did=(*plan.did, note))
+    return replace(plan, live=order, columns=columns, held_to_end=recorded | (watched & columns), records=records, policies=policies,
+                   notes=(*plan.notes, note))
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:

@@ -20,7 +20,7 @@ def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[s
     durations = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, durations, room or room_of(plan.placement))
     longest = max(after, key=lambda i: after[i] + durations[i])
-    return replace(plan, priority=after, did=(*plan.did, PassNote("rank", f"the longest path starts at {plan.node(longest).name}")))
+    return replace(plan, priority=after, notes=(*plan.notes, PassNote("rank", f"the longest path starts at {plan.node(longest).name}")))
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:

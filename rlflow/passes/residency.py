@@ -50,14 +50,13 @@ class Holding:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """limit: bytes that a rank may hold. committed: roles whose state is copied before each iteration. canaries: roles of which both halves
-    then score fixed tokens. evaluated: the role that samples now and then."""
+    """The limit on a rank's memory, and what comes and goes under it."""
 
-    limit: int
+    limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
-    committed: tuple[str, ...] = ()
-    canaries: tuple[str, ...] = ()
-    evaluated: str | None = None
+    committed: tuple[str, ...] = ()  # roles whose state is copied before each iteration
+    canaries: tuple[str, ...] = ()  # roles of which both halves then score fixed tokens
+    evaluated: str | None = None  # the role that samples now and then
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
@@ -71,7 +70,7 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     peaks = [f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses]
     notes = PassNote("residency", "; ".join(map(_told, courses))), PassNote("verify", "counted again, at most " + ", ".join(peaks))
     lanes = {course.pool if plan.placement else MODEL_LANE for course in courses if course.moving}
-    return replace(_settled(plan, lanes), residency=tuple(courses), did=(*plan.did, *notes))
+    return replace(_settled(plan, lanes), residency=tuple(courses), notes=(*plan.notes, *notes))
 
 
 def _told(course: MemorySchedule) -> str:

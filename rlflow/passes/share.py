@@ -19,7 +19,7 @@ def share(plan: Plan, packing: Collection[str]) -> Plan:
     what = "; ".join(f"{plan.graph.nodes[i].name} computes a prompt once for {rows} rows" for i, rows in candidates.items())
     bodies = {i: share(body, packing) for i, body in plan.bodies.items()}
     note = PassNote("share", what or "no trainer has rows whose prompts it could compute once")
-    return replace(plan, prompt_rows=candidates, bodies=bodies, did=(*plan.did, note))
+    return replace(plan, prompt_rows=candidates, bodies=bodies, notes=(*plan.notes, note))
 
 
 def _rows_of_a_prompt(graph: Graph) -> Mapping[int, int]:

@@ -27,7 +27,7 @@ def stream(plan: Plan) -> Plan:
     what = "; ".join(notes) if plan.streaming.chunks > 1 and notes else "nothing is scored before all rows are sampled"
     lane = {**plan.lane, **{i: plan.lane[piece.node] for i, piece in pieces.items()}}
     lane |= {piece.node: "control" for piece in pieces.values()}
-    return replace(plan, chunks=chunks, pieces=pieces, lane=lane, did=(*plan.did, PassNote("stream", what)))
+    return replace(plan, chunks=chunks, pieces=pieces, lane=lane, notes=(*plan.notes, PassNote("stream", what)))
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:

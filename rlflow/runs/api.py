@@ -16,9 +16,10 @@ from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.plan import Plan
 from rlflow.rewards.spec import from_function
+from rlflow.runs.beside import settings_with_urls
 from rlflow.runs.context import RunContext, RunResult
 from rlflow.runs.directory import check_free
-from rlflow.runs.packaged import packaged, uses_packaged
+from rlflow.runs.packaged import beneath
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
 from rlflow.services.addresses import Address, addresses
@@ -50,13 +51,11 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
     remember(values)
     rewards = max(len(sort_rewards(values)[0]), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
-    if packaged_beneath and uses_packaged(values):
-        beneath = packaged(flow.name)[1]
-        if any("env" in name.split(".") for name in values):  # whose rewards are its own
-            beneath = {name: value for name, value in beneath.items() if name != "reward"}
+    if packaged_beneath:
+        task = beneath(flow.name, values)
         if hp is not None:  # settings that are passed as an object are meant as they are
-            beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
-        values = {**suitable_values(flow, names, beneath), **values}
+            task = {name: value for name, value in task.items() if not name.startswith("hp.")}
+        values = {**suitable_values(flow, names, task), **values}
     values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
     places: dict[str, Address] = {}
 
@@ -87,7 +86,7 @@ def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> 
     """The packaged values that this flow can take: a default task knows settings and roles that it may not have."""
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
-    heads = {"data", *roles}
+    heads = {"data", "env", *roles}
     return {name: value for name, value in values.items() if name in known or "." not in name or name.partition(".")[0] in heads}
 
 
@@ -133,4 +132,4 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     config, hp = resolve_config(flow, hp, flat(keywords))
     context = prepare(flow, hp, config, judge=None)
     names = [name for names in role_names(flow, max(len(config.options.reward), 1)).values() for name in names]
-    return Roles(context, {name: Role(name, context.engine) for name in names}, hp)
+    return Roles(context, {name: Role(name, context.engine) for name in names}, settings_with_urls(hp, config.urls))

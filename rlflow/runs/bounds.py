@@ -34,7 +34,7 @@ class Path:
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """An iteration of a run, in seconds: means over all iterations."""
+    """An iteration of a run as the mean of all of them, in seconds."""
 
     iterations: int
     seconds: float

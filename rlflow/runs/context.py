@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
+from rlflow.execution.threads import all_for
 from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import Canary
@@ -20,6 +22,7 @@ from rlflow.runs.depends import Dependencies
 from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
 from rlflow.runs.recovery import Workers
 from rlflow.services.running import Services
+from rlflow.training.protocols import Trainer
 from rlflow.watchdog.beside import Watchdog
 
 
@@ -57,6 +60,11 @@ class RunContext:
     canary: Canary | None = None  # compares trainer and generator on fixed tokens
     heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))  # processes beside the run
+    alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)  # role that several ranks train → makes one here
+
+    def computing(self) -> AbstractContextManager[None]:
+        """A time in which models compute with all threads, and all else with one."""
+        return all_for(self.executor.lanes, "model")
 
     def close(self) -> None:
         """End everything that was started."""

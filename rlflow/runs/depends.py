@@ -76,23 +76,23 @@ class Dependencies:
 
 def find_dependencies(sources: Sources, options: Options) -> Dependencies:
     """Find everything that a run depends on. Raises PlanError for a model folder that cannot be read."""
-    kept: dict[str, str] = {}
+    parts: dict[str, str] = {}
     paths: dict[str, Path] = {}
     weights: dict[str, WeightFile] = {}
     for folder, names in folders(sources).items():
         try:
-            kept |= {f"{names}: {name}": value for name, value in _small(folder)}
+            parts |= {f"{names}: {name}": value for name, value in _small(folder)}
             own = {f"{names}: {path.name}": path for path in (weight_files(folder) if names != DATA else ())}
             weights |= {name: weight_file(path) for name, path in own.items()}
             paths |= own
         except OSError as error:
             raise unreadable(folder, error) from error
     modules = Imports()
-    kept |= dict(_code(sources, modules))
+    parts |= dict(_code(sources, modules))
     data = f"data {Path(sources.training.name).name}"
-    kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}",
+    parts |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}",
              **{f"held-out set {name}: records": f"digest {each.digest}" for name, each in sources.sets.items()}}
-    return Dependencies(Identity(kept=kept, told=versions(sources, options, modules), weights=weights), paths)
+    return Dependencies(Identity(kept=parts, told=versions(sources, options, modules), weights=weights), paths)
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:

@@ -18,7 +18,6 @@ from rlflow.checkpoints.load import Damaged, Loaded, read
 from rlflow.config.flags import evaluation_names, sort_rewards
 from rlflow.config.folders import model_folder
 from rlflow.errors import PlanError, listed
-from rlflow.execution import threads
 from rlflow.runs import directory, state
 from rlflow.runs.answer_file import answer_file
 from rlflow.runs.answering import ANSWER, Answering
@@ -134,10 +133,9 @@ def _measured(context: RunContext, model: Path, iteration: int | None, out: Path
         if context.evaluation is None:
             raise PlanError.of("eval-nothing", "there is nothing to evaluate on", found="no held-out prompts that something judges",
                                expected="--eval, and a backend with models", remedy="--eval NAME=FILE")
-        context.executor.lanes.do("model", threads.keep)
         folder = directory.create(out, None, name)
         try:
-            with threads.alone(), answer_file(folder / ANSWERS, _raised) as keep:
+            with context.computing(), answer_file(folder / ANSWERS, _raised) as keep:
                 evaluated = Evaluated(model.absolute(), iteration, context.evaluation(keep), folder)
             for line in unvoted(evaluated.accuracy):
                 reporter.note(line)

@@ -23,11 +23,11 @@ FOLDER = "final"
 def finished(folder: Path, iterations: int, roles: Mapping[str, Model]) -> bool:
     """Whether a run said that so many iterations were all, which it does when its models are there."""
     try:
-        said = status.read(folder)
+        record = status.read(folder)
     except ValueError:
         return False
     there = all((folder / FOLDER / role).is_dir() for role in roles)
-    return said is not None and said.state == "done" and said.iterations == iterations and there
+    return record is not None and record.state == "done" and record.iterations == iterations and there
 
 
 def write_models(context: RunContext, folder: Path) -> None:

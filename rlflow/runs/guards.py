@@ -90,6 +90,6 @@ def mismatch_warnings(options: Options, metrics: Mapping[str, float], role: str 
 def short_repeat_warnings(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:
     """Warnings of repeats that kept fewer groups than they were to."""
     for name in (plan.graph.nodes[i].name for i in plan.bodies):
-        groups, kept = int(plan.program.settings[name]["groups"]), metrics.get(f"{name}/kept")
-        if kept is not None and kept < groups:
-            yield f"{name}: {kept:g} of {groups} groups were kept in {metrics[f'{name}/tries']:g} tries; these are trained on"
+        groups, count = int(plan.program.settings[name]["groups"]), metrics.get(f"{name}/kept")
+        if count is not None and count < groups:
+            yield f"{name}: {count:g} of {groups} groups were kept in {metrics[f'{name}/tries']:g} tries; these are trained on"

@@ -70,7 +70,9 @@ def usable_sets(
     unless these are to be left out, or the run has ``begun``."""
     if options.eval and graph.evaluation is not None:
         raise PlanError.of("eval-own", "the flow has an evaluation of its own, which takes prompts held out of the data alone",
-                           found=f"--eval {options.eval[0]}", expected="no --eval", remedy="leave --eval out, or evaluate=… of the flow")
+                           found=f"--eval {options.eval[0]}", expected="no --eval, as the flow alone says what counts as an answer",
+                           remedy="leave --eval out here, and measure what the trained model itself answers afterwards: "
+                                  f"rlflow eval RUN/final/ROLE --eval {options.eval[0]}")
     if not options.eval or options.backend == NULL:
         if options.eval:
             note("the sets of --eval are opened by no run on the null backend, which has no model to measure")

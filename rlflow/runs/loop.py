@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import RemoteError, SkipIteration, Stopped
-from rlflow.execution import threads
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.plan import Plan
@@ -68,11 +67,6 @@ class Loop:
 
     def run(self, start: RunStart) -> RunResult:
         """Run from ``start`` to the end. Raises Stopped, StageError and RemoteError."""
-        self.compute(threads.keep)
-        with threads.alone():
-            return self._run(start)
-
-    def _run(self, start: RunStart) -> RunResult:
         began = time.monotonic()
         self.start = start
         if start.here:
@@ -183,6 +177,7 @@ class Loop:
         self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
+        self.records.traffic(iteration, self.context.engine.traffic())
         warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last, outcome.sampler),
                     *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over(),
                     *self.guard.missing_warnings(self.last)]  # fmt: skip
@@ -221,6 +216,7 @@ class Loop:
             for line in unvoted(accuracy) if not self.evaluated else ():
                 self.reporter.note(line)
             self.records.metrics(iteration, shown(accuracy))
+            self.records.traffic(iteration, {f"evaluation/{kind}": size for kind, size in self.context.engine.traffic().items()})
             self.reporter.evaluation(iteration, shown(accuracy))
             self.evaluated[iteration] = accuracy
         return self.evaluated[iteration]

@@ -26,7 +26,7 @@ def imports(file: Path, module: str = "") -> Imports:
     """The imports of a file and of everything that it imports from its own folder; of a ``module`` of a package, from that package."""
     closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
-    seen = {file}
+    known = {file}
     while waiting:
         path = waiting.pop()
         for name, level in _named(path):
@@ -35,8 +35,8 @@ def imports(file: Path, module: str = "") -> Imports:
             inside = list(_inside(name, _base(path, root, level))) if ours else []
             if not inside and not level:
                 closure.outside.add(name.partition(".")[0])
-            new = set(inside) - seen
-            seen |= new
+            new = set(inside) - known
+            known |= new
             closure.files |= new
             waiting += new
     closure.outside -= set(sys.stdlib_module_names)

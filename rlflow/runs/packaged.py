@@ -15,6 +15,22 @@ def uses_packaged(values: Mapping[str, Any]) -> bool:
     return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
+def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the packaged task of a flow, where it is taken, as far as they go with those that are given: an environment that is
+    given has rewards and settings of its own."""
+    if not uses_packaged(values):
+        return {}
+    task = packaged(flow)[1]
+    if not any(name == "env" or name.endswith(".env") for name in values):
+        return task
+    return {name: value for name, value in task.items() if name != "reward" and name.partition(".")[0] != "env"}
+
+
+def environment_beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment, and its settings, of the packaged task of a flow, where it is taken: they shape the flow's graph."""
+    return {name: value for name, value in beneath(flow, values).items() if name.partition(".")[0] == "env"}
+
+
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
     """The task for a flow: its file's name and its values, with folders and files made absolute."""
     folder = Path(next(iter(rlflow.tasks.__path__)))

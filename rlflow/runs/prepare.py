@@ -31,8 +31,8 @@ from rlflow.binding.environments import (
     wanted_fields,
 )
 from rlflow.binding.evaluation_sets import open_sets
-from rlflow.binding.models import make_models
-from rlflow.binding.roles import bind_roles, folders
+from rlflow.binding.models import make_models, trainer_alone
+from rlflow.binding.roles import Roles, bind_roles, folders
 from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
@@ -55,7 +55,7 @@ from rlflow.memory.mover import MemoryMover
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.rewards.spec import readers
-from rlflow.runs.beside import reserved_gpus, services_of
+from rlflow.runs.beside import reserved_gpus, services_of, with_urls
 from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
@@ -73,6 +73,7 @@ from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.services.running import Services
 from rlflow.trace.compile import Program, TraceOptions, reads_prompt_id, trace, used_nodes
+from rlflow.training.protocols import Trainer
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
 from rlflow.watchdog.beside import Watchdog
@@ -127,7 +128,7 @@ def prepare(
     services = services_of(config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note)
     try:
         traced_with = trace_options(options, config.sampling, data, rewards, specs)
-        program = compile_with_data(flow, hp, traced_with, note)
+        program = with_urls(compile_with_data(flow, hp, traced_with, note), config.urls)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph))
         data = replace(data, encoder=with_tools(data, tools))
@@ -161,13 +162,13 @@ def amounts(training: Dataset, prompts: int) -> Iterator[str]:
     total = sum(training.weights.values())
     records = Counter(record.more[SOURCE] for record in training.records) if training.parts else {training.name: len(training)}
     for name, there in records.items():
-        taken = float(training.weights[name] / total * prompts) if training.parts else prompts
+        quota = float(training.weights[name] / total * prompts) if training.parts else prompts
         if training.parts:
             by = " (--data NAME=FILE:WEIGHT for another share)" if training.weights[name] == len(training.parts[name]) else ""
             yield f"source {name}: {float(training.weights[name] / total):.1%} of the prompts, from {there} records{by}"
-        if 0 < there < taken:
-            yield (f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken:.4g}: each stands in it "
-                   f"{taken / there:.3g} times (--prompts)")
+        if 0 < there < quota:
+            yield (f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {quota:.4g}: each stands in it "
+                   f"{quota / there:.3g} times (--prompts)")
 
 
 def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> None:
@@ -247,7 +248,17 @@ def _assemble(
     return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
                       _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,
-                      canary(roles, runtime.engine, training, options), heard_by, services)  # fmt: skip
+                      canary(roles, runtime.engine, training, options), heard_by, services,
+                      _alone(plan, roles, options, updates))  # fmt: skip
+
+
+def _alone(plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]) -> dict[str, Callable[[], Trainer]]:
+    """Role → a function that makes its trainer in this process, for each role that several ranks train."""
+    if plan.placement is None:
+        return {}
+    several = {role for role, pool in plan.placement.trainers.items() if plan.placement.pools[pool] > 1}
+    trained = {name: role for name, role in roles.items() if role.use.trained and name in several}
+    return {name: partial(trainer_alone, role, options, updates[name]) for name, role in trained.items()}
 
 
 def _evaluation(

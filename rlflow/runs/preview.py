@@ -10,7 +10,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.settings import fields
 from rlflow.binding.backends import device_in
 from rlflow.binding.positions import room
-from rlflow.binding.roles import BoundRole, Roles, bind_roles
+from rlflow.binding.roles import BoundRole, Roles, bind_roles, shares_weights
 from rlflow.check.check import check
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
@@ -40,7 +40,8 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
     warnings = [*evaluation_warnings(placed), *pool_warnings(plan, sizes), *short_repeats(graph, sizes),
                 *room_warnings(graph, roles, config.options.reward)]  # fmt: skip
     dtype, where = config.options.dtype, placed.where
-    models = {name: footprint(role, dtype, placed.placement) for name, role in roles.items()}
+    models = {name: replace(footprint(role, dtype, placed.placement), lent=shares_weights(role, config.options))
+              for name, role in roles.items()}
     frozen = list(reward_models(graph, roles, where, placed.rewards, dtype))
     return explain(plan, where, assumed, models, frozen, warnings, config.options.commit_every, transports(config.options))
 

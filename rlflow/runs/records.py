@@ -18,6 +18,7 @@ from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.printed import FILE, Printed
 from rlflow.runs.timeline import Timeline
 
+TRAFFIC = "traffic.jsonl"
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}  # so that every later line opens with a comma
 
 
@@ -35,6 +36,7 @@ class Records:
         self._metrics = self._log("metrics.jsonl", start, evaluated)
         self._samples = self._log("samples.jsonl", start, evaluated)
         self._fates = self._log("fates.jsonl", start, evaluated)
+        self._traffic = self._log(TRAFFIC, start, evaluated)
         name = f"timeline-{start}.json" if start else "timeline.json"
         self._timeline = Log(folder / name, self._failing(name), nothing)
         self.rewards = Printed(folder, self._failing(FILE))
@@ -48,7 +50,7 @@ class Records:
 
     def back_to(self, iteration: int) -> None:
         """Forget what was written of an iteration and of later ones: it is done again."""
-        for log in (self._metrics, self._samples, self._fates):
+        for log in (self._metrics, self._samples, self._fates, self._traffic):
             log.keep_only(before(iteration))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
@@ -65,6 +67,11 @@ class Records:
         """fates.jsonl: what an iteration sampled, and what became of it."""
         if account is not None:
             self._fates.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
+
+    def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
+        """traffic.jsonl: the bytes that went from process to process in an iteration or an evaluation, where there are pools."""
+        if sizes:
+            self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events, one a line: Perfetto and chrome://tracing open the file."""
@@ -111,14 +118,14 @@ class Records:
         """Put all lines on the disk, as a checkpoint is about to say that they are there. From any thread."""
         for name, data in list(self._lacking.items()):
             self.whole(name, data)
-        for log in (self._metrics, self._samples, self._fates, self._timeline):
+        for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
             log.flush()
 
     def close(self) -> None:
         """Write what is left and close all files."""
         if self._events:
             self._timeline.add("]\n")
-        for log in (self._metrics, self._samples, self._fates, self._timeline):
+        for log in (self._metrics, self._samples, self._fates, self._traffic, self._timeline):
             log.close()
 
     def _failing(self, name: str) -> Callable[[OSError], None]:

@@ -32,7 +32,7 @@ from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import continue_run, new_folder
 from rlflow.runs.trust import check_trusted
-from rlflow.services.declare import HEAD, command_from, may_change
+from rlflow.services.declare import HEAD, command_from, may_change, short
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
@@ -122,7 +122,8 @@ def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stay as they are recorded, their paths as they lead from here."""
-    recorded = {name: value for name, value in recorded_values(saved).items() if name not in changes}
+    changed = {short(name) for name in changes}
+    recorded = {name: value for name, value in recorded_values(saved).items() if short(name) not in changed}
     return anchor_paths(recorded, saved.get("started_in"))
 
 

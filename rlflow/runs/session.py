@@ -100,7 +100,8 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
             context.heard_by(records.rewards.hear)
             if start is BEGUN and proving.wanted(context):
                 prove(context, records, reporter)
-            result = loop.run(start)
+            with context.computing():  # anew, since a proof that took too long has left another thread in the lane of models
+                result = loop.run(start)
             _saved(writer, home)
             home.look()
             final.write_models(context, folder)
@@ -151,7 +152,8 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
     """Have the run prove itself, and say in a line what came of it; what is falsified is a warning. All is kept in the folder. Raises
     PlanError where something is falsified and the run is strict about it."""
     began = time.monotonic()
-    claims = proving.quick(context)
+    with context.computing():
+        claims = proving.quick(context)
     seconds = time.monotonic() - began
     records.whole(PROOF, "".join(f"{claim}\n" for claim in claims).encode())
     for claim in claims:

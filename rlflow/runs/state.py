@@ -68,9 +68,9 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
 
 def _misfit(role: str, error: Exception) -> PlanError:
     """The error where a role's model cannot take the weights of a checkpoint."""
-    found = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+    reason = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
     return PlanError.of("checkpoint-model",
-                        f"the weights of '{role}' in the checkpoint are not those of the model that would go on from them", found=found,
+                        f"the weights of '{role}' in the checkpoint are not those of the model that would go on from them", found=reason,
                         expected="a checkpoint of the same model",
                         remedy="fork with the --model and --backend of the run that wrote it, of which the null backend has no weights at "
                                "all; or begin from a model: rlflow run FLOW --model FOLDER")  # fmt: skip

@@ -92,8 +92,8 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     evaluation = trace_evaluation(tracer, flow, hp, options.rewards, columns) if flow.evaluate and not stopped else None
     graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
     problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
-    found = tuple(_distinct([*tracer.problems, *problems]))
-    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), found), tracer.reads_prompt_id and not numbered
+    distinct = tuple(_distinct([*tracer.problems, *problems]))
+    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), distinct), tracer.reads_prompt_id and not numbered
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:

@@ -58,13 +58,13 @@ def _column_problems(
     what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
 ) -> Iterator[Problem]:
     """The problems of a setting that is a column."""
-    found = f'{name}=batch["{column.name}"]'
+    argument = f'{name}=batch["{column.name}"]'
     if not takes:
-        yield Problem("setting-column", f"{what} has to know '{name}' before anything runs, so it cannot be a column", place, found=found,
-                      expected="a value, or a setting of the flow; columns may be temperature, top_p and float settings of stages and "
-                      "losses", remedy=f"write {name}=hp.{name}")
+        yield Problem("setting-column", f"{what} has to know '{name}' before anything runs, so it cannot be a column", place,
+                      found=argument, expected="a value, or a setting of the flow; columns may be temperature, top_p and float settings of "
+                      "stages and losses", remedy=f"write {name}=hp.{name}")
     elif column.source is not None and (other := _no_number(column, recorded)):
-        yield Problem("setting-column", f"{what} takes one number as '{name}', and the column is none", place, found=f"{found}: {other}",
+        yield Problem("setting-column", f"{what} takes one number as '{name}', and the column is none", place, found=f"{argument}: {other}",
                       expected="a state, or a scalar column of a float",
                       remedy=f'give one number, by a stage with dispatch=RANK0 and gives={{"{name}_now": scalar(torch.float32)}}')
 

@@ -33,7 +33,7 @@ def missing(
         return Problem("positional-setting", f"{what} takes '{name}' as a column, but '{name}' is a setting", place, definition,
                        found=f"the positional parameter '{name}'", expected=f"one of {listed(columns)}", nearest=close,
                        remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: {name}=hp.{name}")
-    if name not in TABLE and close is None:
+    if name not in TABLE and close is None and definition is not None:  # of a function, whose parameters are columns up to its '*'
         remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
     else:
         first = f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
@@ -77,17 +77,17 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
                    expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")
 
 
-def wrong_kind(what: str, parameter: ColumnParameter, found: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+def wrong_kind(what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     """A column is read as another kind than it has."""
     return Problem("wrong-kind", f"{what} reads column '{parameter.name}' as another kind than it has", place, definition,
-                   found=f"{parameter.name}: {found}", expected=f"{parameter.name}: {parameter.kind}",
+                   found=f"{parameter.name}: {kind}", expected=f"{parameter.name}: {parameter.kind}",
                    remedy="change the stage that gives it, or annotate the parameter with the kind that is meant")
 
 
-def table_kind(what: str, name: str, found: Kind | None, table: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+def table_kind(what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     """A column of the contract's table is given as another kind."""
     return Problem("table-kind", f"{what} gives '{name}' another kind than the table of columns", place, definition,
-                   found=f"{name}: {found}", expected=f"{name}: {table}",
+                   found=f"{name}: {kind}", expected=f"{name}: {table}",
                    remedy="give it a name of your own, or make it of the table's kind")
 
 
@@ -119,11 +119,11 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
                    remedy=f'declare it: gives={{"{name}": row(torch.float32)}}', severity="note")
 
 
-def gives_count(what: str, names: Sequence[str], given: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
+def gives_count(what: str, names: Sequence[str], columns: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
     """``gives=`` at a call names more or fewer columns than the stage gives."""
-    given = list(given)
-    return Problem("gives-count", f"{what} gives {len(given)} columns, not {len(set(names))}", place, definition,
-                   found=f"gives={tuple(names)!r}", expected=f"{len(given)} names, for {listed(given)}",
+    columns = list(columns)
+    return Problem("gives-count", f"{what} gives {len(columns)} columns, not {len(set(names))}", place, definition,
+                   found=f"gives={tuple(names)!r}", expected=f"{len(columns)} names, for {listed(columns)}",
                    remedy="name each column that the stage gives")
 
 
@@ -162,8 +162,8 @@ def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
     """Two batches of different rows are merged."""
-    found = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
-    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", place, found=found,
+    finding = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
+    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", place, found=finding,
                    expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
                    remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
                           "batch |= reward(greedy, gives=\"baseline\")")
@@ -235,10 +235,10 @@ def state_as_column(what: str, name: str, place: Place | None) -> Problem:
                    remedy=f"take '{name}' as a parameter of the stage or loss that needs its number")
 
 
-def state_rows(what: str, name: str, found: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+def state_rows(what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     """A stage gives a state as something else than one number."""
     return Problem("state-rows", f"{what} gives '{name}', which is state of the flow, as something else than one number", place, definition,
-                   found=f"{name}: {found}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")
+                   found=f"{name}: {kind}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")
 
 
 def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None) -> Iterator[Problem]:
@@ -273,10 +273,10 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
 def length_rules(stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None) -> Iterator[Problem]:
     """Tokens that a stage gives have the lengths of those that it reads."""
     for level in (Level.TOKEN, Level.PROMPT):
-        given = [output.name for output in outputs if output.kind and output.kind.level is level]
-        if given and all(kind is not None and kind.level is not level for kind in reads):
+        names = [output.name for output in outputs if output.kind and output.kind.level is level]
+        if names and all(kind is not None and kind.level is not level for kind in reads):
             yield Problem("unknown-lengths", f"stage '{stage.name}' gives a value per {level} but reads none, so nothing says how many",
-                          place, stage.place, found=f"{listed(given)}, from {listed(stage.signature.column_names)}",
+                          place, stage.place, found=f"{listed(names)}, from {listed(stage.signature.column_names)}",
                           expected=f"a column of {level} level among its parameters",
                           remedy="add `mask` to its parameters" if level is Level.TOKEN else "add `prompt_tokens` to its parameters",
                           )
@@ -353,10 +353,10 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
                           found=node.name, expected="sampling, scoring and stages", remedy="update after the repeat")
 
 
-def repeat_prompts(made: Sequence[str], place: Place | None) -> Problem:
+def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
     """`repeat` is called on something else than the flow's own prompts."""
     return Problem("repeat-prompts", "repeat draws fresh prompts from the data, so it starts from the data as they come", place,
-                   found=f"columns made by the flow: {listed(made)}" if made else "rows that were sampled", expected="the prompts",
+                   found=f"columns made by the flow: {listed(columns)}" if columns else "rows that were sampled", expected="the prompts",
                    remedy="pass the flow's own prompts, and make further columns inside the body")
 
 

@@ -140,13 +140,13 @@ class Tracer:
         return self.recorded.clock[name]
 
     def _missing(
-        self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None, said: Problem | None = None
+        self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None, problem: Problem | None = None
     ) -> None:
-        """Report a column once per axis, by what is ``said`` of it; from then on it is taken as given."""
+        """Report a column once per axis, as missing or by this ``problem``; from then on it is taken as given."""
         self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
-            self.report(said or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
+            self.report(problem or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
         """Names of the columns and states that a call on this batch may read."""
@@ -154,7 +154,7 @@ class Tracer:
 
     def inputs(self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None) -> tuple[Input, ...]:
         """The columns of a call, with what is wrong about them reported."""
-        found, place = [], call_place()
+        inputs, place = [], call_place()
         for parameter in parameters:
             source = self.scalar(parameter.name) or batch.sources.get(parameter.name)
             if source is None:
@@ -162,8 +162,8 @@ class Tracer:
                 continue
             if not fits(source.kind, parameter.kind):
                 self.report(rules.wrong_kind(what, parameter, source.kind, place, definition))
-            found.append(Input(parameter.name, source.column))
-        return tuple(found)
+            inputs.append(Input(parameter.name, source.column))
+        return tuple(inputs)
 
     def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
         self.reads_prompt_id |= parameter.name == PROMPT_ID
@@ -200,15 +200,15 @@ class Tracer:
         return result
 
     def _outputs(
-        self, what: str, given: Mapping[str, Kind | None], names: tuple[str, ...] | None, place: Place | None, definition: Place | None
+        self, what: str, kinds: Mapping[str, Kind | None], names: tuple[str, ...] | None, place: Place | None, definition: Place | None
     ) -> tuple[Output, ...]:
         """Outputs under the names that the call asks for, checked against the table."""
-        if names is not None and (len(names) != len(given) or len(set(names)) != len(names)):
-            self.report(rules.gives_count(what, names, given, place, definition))
+        if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
+            self.report(rules.gives_count(what, names, kinds, place, definition))
             names = None
         outputs = []
-        for source, name in zip(given, names or given, strict=True):
-            kind, table = given[source], STATE if name in self.state else standard_kind(name)
+        for source, name in zip(kinds, names or kinds, strict=True):
+            kind, table = kinds[source], STATE if name in self.state else standard_kind(name)
             if name in rules.OF_THE_DATA:
                 self.report(rules.gives_prompt(what, name, place, definition))
                 continue  # later readers see the data's
@@ -225,19 +225,19 @@ class Tracer:
         return tuple(outputs)
 
     def _settings(
-        self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None,
+        self, what: str, signature: Signature, settings: Mapping[str, Any], place: Place | None, definition: Place | None,
         skip: tuple[str, ...] = (), also: tuple[str, ...] = (),
     ) -> tuple[dict[str, Any], tuple[Input, ...]]:
         """Settings of a stage or loss, and inputs for those that are scalar columns; ``also`` are names that the same call takes for
         itself."""
         known = {name: default for name, default in signature.settings.items() if name not in skip}
-        for name in given:
+        for name in settings:
             if name not in known and not signature.open_settings:
                 self.report(unknown_setting(what, name, {**known, **dict.fromkeys(also)}, place, definition))
         for name, default in known.items():
-            if default is REQUIRED and name not in given:
+            if default is REQUIRED and name not in settings:
                 self.report(missing_setting(what, name, "a value", place, definition))
-        call = self._call_settings(what, given, known, signature.takes_float)
+        call = self._call_settings(what, settings, known, signature.takes_float)
         bound = {name: default for name, default in known.items() if default is not REQUIRED} | call.values
         return call.without_edges(bound), call.edges
 
@@ -249,18 +249,18 @@ class Tracer:
         self.report(*call.problems)
         return call
 
-    def _bound(self, what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None) -> dict[str, Any]:
+    def _bound(self, what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None) -> dict[str, Any]:
         """Settings of a verb; what is wrong with them is reported and the trace goes on."""
-        bound, problems = verbs.judged(what, specification, given, place)
+        bound, problems = verbs.judged(what, specification, settings, place)
         self.report(*problems)
         return bound
 
     def number(self, name: str) -> None:
         """Real batches do not belong to a trace."""
 
-    def no_settings(self, what: str, given: Iterable[str]) -> None:
+    def no_settings(self, what: str, names: Iterable[str]) -> None:
         """The settings of a verb that has none of its own."""
-        self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in given))
+        self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in names))
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
         """Record a `generate`."""
@@ -478,13 +478,13 @@ class Tracer:
         place = call_place()
         batch = self.mine(batch, "choose")
         axis, kind = self.recorded.axes[batch.axis], row if settings["count"] else row("bool")
-        found = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
+        inputs = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
         if settings["per"] == "group" and not axis.grouped:
             self.report(rules.choose_groups(place))
         flag = batch.columns.get(column)
         whole = flag is not None and flag.level is Level.GROUP and not settings["count"]
         makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
-        self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in found), settings=settings, makes=makes,
+        self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in inputs), settings=settings, makes=makes,
                  place=place)
         return self.batch(makes, batch.sources)
 
@@ -512,9 +512,9 @@ class Tracer:
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
-        made = [n for n, source in prompts.sources.items() if self.recorded.nodes[source.column.node].op is not Op.DATA]
-        if made or prompts.axis != 0:
-            self.report(rules.repeat_prompts(made, place))
+        columns = [n for n, source in prompts.sources.items() if self.recorded.nodes[source.column.node].op is not Op.DATA]
+        if columns or prompts.axis != 0:
+            self.report(rules.repeat_prompts(columns, place))
         name, call = getattr(body, "__name__", "body"), self.calls
         with self._inside(prompts) as inner:
             result = body(inner)

@@ -1,8 +1,11 @@
 """The null backend: columns are functions of the row key, so a digest shows a lost, a doubled and a moved row."""
 
+import time
+
 import pytest
 import torch
 
+from rlflow import loss
 from rlflow.backends.null import Generator, Score, Trainer
 from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec, Sampling
@@ -81,3 +84,24 @@ def test_weights_carry_the_steps_and_a_folder_keeps_them(tmp_path):
     other = Trainer(ModelSpec(None))
     other.load(tmp_path / "null")
     assert dict(other.weights()) == {"steps": torch.tensor(3)}
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_an_update_takes_the_time_that_is_asked_for(prompts, sampled, shares):
+    @loss
+    def likelihood(new):
+        return -new.logprobs, {}
+
+    trainer, began = Trainer(ModelSpec(None), Trainer.Settings(update_seconds=0.05)), time.monotonic()
+    if shares:
+        trainer.update_shares(sampled, likelihood, [], "tokens", {})
+    else:
+        trainer.update(Batch(sampled.axis, {**sampled.data, **Batch.of(prompt_tokens=[[1]] * len(sampled)).data}), likelihood)
+    assert time.monotonic() - began >= 0.05
+
+
+def test_rows_are_as_long_as_a_list_says(prompts):
+    sampling = Sampling(samples=2, max_tokens=9, lengths=(3, 1, 9))
+    rows = Generator(ModelSpec(None)).generate(prompts(0, 4), sampling, [0] * 8)
+    assert rows.data["tokens"].lengths.tolist() == [3, 1, 9, 3, 1, 9, 3, 1]
+    assert set(rows["finish"]) == {"length"}

@@ -1,5 +1,6 @@
 """Models are worked with by all threads of torch, everything else by one."""
 
+import os
 import threading
 
 import pytest
@@ -27,12 +28,22 @@ def in_a_new_thread():
 
 def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
     lanes = Lanes({"model": 1, "cpu": 1})
-    lanes.do("model", threads.keep)
-    with threads.alone():
+    with threads.all_for(lanes, "model"):
         assert lanes.do("model", torch.get_num_threads) == 2
         assert lanes.do("cpu", torch.get_num_threads) == 1
         assert torch.get_num_threads() == in_a_new_thread() == 1
     assert torch.get_num_threads() == in_a_new_thread() == 2
+    assert lanes.close()
+
+
+def test_a_stage_leaves_no_threads_behind(two_threads):
+    """Neither by what torch divides among threads nor by what MKL does."""
+    lanes, numbers = Lanes({"model": 1, "cpu": 1}), torch.rand(768)
+    with threads.all_for(lanes, "model"):
+        lanes.do("cpu", lambda: None)
+        before = threading.active_count(), len(os.listdir("/proc/self/task"))
+        lanes.do("cpu", lambda: numbers.exp().outer(numbers).mm(numbers[:, None]))
+        assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == before
     assert lanes.close()
 
 

@@ -2,11 +2,13 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import ray
 
 import rlflow
 from rlflow.author.load import load_flow
+from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.parcels import opened
 from rlflow.cluster.rpc.pool import Pool
@@ -20,7 +22,7 @@ TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", 
 def sent(monkeypatch):
     """(iteration, node, pool that sends, pool that receives, batch) of everything that one worker sends another for a node's call."""
     moved, senders = [], {}
-    send = Pool.send
+    send, sliced, short_call = Pool.send, Calls._sliced, Pool.short_call
 
     def sending(self, rank, method, *args, **keywords):
         ref = send(self, rank, method, *args, **keywords)
@@ -28,16 +30,34 @@ def sent(monkeypatch):
             senders[ref] = self.name
         return ref
 
+    def slicing(self, name, *args):
+        there = sliced(self, name, *args)
+        senders.update((parcel.tobytes(), name) for _, parcels in there for parcel in parcels)
+        return there
+
+    def watch(pool, frame, transfers):
+        call = Call.unpacked(frame)
+        node = TARGETS.get(call.arguments.get("role"), {}).get(call.op) or call.arguments.get("function")
+        for parcel in call.rows(transfers) if node else ():
+            of, rows = (parcel.tobytes(), parcel) if isinstance(parcel, np.ndarray) else (parcel, ray.get(parcel))
+            moved.append((call.iteration, node, senders[of], pool.name, opened(rows)))
+
     def running(run):
         def watched(self, rank, frame, transfers, group):
-            call = Call.unpacked(frame)
-            node = TARGETS.get(call.arguments.get("role"), {}).get(call.op) or call.arguments.get("function")
-            moved.extend((call.iteration, node, senders[ref], self.name, opened(ray.get(ref))) for ref in transfers if node)
+            watch(self, frame, transfers)
             return run(self, rank, frame, transfers, group)
 
         return watched
 
+    def calling(self, what, frames, seconds):
+        call = short_call(self, what, frames, seconds)
+        for frame in frames.values() if call is not None else ():
+            watch(self, frame, ())
+        return call
+
     monkeypatch.setattr(Pool, "send", sending)
+    monkeypatch.setattr(Calls, "_sliced", slicing)
+    monkeypatch.setattr(Pool, "short_call", calling)
     for name in ("run", "run_chunks"):
         monkeypatch.setattr(Pool, name, running(getattr(Pool, name)))
     return moved

@@ -22,9 +22,13 @@ def test_every_node_has_a_box_beside_the_others_and_every_arrow_goes_down_betwee
     routes = routed(layers, sorted(nx.transitive_reduction(graph.order).edges))
     boxes = placed(graph, layers, list(routes.values()), {})
     assert {node.id for node in graph.nodes} == {i for i in boxes if i >= 0}
+    middles = set()  # of layers, twice
     for layer in layers:
         for one, other in combinations([boxes[i] for i in layer], 2):
             assert abs(one.x - other.x) >= (one.width + other.width) / 2 + 1
+        edges = [(boxes[i].x - boxes[i].width / 2, boxes[i].x + boxes[i].width / 2) for i in layer]
+        middles.add(round(min(left for left, _ in edges) + max(right for _, right in edges), 3))
+    assert len(middles) == 1
     for route in routes.values():
         for above, below in zip(route, route[1:], strict=False):
             assert boxes[below].y > boxes[above].y + boxes[above].height

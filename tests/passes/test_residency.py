@@ -43,7 +43,7 @@ def moves(course):
 def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(planned_as):
     free = planned_as(f"ppo {SMALL}")
     assert free.residency == ()
-    assert {did.name for did in free.did}.isdisjoint({"residency", "verify"})
+    assert {note.name for note in free.notes}.isdisjoint({"residency", "verify"})
     roomy = planned_as(f"ppo {SMALL} --memory 1GB")
     assert [(course.moves, course.moving) for course in roomy.residency] == [((), False)]
     assert roomy.time == free.time

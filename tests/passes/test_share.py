@@ -7,7 +7,7 @@ GRPO = f"grpo --model {MODEL} --prompts 4 --hp.samples 8 --hp.max_tokens 50 --da
 
 
 def said(explanation):
-    return next(did.what for did in explanation.did if did.name == "share")
+    return next(note.what for note in explanation.notes if note.name == "share")
 
 
 def test_rows_of_a_prompt_compute_it_once_in_forwards_and_updates(planned_as):

@@ -14,7 +14,7 @@ FORWARDS = "actor.logprobs, reference.logprobs, critic.values"
 
 
 def streamed(explanation):
-    return next(did.what for did in explanation.did if did.name == "stream")
+    return next(note.what for note in explanation.notes if note.name == "stream")
 
 
 @pytest.fixture

@@ -18,10 +18,12 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     records = Records(tmp_path)
     records.metrics(3, {"a/loss": 1.5, "a/bad": math.nan})
     records.samples(3, [{"prompt": "\x1b[31mred"}])
+    records.traffic(3, {})
     records.timeline(3, Outcome(spans=[Span("a", "model", 10.0, 10.5, ("b",)), Span("b", "cpu", 9.0, 9.25)]))
     records.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"iteration": 3, "a/loss": 1.5, "a/bad": None}
     assert "\x1b" not in (tmp_path / "samples.jsonl").read_text()
+    assert not (tmp_path / "traffic.jsonl").exists()  # in one process no byte goes anywhere
     events = [event for event in json.loads((tmp_path / "timeline.json").read_text()) if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("b", 0.0, 2.5e5), ("a", 1e6, 5e5)]
     assert events[0]["tid"] != events[1]["tid"]
@@ -31,8 +33,10 @@ def written(records, iterations):
     for number in iterations:
         records.metrics(number, {"loss": number / 2})
         records.samples(number, [{"prompt": f"{number}?"}] * 2)
+        records.traffic(number, {"columns": 3 * number, "weights": 0})
         records.timeline(number, Outcome(spans=[Span("a", "model", number, number + 0.5), Span("b", "cpu", number + 0.5, number + 1)]))
         records.metrics(number + 1, {"evaluation/sampled": 0.5})
+        records.traffic(number + 1, {"evaluation/columns": 7})
 
 
 def test_what_is_done_again_is_written_once(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from rlflow import RANK0, FlowError, flow, group_mean, loss, repeat, row, scalar, stage, text, truncated_weights
 from rlflow.author.load import load_flow
+from rlflow.environments.spec import parse_environment
 from rlflow.graph.model import Column, Op
 from rlflow.trace.arguments import role_names
 from rlflow.trace.compile import TraceOptions, compile_flow, trace
@@ -563,3 +564,10 @@ def test_a_role_with_values_cannot_be_trained_by_log_probs():
 def test_rows_that_are_asked_in_words_of_their_own_are_encoded_for_who_samples_from_them_alone():
     graph = compile_flow(load_flow("critique")).graph
     assert [dict(node.settings)["roles"] for node in graph.nodes if node.op is Op.ASK] == [("verifier",)]
+
+
+def test_a_generate_with_an_environment_waits_for_its_turns_too():
+    environment = parse_environment("retry", {"turns": 3})
+    alone, beside = (compile_flow(load_flow("grpo"), options=TraceOptions(environments=some)).graph.by_name["actor.generate"].timeout
+                     for some in ({}, {"": environment}))  # fmt: skip
+    assert beside - alone == environment.bounds.turns * environment.bounds.seconds > 0

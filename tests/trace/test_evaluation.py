@@ -60,7 +60,7 @@ def test_a_plan_runs_what_the_evaluation_gives_and_nothing_else():
     assert planned.evaluation is not None
     assert plan(program("usual")).evaluation is None
     unread = {"sampled_logprobs", "policy_version", "temperature", "group"}
-    assert not {column.name for column in planned.evaluation.kept} & unread
+    assert not {column.name for column in planned.evaluation.columns} & unread
 
 
 def test_the_run_sets_how_an_evaluation_samples_but_for_its_temperatures():

@@ -3,8 +3,9 @@
 import pytest
 
 from rlflow import group, loss, row, text, token
+from rlflow.errors import Place
 from rlflow.graph.model import RowAxis
-from rlflow.trace.rules import joined_kinds, update_rules
+from rlflow.trace.rules import joined_kinds, missing, update_rules
 
 
 @loss(rows="group")
@@ -40,3 +41,9 @@ def test_columns_of_one_name_are_joined_where_they_are_of_one_kind(kinds, fit):
     problem = joined_kinds("bonus", kinds, None)
     assert (problem is None) == fit
     assert fit or (problem.code, problem.found) == ("joined-kinds", ", ".join(map(str, kinds)))
+
+
+def test_only_a_function_has_parameters_that_may_be_settings():
+    remedies = [missing("choose", "hard", ["prompt"], None, defined, ()).remedy for defined in (None, Place("mine.py", 3))]
+    assert [("'*'" in str(remedy)) for remedy in remedies] == [False, True]
+    assert remedies[0] == "merge the stage that gives it first: batch |= <stage giving 'hard'>(batch)"
