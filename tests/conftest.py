@@ -64,6 +64,14 @@ def pytest_unconfigure(config):
     gc.unfreeze()  # some packages report what nothing has collected in the end
 
 
+@pytest.fixture(autouse=True)
+def importable():
+    """Later tests, and processes that they start, do not look for modules in folders of a test: loading a flow puts its folder first."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
 @pytest.fixture
 def on_ranks(tmp_path):
     """``on_ranks(count, action)``: what ``action(rank)`` gives, plain values, on each of so many ranks of a gloo group. They are forks of

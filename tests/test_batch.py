@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlflow import RANK0, Batch, FlowError, flow, group, loss, row, scalar, stage, text, token
 from rlflow.axis import Axis
-from rlflow.batch import Data, flatten, pad, padding
+from rlflow.batch import Data, _per_token, flatten, pad, padding
 from rlflow.columns import Kind, Level
 from rlflow.trace.compile import trace
 
@@ -312,3 +312,16 @@ def test_a_baseline_finds_its_prompt_after_rows_were_taken():
 def test_only_batches_are_merged():
     with pytest.raises(TypeError):
         Batch.of(scores=[1.0]) | {"scores": [2.0]}
+
+
+def test_the_bytes_of_a_column_are_those_of_its_values_and_lengths():
+    batch = Batch.of(tokens=[[1, 2, 3], [4]])
+    assert batch.data["tokens"].nbytes == 8 * 4 + 8 * 2
+    assert Data(Kind(Level.ROW, "float32"), torch.zeros(3)).nbytes == 12
+
+
+@pytest.mark.parametrize("column", [Data(Kind(Level.ROW, "int64"), torch.zeros(2, dtype=torch.int64)),
+                                    Data(Kind(Level.TOKEN, "float32"), torch.zeros(4), torch.tensor([2, 2]))])  # fmt: skip
+def test_only_numbers_of_rows_that_have_nan_become_values_of_single_tokens(column):
+    with pytest.raises(FlowError):
+        _per_token("x", column, Axis.fresh(2))

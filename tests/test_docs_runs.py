@@ -100,7 +100,7 @@ def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: py
         assert run_command(f"rlflow {command}")[0] == 0
     left = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
     listed = {name.partition("/")[0] for name in first_column("## What a run directory holds")}
-    elsewhere = {"rewards.txt", "evaluations", "services", "services.json"}  # where rewards print something, with models, with services
+    elsewhere = {"rewards.txt", "evaluations", "traffic.jsonl", "services", "services.json"}  # where rewards print, models, pools, services
     assert left - {"timeline-1.json"} == listed - elsewhere
 
 

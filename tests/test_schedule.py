@@ -185,7 +185,7 @@ def test_what_nothing_needs_is_not_run():
         end    = u(used)
     """)
     assert [plan.graph.nodes[i].name for i in plan.live] == ["data", "used", "end"]
-    assert str(plan.did[0]) == "prune: 2 of 3 columns are read; dropped unused"
+    assert str(plan.notes[0]) == "prune: 2 of 3 columns are read; dropped unused"
 
 
 def test_an_update_begins_with_the_last_forward_of_its_role():
@@ -197,7 +197,7 @@ def test_an_update_begins_with_the_last_forward_of_its_role():
         two = u(too)
     """)
     assert {plan.graph.nodes[i].name: rows for i, rows in plan.ahead.items()} == {"new": math.inf}
-    assert str(plan.did[-1]) == "reuse: end begins with new"
+    assert str(plan.notes[-1]) == "reuse: end begins with new"
 
 
 @pytest.mark.parametrize("end", [{"role": "critic"}, {"axis": 1}, {"rows": "group"}, {"op": Op.STAGE, "pure": False}])

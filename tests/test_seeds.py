@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.axis import Axis
-from rlflow.seeds import derived, mixed, permutation, row_seeds, splitmix, turn_seeds, uniforms, uniforms_at
+from rlflow.seeds import derived, mixed, permutation, row_seeds, signed, splitmix, turn_seeds, uniforms, uniforms_at
 
 KEYS = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), min_size=1, max_size=20, unique=True)
 
@@ -95,3 +95,10 @@ def test_a_turn_has_a_seed_of_its_own_for_each_row_and_the_first_has_the_rows():
     assert len({*seeds, *later[0], *later[1]}) == 9
     assert turn_seeds(seeds[1:2], 2) == later[1][1:2]
     assert all(0 <= seed < 2**63 for row in later for seed in row)
+
+
+@given(st.integers(-(2**80), 2**80))
+def test_a_seed_of_any_size_is_an_int64_of_its_lowest_bits(seed):
+    number = signed(seed)
+    assert -(2**63) <= number < 2**63
+    assert (number - seed) % 2**64 == 0

@@ -37,7 +37,7 @@ def cut(made):
 
 
 def said(made):
-    return next(did.what for did in made.did if did.name == "stream")
+    return next(note.what for note in made.notes if note.name == "stream")
 
 
 def test_without_chunks_a_plan_is_what_it_was():

@@ -12,7 +12,6 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/author/scope", "tests/author/test_verbs.py", "what verbs do outside of a flow"),
     ("rlflow/bench/peers/trl", "tests/bench/test_peer.py", "needs an interpreter that has TRL; `rlflow bench peers` makes one"),
     ("rlflow/bench/peers/verl", "tests/bench/test_peer.py", "needs an interpreter that has verl; `rlflow bench dispatch` makes one"),
-    ("rlflow/binding/models", "tests/backends/test_contract.py", "makes the halves of roles, which every run does first"),
     ("rlflow/check/reached", "tests/check/test_rewarded.py", "the walk behind the problems of rewards"),
     ("rlflow/check/staleness", "tests/check/test_check.py", "rules, each with a file that breaks it"),
     ("rlflow/checkpoints/tensors", "tests/checkpoints/test_round_trip.py", "what a checkpoint writes and reads"),
@@ -34,8 +33,8 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/environments/worker", "tests/environments/test_pool.py", "runs in a process of its own"),
     ("rlflow/trace/tracer", "tests/trace/test_compile.py", "tracing is compiling, seen from inside"),
     ("rlflow/watch/mlflow_store", "tests/watch/test_trackers.py", "runs in a process of its own"),
-    ("backends/deepspeed/residency backends/deepspeed/start backends/deepspeed/trainer backends/fsdp/folder backends/fsdp/network "
-     "backends/fsdp/settings backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance "
+    ("backends/deepspeed/residency backends/deepspeed/start backends/fsdp/folder backends/fsdp/network "
+     "backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance "
      "backends/vllm/generator backends/vllm/settings", "tests/backends/test_contract.py",
      "engines: the contract of backends is their test"),
     ("backends/local/padding", "tests/backends/test_packing.py", "which mask a pass is given"),
