@@ -1,7 +1,8 @@
 """Processes of a run: how they are marked, found and ended, and whether one still lives.
 
 What a run starts inherits a mark, a variable of the environment, through every fork and every new session, also when its parent ends; /proc
-tells which processes have it. This module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within
+tells which processes have it. Processes of Ray write titles over their environments; they are known by the files of the run's private folder
+that they have open. This module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within
 milliseconds by importing the standard library alone.
 """
 
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from . import private
 
 MARK = "RLFLOW_RUN"  # the variable: the names of a run and of runs around it, the outermost first, separated by slashes
 LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # commands that end by themselves, once they have sent or removed all
@@ -67,14 +70,27 @@ def without(name: str, value: str) -> str:
 
 def marked(name: str) -> list[int]:
     """Pids of the processes that have this name in their mark, except those that end by themselves (``LEFT_ALONE``)."""
-    pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            environment = _environment(int(entry))
-            if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
-                                              if item.startswith(prefix)) and not left_alone(int(entry)):  # fmt: skip
-                pids.append(int(entry))
-    return pids
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_marked(pid, name) and not left_alone(pid)]
+
+
+def _is_marked(pid: int, name: str) -> bool:
+    environment = _environment(pid)
+    encoded, prefix = name.encode(), f"{MARK}=".encode()
+    if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
+                                      if item.startswith(prefix)):  # fmt: skip
+        return True
+    overwritten = environment != b"" and b"=" not in environment.partition(b"\0")[0]  # by a title that is as long as it can be
+    return overwritten and _has_open(pid, f"/{private.PREFIX}{name}/")
+
+
+def _has_open(pid: int, part: str) -> bool:
+    """Whether a process has a file open whose path has this part."""
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                if part in os.readlink(f"/proc/{pid}/fd/{entry}"):
+                    return True
+    return False
 
 
 def _environment(pid: int) -> bytes:
