@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z]\w*")
 URLS = ("http://", "https://")  # begin the URL of a service that others run
 RESERVED = ("port", "prompt")  # what {port} and --data.template's {prompt} mean elsewhere
 BRACED = re.compile(r"\{(\w+)\}")
-BEGINS_BRACED = re.compile(r"\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
+URL_OF = re.compile(r"(?:[\w.-]+[=:])?\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)  # a value that is a service's URL, also after NAME= or NAME:
 
 
 @dataclass(frozen=True)
@@ -208,20 +208,20 @@ def _alike(names: Iterable[str]) -> list[Problem]:
 
 
 def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
-    """Values that begin with a service's URL although there is no such service."""
+    """Values that are the URL of a service, also after NAME= or NAME:, although there is no such service."""
     names = list(names)
     texts = [(flag, text) for flag, value in values.items() if flag.partition(".")[0] != "data"
              for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]  # fmt: skip
     return [Problem("service-unknown", f"--{flag} names a service that is not declared", found=text,
                     expected=f"one of {listed(f'{{{name}}}' for name in names)}" if names else f"a service: --{HEAD}.{match[1]} COMMAND",
                     nearest=nearest(match[1], names), remedy=f"declare it: --{HEAD}.{match[1]} COMMAND, or [{HEAD}.{match[1]}]")
-            for flag, text in texts if (match := BEGINS_BRACED.fullmatch(text)) and match[1] not in names]  # fmt: skip
+            for flag, text in texts if (match := URL_OF.fullmatch(text)) and match[1] not in names]  # fmt: skip
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:
-    """Words of a command that begin with the URL of a service that is not declared."""
+    """Words of a command that are the URL of a service, also after NAME= or NAME:, that is not declared."""
     known = (*names, "port")
     return [Problem("service-unknown", f"the command of service '{service.name}' names a service that is not declared", found=word,
                     expected=f"one of {listed(f'{{{name}}}' for name in known)}", nearest=nearest(match[1], known),
                     remedy=f"declare it: --{HEAD}.{match[1]} COMMAND")
-            for word in service.words if (match := BEGINS_BRACED.fullmatch(word)) and match[1] not in known]  # fmt: skip
+            for word in service.words if (match := URL_OF.fullmatch(word)) and match[1] not in known]  # fmt: skip

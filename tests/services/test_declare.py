@@ -60,6 +60,9 @@ def test_a_declaration_can_be_judged_without_starting_anything():
     ({"service__a": "http://h --port 3"}, "the URL of service 'a' cannot be asked"),
     ({"service__a": "http://h", "service__a__gpus": 1}, "leave out --service.a.gpus"),
     ({"service__judge": "serve", "reward": ("task", "{jugde}/get_reward")}, "nearest:  judge"),
+    ({"service__judge": "serve", "reward": ("good={jugde}/get_reward:0.7",)}, "nearest:  judge"),
+    ({"service__judge": "serve", "env": "openenv:{jugde}"}, "nearest:  judge"),
+    ({"service__judge": "serve --of={serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
     ({"env__corpus": "{search}"}, "declare it: --service.search COMMAND"),
     ({"service__judge": "serve {serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
 ])  # fmt: skip
