@@ -21,7 +21,7 @@ class Here:
     local_ranks: int  # of the role on this node
     node: int  # in the order in which the role's ranks lie on nodes
     nodes: int  # on which ranks of the role lie
-    meeting: str = ""  # where the role's ranks meet for torch.distributed: a file, or HOST:PORT; empty for a role of one rank
+    meeting: str = ""  # where the role's ranks meet for torch.distributed: a file, or HOST:PORT; empty for a role that is in no group
 
 
 _here: list[Here] = []

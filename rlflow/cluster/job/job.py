@@ -70,7 +70,7 @@ class Job:
         gpu = None if gpus is None else parts(gpus, f"gpus of role '{name}'")
         needs = RoleNeeds(name, ranks, parts(cpus, f"cpus of role '{name}'"), gpu, per_node)
         self._roles[name] = JobRole(needs, kind, distributed, {**self.env, **(env or {})}, dict(arguments or {}))
-        return Group(self, name, kind, ranks, distributed and ranks > 1)
+        return Group(self, name, kind, ranks, distributed)
 
     def _check_new(self, name: str, kind: type, ranks: int, per_node: int, arguments: Mapping[str, Any]) -> None:
         if self._started is not None:

@@ -150,17 +150,16 @@ def _pool(
 ) -> Pool[JobMember]:
     """Start the processes of a role."""
     ranks = group.bundle_count
-    joined = role.distributed and ranks > 1
     nodes = launch.nodes_of(group)
-    places = seated(Here(terms.name, name, 0, ranks, 0, 0, 0, 0, point if joined else ""), [nodes[rank] for rank in range(ranks)])
+    places = seated(Here(terms.name, name, 0, ranks, 0, 0, 0, 0, point if role.distributed else ""), [nodes[rank] for rank in range(ranks)])
     device = "cuda" if need.get("GPU") else "cpu"
     kind = by_value(role.kind)
-    seats = [Seat(rlflow.__version__, kind, role.arguments, place, joined, device, terms.threads, terms.interface, terms.insecure)
+    seats = [Seat(rlflow.__version__, kind, role.arguments, place, role.distributed, device, terms.threads, terms.interface, terms.insecure)
              for place in places]  # fmt: skip
     environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": str(terms.threads), "TOKENIZERS_PARALLELISM": "false", **role.env}}
     if python is not None and launch.all_here():
         environment["py_executable"] = python
-    meet = (terms.interface, terms.insecure) if joined and not point.startswith("/") else None
+    meet = (terms.interface, terms.insecure) if role.distributed and not point.startswith("/") else None
     gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
     return make_pool(name, JobMember, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), runtime_env=environment,
                      **gpus)  # fmt: skip

@@ -151,13 +151,14 @@ def test_ranks_lie_on_nodes_as_per_node_says_and_compute_together_over_them(two_
 @pytest.mark.slow
 def test_a_job_on_a_real_ray(ray_address):
     job, actor, critic = declared(ray_address)
-    lonely = job.role("lonely", Policy)
+    lonely = job.role("lonely", Policy, distributed=True)  # a group of one
     with job:
         started, = gather(actor.call(Policy.pid), seconds=60)
         places = actor.call(Policy.place).result() + critic.call(Critic.place).result()
         assert places == [(role, rank, 4, rank, 4, 0, "1", {"actor": None, "critic": "2"}[role]) for role in ("actor", "critic")
                           for rank in range(4)]  # fmt: skip
         assert actor.call(Policy.summed, 1).result() == [10] * 4  # over torch's group
+        assert lonely.call(Policy.summed, 1).result() == [1]
         for rows in range(10):  # over 4 ranks in a group, 4 alone, and 1
             batch = Batch.of(x=list(range(rows))) if rows else Batch.of(x=[0]).rows([])
             both = gather(actor.call_batch(Policy.add, batch, 1), critic.call_batch(Critic.add, batch, 1, times=2),
