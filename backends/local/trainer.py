@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,12 @@ class Trainer:
             raise ValueError("update: found a frozen model, expected one with ModelSpec(trained=True)")
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens, self._cut)
         return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
+
+    def resize_passes(self, tokens: int) -> int:
+        """Compute at most so many tokens in a pass from now on. Gives the number until now."""
+        before = self.settings.micro_tokens
+        self.settings = replace(self.settings, micro_tokens=tokens)
+        return before
 
     def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update; see ``rlflow.training.learning``."""

@@ -49,6 +49,7 @@ class Capabilities:
     passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
     forward_ahead: bool = False  # a trainer whose next update may begin with a forward that was made before
     packs: bool = False  # a trainer that computes once what prompts begin with alike, which is done on a CPU alone
+    resizes: bool = False  # a trainer that can be told how many tokens a pass may have
     pieces: bool = False  # a trainer that shows which boxes of its weights a rank holds
     live: bool = False  # a trainer whose ``weights()`` are the tensors that it trains, where it trains no adapters
     shares: bool = False  # a generator that can sample with the tensors of such a trainer
@@ -185,8 +186,8 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
         movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
         forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",
-        pieces=hasattr(kind, "pieces"), live=bool(getattr(kind, "live", False)), shares="share" in vars(kind),
-        destinations=hasattr(kind, "destinations"),
+        resizes=hasattr(kind, "resize_passes"), pieces=hasattr(kind, "pieces"), live=bool(getattr(kind, "live", False)),
+        shares="share" in vars(kind), destinations=hasattr(kind, "destinations"),
     )  # fmt: skip
 
 

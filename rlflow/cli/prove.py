@@ -96,4 +96,4 @@ def _by_made_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
     flow = FlowClaims(stage)
     yield from flow.claims()
     yield from reward_claims(stage, context.reasons, uneven(0))
-    yield from WeightsClaims(flow, short=context.options.dtype == "bfloat16", alone=context.alone).claims()
+    yield from WeightsClaims(flow, short=context.options.dtype == "bfloat16", alone=context.alone, resizing=context.resizing).claims()

@@ -319,6 +319,12 @@ class Worker:
         """Put the trainer back to a state."""
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
+    def resize_passes(self, role: str, tokens: int) -> int:
+        """Have the trainer compute at most so many tokens in a pass from now on. Gives the number until now."""
+        trainer: Any = self.engine.models[role].trainer
+        before: int = trainer.resize_passes(tokens)
+        return before
+
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
         """Set the model's version, and move the trainer's weights to the generator on the same ranks. Gives metrics of the transfer."""
         model, options = self.engine.models[role], self.setup.config.options

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class WeightsClaims:
     flow: FlowClaims
     short: bool = False  # whether models compute in a dtype shorter than float32
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)  # role that several ranks train → makes its trainer here
+    resizing: frozenset[str] = frozenset()  # roles whose trainers can be told how many tokens a pass may have
 
     def __post_init__(self) -> None:
         graph = self.flow.graph
@@ -184,17 +185,16 @@ class WeightsClaims:
                          f"it changes when '{update.role}' is trained"), f"log-probs apart by {apart:.3g}", self.flow.place(update.node))
 
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """A trainer gives equal gradients in small micro-batches, where its settings have their size."""
+        """A trainer gives equal gradients in small micro-batches, where it can be told their size."""
         trainer = self.trainer(update.role)
-        settings: Any = getattr(trainer, "settings", None)
-        if not hasattr(settings, "micro_tokens"):
-            yield Claim("micro-batches", update.node, "unproved", "the trainer's settings have no micro_tokens here")
+        if update.role not in self.resizing:
+            yield Claim("micro-batches", update.node, "unproved", "the trainer cannot be told how many tokens a pass may have")
             return
-        trainer.settings = replace(settings, micro_tokens=MICRO)
+        before = self.do(lambda: trainer.resize_passes(MICRO))
         try:
             small = self.updated(update, start)
         finally:
-            trainer.settings = settings
+            self.do(lambda: trainer.resize_passes(before))
         apart = moments_apart(after, small)
         yield judged("micro-batches", update.node, apart < 1e-3, ("the gradient does not depend on micro-batches",
                      "the gradient depends on how rows are cut into micro-batches"), f"apart by {apart:.3g} of its size",

@@ -61,6 +61,7 @@ class RunContext:
     heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))  # processes beside the run
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)  # role that several ranks train → makes one here
+    resizing: frozenset[str] = frozenset()  # roles whose trainers can be told how many tokens a pass may have
 
     def computing(self) -> AbstractContextManager[None]:
         """A time in which models compute with all threads, and all else with one."""

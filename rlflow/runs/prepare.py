@@ -249,7 +249,8 @@ def _assemble(
                       _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by, services,
-                      _alone(plan, roles, options, updates))  # fmt: skip
+                      _alone(plan, roles, options, updates),
+                      frozenset(name for name, role in roles.items() if role.trainer.can.resizes))  # fmt: skip
 
 
 def _alone(plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]) -> dict[str, Callable[[], Trainer]]:

@@ -125,6 +125,7 @@ class Trainer(Protocol):
     def wake(self, *parts: str) -> None:
         """Bring them back, bit for bit."""
 
+    # A trainer may also have ``resize_passes(tokens)``: compute at most so many tokens in a pass from now on; gives the number until now.
     # One whose ``weights()`` are the tensors that it trains, and not copies, says so by ``live = True`` on its class.
     # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
     # (``rlflow.reshard.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).

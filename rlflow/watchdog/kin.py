@@ -1,9 +1,9 @@
 """Processes of a run: how they are marked, found and ended, and whether one still lives.
 
 What a run starts inherits a mark, a variable of the environment, through every fork and every new session, also when its parent ends; /proc
-tells which processes have it. Processes of Ray write titles over their environments; they are known by the files of the run's private folder
-that they have open. This module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within
-milliseconds by importing the standard library alone.
+tells which processes have it. Processes of Ray may write a title over it; they are known by the files of the run's private folder that they
+have open. This module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within milliseconds by importing
+the standard library alone.
 """
 
 from __future__ import annotations

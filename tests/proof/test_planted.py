@@ -75,9 +75,9 @@ def test_ranks_that_do_not_learn_together_are_named():
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     wrong = [line for line in ended.stdout.splitlines() if line.startswith("falsified")]
-    for role in ("actor", "critic"):
+    for role, others in (("actor", ["cut into micro-batches"]), ("critic", [])):
         own = [line for line in wrong if f"{role}.update: " in line]
-        assert len(own) == 2
-        assert "which rank has them" in own[0]
-        assert "than one process that has all rows" in own[1]
-    assert len(wrong) == 4
+        told = [*others, "which rank has them", "than one process that has all rows"]
+        assert len(own) == len(told)
+        assert all(words in line for words, line in zip(told, own, strict=True))
+    assert len(wrong) == 5

@@ -51,6 +51,10 @@ class RemoteTrainer:
         """Put the trainer back to a state."""
         self.pool.call(Worker.restore, self.role, ray.put(pack_tensors(state)), seconds=MOVE_SECONDS, group="model").result()
 
+    def resize_passes(self, tokens: int) -> int:
+        """Have all ranks compute at most so many tokens in a pass from now on. Gives the number until now."""
+        return self.pool.call(Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model").result()[0]
+
     def save(self, folder: Path) -> None:
         """Save the model to a folder."""
         self._answer("save", str(folder.resolve()))

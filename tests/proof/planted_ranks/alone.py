@@ -1,4 +1,6 @@
-"""A backend each of whose ranks learns from its own rows alone: gradients are never added up. Workers import it by its name."""
+"""A backend each of whose ranks learns from its own rows alone, and of these from its last pass: gradients are never added up.
+
+Workers import it by its name."""
 
 from rlflow.backends import local
 from rlflow.training.peers import Peers
@@ -19,3 +21,7 @@ class Trainer(local.Trainer):
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
         self.peers = Alone()
+
+    def backward(self, objective):
+        self.optimizer.zero_grad()
+        objective.backward()
