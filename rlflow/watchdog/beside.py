@@ -111,7 +111,8 @@ class Watchdog:
             self._over.set()
             self._say(_line({"end": True}))
             self._thread.join(CLOSE_SECONDS)
-            kin.end_all(lambda: kin.marked(self.name))  # where it has been killed too often, or has not ended in time
+            # where it has been killed too often, or has not ended in time
+            kin.end_all(lambda: kin.marked(self.name) + kin.of_ray(map(str, self._folders)))
             self._shut()
         while self._folders:
             private.remove(self._folders.pop())

@@ -166,7 +166,7 @@ class Dog:
         return left
 
     def _end_all(self) -> list[int]:
-        return kin.end_all(lambda: kin.marked(self.name) + kin.still(self.forks))
+        return kin.end_all(lambda: kin.marked(self.name) + kin.of_ray(self.folders) + kin.still(self.forks))
 
     def _signal(self, number: int) -> None:
         if kin.lives(self.pid, self.started):

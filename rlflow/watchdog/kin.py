@@ -1,9 +1,9 @@
 """Processes of a run: how they are marked, found and ended, and whether one still lives.
 
 What a run starts inherits a mark, a variable of the environment, through every fork and every new session, also when its parent ends; /proc
-tells which processes have it. Processes of Ray may write a title over it; they are known by the files of the run's private folder that they
-have open. This module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within milliseconds by importing
-the standard library alone.
+tells which processes have it. Titles of Ray's processes may lie over it; those are known by the run's files that they have open. This
+module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within milliseconds by importing the standard
+library alone.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from . import private
-
 MARK = "RLFLOW_RUN"  # the variable: the names of a run and of runs around it, the outermost first, separated by slashes
+RAY = "ray::"  # begins the titles of processes of Ray
 LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # commands that end by themselves, once they have sent or removed all
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ROUNDS = 20  # most rounds of killing processes, which may start others meanwhile
@@ -70,25 +69,28 @@ def without(name: str, value: str) -> str:
 
 def marked(name: str) -> list[int]:
     """Pids of the processes that have this name in their mark, except those that end by themselves (``LEFT_ALONE``)."""
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_marked(pid, name) and not left_alone(pid)]
+    pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            environment = _environment(int(entry))
+            if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
+                                              if item.startswith(prefix)) and not left_alone(int(entry)):  # fmt: skip
+                pids.append(int(entry))
+    return pids
 
 
-def _is_marked(pid: int, name: str) -> bool:
-    environment = _environment(pid)
-    encoded, prefix = name.encode(), f"{MARK}=".encode()
-    if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
-                                      if item.startswith(prefix)):  # fmt: skip
-        return True
-    overwritten = environment != b"" and b"=" not in environment.partition(b"\0")[0]  # by a title that is as long as it can be
-    return overwritten and _has_open(pid, f"/{private.PREFIX}{name}/")
+def of_ray(folders: Iterable[str]) -> list[int]:
+    """Pids of processes of Ray that have files below these folders open, whether their titles have left them a mark or not."""
+    below = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if command(pid).startswith(RAY) and _writes(pid, below)]
 
 
-def _has_open(pid: int, part: str) -> bool:
-    """Whether a process has a file open whose path has this part."""
+def _writes(pid: int, below: tuple[str, ...]) -> bool:
+    """Whether a process has a file open whose path begins with one of these."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it is closed meanwhile
-                if part in os.readlink(f"/proc/{pid}/fd/{entry}"):
+                if os.readlink(f"/proc/{pid}/fd/{entry}").startswith(below):
                     return True
     return False
 
