@@ -13,7 +13,6 @@ SHORT = {
     "ppo_turns": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64}},  # in three turns
     "vapo": {"prompts": 128, "iterations": 7, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
-    "grpo: dr": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "deviation": False, "mean": "constant"}},
     "grpo: kl": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "beta": 0.01, "estimator": "k3-weighted"}},
     "sft": {"iterations": 9},
     "rloo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "minibatch": 96}},
@@ -23,7 +22,6 @@ SHORT = {
     "gspo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
     "gmpo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "minibatch": 96}},
     "clip_cov": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
-    "clip_cov: kl": {"prompts": 24, "iterations": 7, "hp": {"form": "kl", "minibatch": 96}},
     "sapo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
     "topr": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
     "prime": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
