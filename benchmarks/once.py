@@ -30,7 +30,7 @@ LOADER = "rlflow/binding/roles.py"  # the one place that asks what a backend can
 # What backends may declare or have beside the two protocols, as `rlflow/training/protocols.py` says.
 OPTIONAL = {"collective", "row_exact", "generate_chunks", "divided", "copied", "flat", "movable", "passing", "cache_bytes", "batch_tokens",
             "tensor_parallel", "rank_order", "match_sampler", "max_model_len", "pieces", "destinations", "forward_ahead", "Trainer",
-            "Generator", "Settings"}  # fmt: skip
+            "Generator", "Settings", "live", "resize_passes"}  # fmt: skip
 COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what → (module, function, of what, from its arguments)
     "settings": ("rlflow.binding.roles", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
     "headers": ("rlflow.memory.sizes", "ModelFacts.of", lambda local: str(local["folder"])),

@@ -187,7 +187,7 @@ def test_a_second_run_of_the_same_plan_counts_anew(world, flows, lanes):
         one.sampled["reward"]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(shape=st.fixed_dictionaries(generated.SHAPES), prompts=st.integers(2, 4))
 def test_sums_close_along_any_history(world, shape, prompts):
     flow = generated.drawn(**shape)
