@@ -99,6 +99,8 @@ class WorkerProcess:
             while (body := self._reader.next()) is None:
                 self._wait(until)
             number, replied_place, reply = frames.unpacked(body)
+            if self._output in self._events.get_map():
+                self._take(self._output)  # what it printed before it replied may be the last that anybody reads
         except (ValueError, TypeError) as error:
             raise Died(f"the process sent what is no reply: {error}") from None
         if (number, replied_place) != (self._number, place):

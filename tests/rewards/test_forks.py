@@ -147,6 +147,26 @@ def test_a_reply_that_does_not_say_of_which_row_it_is_is_none(reply):
         process.kill()
 
 
+def test_what_is_printed_before_a_reply_is_heard_with_it():
+    """Also where it comes between the last look at the output and the reply: nobody may ever look again."""
+    heard = []
+    process = WorkerProcess(hear=heard.append)
+    try:
+        os.kill(process.child.pid, signal.SIGSTOP)
+        process.send({"key": "", "names": (), "rows": [[]]}, 5.0)
+        printed, prints = os.pipe()
+        os.dup2(printed, process._output)
+        os.set_blocking(process._output, False)
+        os.write(prints, b"judging\n")
+        process._reader.feed(frames.packed(frames.reply(process._number, 0, 5.0)))
+        assert process.receive(5.0, 0) == 5.0
+        assert heard == [b"judging\n"]
+    finally:
+        process.kill()
+        for descriptor in (printed, prints):
+            os.close(descriptor)
+
+
 def test_of_two_pools_each_ends_its_own(forking, tmp_path):
     with RewardPool(1) as other:
         scores(other, forking, ["1 daemon"])
