@@ -55,7 +55,7 @@ def assert_same(one, two):
 def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
     wanted = straight(name, sums)
     assert wanted.iteration == sums["iterations"]
-    for number, node in enumerate(nodes(name)):
+    for number, node in enumerate(node for node in nodes(name) if name == "ppo" or node not in nodes("ppo")):
         def cut(node=node, number=number):
             signal_at(node, 2, signal.SIGKILL)
             run(name, sums, f"cut-{number}")
