@@ -67,25 +67,29 @@ def without(name: str, value: str) -> str:
     return "/".join(part for part in value.split("/") if part != name)
 
 
+def _pids() -> Iterator[int]:
+    """Every process of this machine."""
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
 def marked(name: str) -> list[int]:
     """Pids of the processes that have this name in their mark, except those that end by themselves (``LEFT_ALONE``)."""
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            environment = _environment(int(entry))
-            if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
-                                              if item.startswith(prefix)) and not left_alone(int(entry)):  # fmt: skip
-                pids.append(int(entry))
+    for pid in _pids():
+        environment = _environment(pid)
+        if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
+                                          if item.startswith(prefix)) and not left_alone(pid):  # fmt: skip
+            pids.append(pid)
     return pids
 
 
 def of_ray(folders: Iterable[str]) -> list[int]:
     """Pids of processes of Ray that have files below these folders open, whether their titles have left them a mark or not."""
     below = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if command(pid).startswith(RAY) and _writes(pid, below)]
+    return [pid for pid in _pids() if command(pid).startswith(RAY) and _has_open(pid, below)]
 
 
-def _writes(pid: int, below: tuple[str, ...]) -> bool:
+def _has_open(pid: int, below: tuple[str, ...]) -> bool:
     """Whether a process has a file open whose path begins with one of these."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"/proc/{pid}/fd"):
@@ -128,9 +132,9 @@ def command(pid: int) -> str:
 def descendants(pid: int) -> list[Known]:
     """(pid, start) of the children of a process, of their children, and so on."""
     children: dict[int, list[Known]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (status := stat(int(entry))) is not None:
-            children.setdefault(status.parent, []).append((int(entry), status.started))
+    for child in _pids():
+        if (status := stat(child)) is not None:
+            children.setdefault(status.parent, []).append((child, status.started))
     below, unvisited = list[Known](), [pid]
     while unvisited:
         next_children = children.get(unvisited.pop(), [])
