@@ -17,6 +17,7 @@ is no such device.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import sys
@@ -36,7 +37,8 @@ FACTS = 90.0  # seconds in which a machine says what it is
 
 def from_checkout(folder: Path) -> None:
     """Let this process, and all that it starts, import rlflow from this checkout. Its algorithms and backends lie beside the package, as
-    an installation maps them: a folder of links does the same."""
+    an installation maps them: a folder of links does the same. Whoever calls this has to work outside the checkout, whose `rlflow` lacks
+    them: Python looks for modules of some processes where they start."""
     package = folder / "site" / "rlflow"
     package.mkdir(parents=True)
     for path in [*(ROOT / "rlflow").iterdir(), ROOT / "algorithms", ROOT / "backends"]:
@@ -66,7 +68,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all sections; those that come too late are untested")
     parser.add_argument("--list", action="store_true", help="say which sections there are")
     given = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="rlflow-gpu-") as folder:
+    given.json = given.json and given.json.absolute()
+    with tempfile.TemporaryDirectory(prefix="rlflow-gpu-") as folder, contextlib.chdir(folder):
         from_checkout(Path(folder))
         prepared(given.device)
         from gpu.catalogue import SECTIONS, chosen

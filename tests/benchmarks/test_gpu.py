@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,11 @@ ON_GPUS = {"same: TF32", "waits: waits for the device", "micro: peaks", "sleep: 
 
 
 def ended(folder, *words, code=0):
-    """The JSON file of a command that knows nothing of an installed rlflow but what it needs."""
+    """The JSON file of a command in a checkout, where the packages that rlflow needs are installed and rlflow itself is not."""
     out = folder / "gpu.json"
-    done = subprocess.run([sys.executable, COMMAND, "--device", "cpu", "--small", "--json", out, *words], capture_output=True, text=True,
-                          cwd=folder)  # fmt: skip
+    packages = {"PYTHONPATH": os.pathsep.join(site.getsitepackages())}  # without their .pth files, by one of which rlflow is there
+    done = subprocess.run([sys.executable, "-S", COMMAND, "--device", "cpu", "--small", "--json", out, *words], capture_output=True,
+                          text=True, cwd=ROOT, env={**os.environ, **packages})  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout
 
