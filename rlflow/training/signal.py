@@ -27,9 +27,10 @@ def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -
     if computed is None or not computed.requires_grad:
         return
     old = columns.get("logprobs") if new.logprobs is not None else None
+    values = computed.detach()  # a hook that named the tensor itself would keep its graph, and the weights, for as long as the process
 
     def count(gradient: Tensor) -> None:
-        meter.observe(_of_tokens(gradient, computed.detach(), old, columns.get("advantages")), mask)
+        meter.observe(_of_tokens(gradient, values, old, columns.get("advantages")), mask)
 
     computed.register_hook(count)  # type: ignore[no-untyped-call]
 

@@ -1,5 +1,8 @@
 """Counting gradients: by hand, whatever the cut into micro-batches and ranks, with the update's bits as they were."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -116,3 +119,12 @@ def test_a_model_of_scores_has_no_tokens():
     meter = Meter()
     watch(New(scores=torch.zeros(3, requires_grad=True)), torch.ones(3, 4, dtype=torch.bool), {}, meter)
     assert token_funnel(meter.taken()) == {}
+
+
+def test_counting_keeps_no_graph_and_no_weights_after_an_update():
+    engine = Engine()
+    weight = weakref.ref(engine.weight)
+    learn(engine, rows(), clipped, {"clip": 0.2}, Passes())
+    del engine
+    gc.collect()
+    assert weight() is None
