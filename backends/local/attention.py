@@ -96,6 +96,22 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention
     return _PLAIN(module, query, key, value, attention_mask, **options)
 
 
+@contextlib.contextmanager
+def without_cudnn(device: torch.device) -> Iterator[None]:
+    """A time in which attention on a GPU is computed by PyTorch's own kernels, for steps of decoding. It would take cuDNN's for padded
+    rows, of which 3 in 20 equal calls differed in their last bits, so that equal runs sampled other tokens (H100, PyTorch 2.11, bfloat16).
+    For training cuDNN's is the one to have: its gradients repeat, and those of PyTorch's flash attention do not."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 _PLAIN = ALL_ATTENTION_FUNCTIONS["sdpa"]
 ALL_ATTENTION_FUNCTIONS["sdpa"] = _attention
 

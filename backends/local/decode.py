@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from rlflow.backends.local.attention import without_cudnn
 from rlflow.backends.local.branches import Branches, branched, stepping
 from rlflow.backends.local.cache import new_cache
 from rlflow.backends.local.endings import Endings
@@ -159,7 +160,7 @@ def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
 def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
     """After the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], False somewhere; None where nothing is padded."""
     attended = {} if mask is None else {"attention_mask": mask}
-    with known():
+    with known(), without_cudnn(network.device):
         return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
 
 

@@ -169,7 +169,7 @@ class Generator:
         uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
         own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()
         lengths = torch.tensor([each.max_tokens for each in own]) if own else None
-        ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer, sampling.min_tokens, lengths)
+        ends = Endings(torch.tensor(self.eos, dtype=torch.int64), sampling.stop, self.tokenizer, sampling.min_tokens, lengths)
         branch = self.branches and len(rows) >= BRANCHED * len(which)
         return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device), branch)
 

@@ -21,6 +21,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 SLOWER = 0.8  # of what is done by hand, at least
 FEW = 1000  # tokens that take too short a time for a bound
 SAMPLES = 4
+TOKENS = 4096  # of a micro-batch, ours and by hand: the logits of one by hand are a tensor
 PASSES = {"sampling": 2, "log-probs": 2, "update": 6}  # operations per parameter and token: a product and a sum, forwards and backwards
 
 
@@ -97,7 +98,7 @@ def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]
 
 def training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
     ground.free()
-    trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"))
+    trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"), Trainer.Settings(micro_tokens=TOKENS))
     return {"log-probs": timed(ground, lambda: trainer.forward(rows)), "update": timed(ground, lambda: trainer.update(rows, surrogate))}
 
 
@@ -126,7 +127,7 @@ def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tenso
     prompt, tokens = (rows.data[name] for name in ("prompt_tokens", "tokens"))
     pairs = zip(prompt.value.split(prompt.lengths.tolist()), tokens.value.split(tokens.lengths.tolist()), strict=True)
     whole = sorted(((torch.cat(pair), len(pair[0])) for pair in pairs), key=lambda pair: -len(pair[0]))
-    count = max(Trainer.Settings().micro_tokens // len(whole[0][0]), 1)
+    count = max(TOKENS // len(whole[0][0]), 1)
     parts = [whole[start : start + count] for start in range(0, len(whole), count)]
     return [(torch.nn.utils.rnn.pad_sequence([ids for ids, _ in part], batch_first=True).to(ground.device),
              torch.tensor([len(ids) for ids, _ in part], device=ground.device),

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlflow.backends.local import Generator, Trainer, decode
+from rlflow.backends.local.attention import without_cudnn
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
@@ -129,3 +130,18 @@ def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(folders,
         lengths = whole.data["tokens"].lengths
         order = sorted(range(32), key=lambda row: (int(lengths[row]), whole["finish"][row] == "length", row))
         assert [row for part in parts for row in sorted(part.axis.index.tolist(), key=order.index)] == order
+
+
+@pytest.mark.parametrize(("device", "inside"), [("cuda", False), ("cpu", True)])
+def test_steps_on_a_gpu_are_computed_without_cudnn_whose_attention_does_not_repeat(device, inside):
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    with without_cudnn(torch.device(device)):
+        assert torch.backends.cuda.cudnn_sdp_enabled() is inside
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_rows_of_a_model_without_an_end_token_have_recorded_lengths_too(folders, prompts):
+    one = Generator(ModelSpec(folders["gpt2"]))
+    one.eos = []
+    rows = one.generate(prompts, Sampling(max_tokens=4, lengths=(2, 4, 1, 3)), range(len(TEXTS)))
+    assert rows.data["tokens"].lengths.tolist() == [2, 4, 1, 3]
