@@ -5,10 +5,13 @@ import pickle
 import textwrap
 
 import pytest
+import torch
 
 import rlflow
 from rlflow import StageError
+from rlflow.batch import Batch
 from rlflow.errors import RemoteError
+from rlflow.execution.apply import LESS_MEMORY, failing
 from rlflow.own_lines import LAST, carry, described, noted_lines, own_lines, own_place, portable, whole
 
 DEEP = "def deep(n):\n    return deep(n - 1) if n else {}['no such key']\n"
@@ -114,3 +117,16 @@ def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bod
     kept = (tmp_path / "runs" / "broken-1" / "traceback.txt").read_text()
     assert line.split(": ")[-1] in kept
     assert 'File "' + str(path) + '"' in kept
+
+
+@pytest.mark.parametrize(("raised", "advised"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+    (RemoteError("OutOfMemoryError: CUDA out of memory (rank 1 of pool 'all')"), True),
+    (ValueError("found 3 rows"), False),
+    (RemoteError("ValueError: found 3 rows (rank 1 of pool 'all')"), False),
+])  # fmt: skip
+def test_a_pass_without_memory_is_told_what_computes_less_at_once(raised, advised):
+    with pytest.raises(StageError) as caught, failing("update", 3, Batch.of(x=[1.0])):
+        raise raised
+    assert (LESS_MEMORY in str(caught.value)) is advised
+    assert str(raised) in str(caught.value)

@@ -25,6 +25,9 @@ from rlflow.own_lines import noted_lines, own_lines
 from rlflow.seeds import derived, generator, row_seeds
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
+NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")  # in texts of PyTorch's errors, from a worker's too
+LESS_MEMORY = ("remedy: less at once, with --ROLE.micro_tokens for a trainer and --ROLE.batch_tokens for a generator; "
+               "--ROLE.gradient_checkpointing true; or --memory, which puts away models that are not in use")  # fmt: skip
 
 
 def apply_stage(
@@ -209,14 +212,20 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
     except (FlowError, StageError, SkipIteration, Stopped):
         raise
     except RemoteError as error:
-        raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch), lines=noted_lines(error)) from error
+        message = with_remedy(str(error))
+        raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=noted_lines(error)) from error
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"
+        message = with_remedy(f"{type(error).__name__}: {error}")
         raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=own_lines(error)) from error
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
         raise StageError(stage, iteration, len(batch), ending(error), place, shapes(batch)) from error
+
+
+def with_remedy(message: str) -> str:
+    """The text of an error, with what helps where a model's pass has found no memory."""
+    return f"{message}\n  {LESS_MEMORY}" if any(text in message for text in NO_MEMORY) else message
 
 
 def ending(error: BaseException) -> str:

@@ -174,9 +174,9 @@ class Dog:
                 os.kill(self.pid, number)
 
     def _stacks(self) -> str:
-        if self.run is None or self.run.stacks < 0:
+        if self.run is None or self.run.stacks < 0 or not kin.lives(self.pid, self.started):
             return ""
-        dump = stacks.written(self.pid, self.run.stacks, lambda: self._signal(signal.SIGUSR2))
+        dump = stacks.written(self.pid, self.run.stacks)
         return stacks.shown(dump, lambda path, name: RUNNER in path)
 
     def _nodes_under_way(self) -> str:

@@ -8,12 +8,11 @@ import pytest
 from rlflow.execution import apply, executor
 from rlflow.watchdog import dog, stacks
 
-DUMP = """Current thread 0x1 (most recent call first):
+DUMP = """Stack (most recent call first):
   File "/home/me/flow.py", line 7 in judge
   File "/opt/rlflow/execution/apply.py", line 30 in apply_stage
   File "/opt/rlflow/runs/loop.py", line 5 in run
-
-Thread 0x2 (most recent call first):
+Stack (most recent call first):
   File "/usr/lib/python3/threading.py", line 3 in wait
 """
 
@@ -61,3 +60,39 @@ print(ctypes.CDLL(None).read(reading, ctypes.create_string_buffer(1), 1))  # Pyt
 def test_a_system_call_goes_on_after_stacks_were_written():
     done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+BUSY = """
+import ctypes, os, threading
+from rlflow.watchdog import stacks
+
+def turning():
+    while True: os.fspath(open(os.devnull, encoding="utf-8").name)  # frames that come and go
+
+def waiting(): threading.Event().wait()
+def keeping_the_lock(): ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+
+for target in (turning, turning, waiting): threading.Thread(target=target, daemon=True).start()
+print(stacks.show_stacks(), flush=True)
+turning() if input() == "turn" else keeping_the_lock()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stacks are written on Linux alone")
+@pytest.mark.parametrize(("told", "main"), [("turn", "turning"), ("keep the lock", "keeping_the_lock")])
+def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main):
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            file = int(process.stdout.readline())
+            process.stdin.write(f"{told}\n")
+            process.stdin.flush()
+            while f"in {main}" not in stacks.written(process.pid, file).split(stacks.HEADER)[1]:
+                assert process.poll() is None
+            for _ in range(50):
+                first, *others = stacks.written(process.pid, file).split(stacks.HEADER)[1:]
+                assert f"in {main}" in first  # the main thread's
+                assert sorted(name for other in others for name in ("turning", "waiting") if f"in {name}\n" in other) == [
+                    "turning", "turning", "waiting"]  # fmt: skip
+        finally:
+            process.kill()
+    assert stacks.written(process.pid, file) == ""

@@ -62,13 +62,11 @@ def _signal(presence: ProcessInfo, number: int) -> None:
 
 def _stacks(presence: ProcessInfo, state: str) -> str:
     """The stacks of the threads that run a worker's method, down to that method."""
-
-    def ask() -> None:
-        _signal(presence, signal.SIGUSR2)
-        if state == "T":
-            _signal(presence, signal.SIGCONT)
-
-    dump = stacks.written(presence.process.pid, presence.stacks, ask) if presence.stacks >= 0 else ""
+    if presence.stacks < 0:
+        return ""
+    if state == "T":
+        _signal(presence, signal.SIGCONT)
+    dump = stacks.written(presence.process.pid, presence.stacks)
     return stacks.shown(dump, lambda path, name: path.endswith(HOST) and name in host.CALLS)
 
 
