@@ -45,9 +45,16 @@ def wait(
     """The futures whose answers, or errors, have all come, and the others, once ``count`` of them have (None: all) or after ``seconds``. It
     raises nothing: ``result`` of a future does."""
     enough, limit = len(futures) if count is None else count, time.monotonic() + seconds
-    while sum(future.done() for future in futures) < enough and (left := limit - time.monotonic()) > 0:
-        refs = list(itertools.chain.from_iterable(future.refs for future in futures if not future.done()))
-        if missing := ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1]:
-            ray.wait(missing, num_returns=1, timeout=left, fetch_local=False)
-    done = [future for future in futures if future.done()]
-    return done, [future for future in futures if future not in done]
+    while True:
+        missing = _missing(futures)  # all are looked at once: one that came between two looks would be counted by neither
+        done = [future for future in futures if missing.isdisjoint(future.refs)]
+        left = limit - time.monotonic()
+        if len(done) >= min(enough, len(futures)) or left <= 0:
+            return done, [future for future in futures if future not in done]
+        ray.wait(list(missing), num_returns=1, timeout=left, fetch_local=False)
+
+
+def _missing(futures: Sequence[Future[Any]]) -> set[Any]:
+    """The answers that have not come yet."""
+    refs = list(dict.fromkeys(itertools.chain.from_iterable(future.refs for future in futures)))
+    return set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1]) if refs else set()
