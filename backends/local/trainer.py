@@ -59,7 +59,7 @@ class Trainer:
         if self.settings.compile:
             check_compiler(torch.device(spec.device).type)  # missed before the weights are read
         self.network = self._network()
-        self.packs = self.settings.packed and spec.device == "cpu" and self._can_pack()  # elsewhere nobody has measured it yet
+        self.packs = self.settings.packed and spec.device == "cpu" and self._can_pack()  # docs/gpu.md has what a GPU gains
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
