@@ -65,7 +65,9 @@ def _ask(pid: int, thread: int, limit: float) -> None:
         if _waits(pid, thread):
             return
         ctypes.CDLL(None).tgkill(pid, thread, SIGNAL)
-        while _waits(pid, thread) and time.monotonic() < limit:
+        looks = 0  # in a row that have found no signal: one can fall between the end of the wait and the beginning of the handler
+        while looks < 2 and time.monotonic() < limit:
+            looks = 0 if _waits(pid, thread) else looks + 1
             time.sleep(PAUSE)
 
 

@@ -66,15 +66,22 @@ BUSY = """
 import ctypes, os, threading
 from rlflow.watchdog import stacks
 
+there = threading.Barrier(4)
+
 def turning():
+    there.wait()
     while True: os.fspath(open(os.devnull, encoding="utf-8").name)  # frames that come and go
 
-def waiting(): threading.Event().wait()
+def waiting():
+    there.wait()
+    threading.Event().wait()
+
 def keeping_the_lock(): ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 for target in (turning, turning, waiting): threading.Thread(target=target, daemon=True).start()
 print(stacks.show_stacks(), flush=True)
-turning() if input() == "turn" else keeping_the_lock()
+told = input()
+turning() if told == "turn" else (there.wait(), keeping_the_lock())
 """
 
 
