@@ -24,6 +24,7 @@ from rlflow.checkpoints.lock import Lock
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
 from rlflow.watch.tables import output, plain
+from rlflow.watchdog.signals import ending_at_once
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -72,9 +73,10 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
 
 
 def stoppable(runner: Runner) -> bool:
-    """Run all that is left. Raises KeyboardInterrupt that says how to go on for one that is stopped."""
+    """Run all that is left. Raises KeyboardInterrupt that says how to go on for one that is stopped, by ctrl-C or another signal."""
     try:
-        return runner.run()
+        with ending_at_once():
+            return runner.run()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped; what was measured is in {runner.folder}, and the same command goes on") from stop
 

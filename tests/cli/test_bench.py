@@ -1,7 +1,6 @@
 """`rlflow bench`: from a suite to its table, and what goes wrong on the way."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -148,21 +147,18 @@ def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
     assert not Path("never").exists(), "it is refused before anything runs"
 
 
-def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_does(bench, tmp_path):
-    """Ctrl-C, as the second turn sends it to the command, which is its parent."""
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_does(bench, tmp_path, number):
+    """As the second turn sends the signal to the command, which is its parent."""
     system = tmp_path / "stops.py"
     system.write_text(COUNTING.read_text().replace("        rows = []\n", """        rows = []
         if not (sent := self.folder.parents[2] / "sent").exists() and self.number:
             import os, signal
             sent.touch()
-            os.kill(os.getppid(), signal.SIGINT)
+            os.kill(os.getppid(), signal.NUMBER)
             time.sleep(1000)
-"""))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as a command has it, whatever ran in this process before
-    try:
-        code, out, err = bench(TWO.replace(str(COUNTING), str(system)))
-    finally:
-        signal.signal(signal.SIGINT, before)
+""".replace("NUMBER", number)))
+    code, out, err = bench(TWO.replace(str(COUNTING), str(system)))
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == "stopped; what was measured is in bench/mine, and the same command goes on"
     code, out, _ = bench(TWO.replace(str(COUNTING), str(system)))
