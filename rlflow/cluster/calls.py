@@ -166,7 +166,8 @@ class Calls:
         parts = {at: [(part.key, part.names, part.rows) for part in parts] for at, parts in wanted.items() if at.pool == name}
         frames = {at.rank: self._call("slices", pickled({"parts": parts[at]})) for at in parts if pool.near(at.rank)}
         call = pool.short_call("slices", frames, seconds) if frames else None
-        answers = map(Answer.unpacked, call.result()) if call is not None else ()
+        answers = [Answer.unpacked(each) for each in call.result()] if call is not None else []
+        self._hear(answers)
         return [(pool.at(rank), answer.value) for rank, answer in zip(frames, answers, strict=False)]
 
     def _call(self, op: str, arguments: bytes) -> bytes:
@@ -202,11 +203,16 @@ class Calls:
     def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions) -> None:
         """Note when each rank ran, by this process's clock, and the bytes that it got, and hand on what its rewards have printed."""
         self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
-        for answer in filter(lambda answer: answer.printed, answers.values()):
-            self.ledger.hear(answer.printed)
+        self._hear(answers.values())
         shift = time.monotonic() - time.time()
         self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
                              for rank, answer in answers.items())  # fmt: skip
+
+    def _hear(self, answers: Iterable[Answer]) -> None:
+        """Hand on what rewards have printed: a worker sends it with whatever it answers next."""
+        for answer in answers:
+            if answer.printed:
+                self.ledger.hear(answer.printed)
 
     def _frame(
         self, at: WorkerId, op: str, inputs: Inputs, arguments: bytes, coming: Sequence[Any] = (), key: int | None = None
