@@ -49,7 +49,7 @@ def written(pid: int, file: int) -> str:
     path, limit = f"/proc/{pid}/fd/{file}", time.monotonic() + SECONDS
     try:
         before = os.stat(path).st_size
-        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):  # the main one first
+        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task")), reverse=True):  # the newest first, the main one last
             _ask(pid, thread, limit)
         with open(path, "rb") as dump:
             dump.seek(before)
