@@ -38,7 +38,7 @@ LONG = {"gemma3 long": BUDGETS | {"gradient_checkpointing": True}, "llama long":
 
 # Settings under which ranks lie in other ways than by default, by the shapes for which the claims are made again.
 LAYOUTS = {
-    "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("qwen3", "gemma3")},
+    "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("llama", "qwen3", "gemma3")},
     "deepspeed": {"zero=1": ("llama",), "zero=2": ("llama",)},
 }
 # Budgets that rows of real lengths exceed.
