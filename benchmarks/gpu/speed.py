@@ -21,7 +21,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 SLOWER = 0.8  # of what is done by hand, at least
 FEW = 1000  # tokens that take too short a time for a bound
 SAMPLES = 4
-TOKENS = 4096  # of a micro-batch, ours and by hand: the logits of one by hand are a tensor
+TOKENS = 4096  # of a micro-batch, ours and by hand, where all logits of one exist at once
 PASSES = {"sampling": 2, "log-probs": 2, "update": 6}  # operations per parameter and token: a product and a sum, forwards and backwards
 
 
