@@ -57,11 +57,12 @@ class Trainer:
 
     defaults: ClassVar[Settings] = Settings()
     row_exact: ClassVar[bool] = True
+    threads: ClassVar[bool] = True
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.steps = spec, settings, 0
         self.device = torch.device("cpu")
-        self.peers = Peers()
+        self.peers = Peers(spec.group)
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
         """Take the configured time, and give columns computed from token ids alone."""
@@ -149,6 +150,7 @@ class Generator:
         tail: Annotated[float, Ge(0)] = 4.0  # lengths are longest times a uniform number to this power: above 1 few are long
 
     defaults: ClassVar[Settings] = Settings()
+    threads: ClassVar[bool] = True
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.version = spec, settings, 0

@@ -44,6 +44,7 @@ class Placement:
     generators: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the generators that the graph uses
     parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, half) → its layout
     shares: Mapping[str, Fraction] = field(default_factory=dict)  # pool → its part of each of its devices; others have whole ones
+    threads: bool = False  # whether ranks are threads of the run's own process, and not processes of Ray
 
     def devices(self) -> list[tuple[str, ...]]:
         """The pools in groups: rank k of each pool of a group lies on the group's k-th device. A pool with whole devices is a group of its
@@ -82,7 +83,7 @@ def parse_pools(text: str) -> dict[str, int]:
 def parse_shares(text: str) -> dict[str, Fraction]:
     """``actor=2@gpu0.5,critic=2@gpu0.5`` → name → its exact part of each of its devices, for pools that name one. Raises PlanError for
     parts of several kinds of devices."""
-    pools = _pools(text)
+    pools = {name: pool for name, pool in _pools(text).items() if pool[1] != THREADS}
     kinds = sorted({kind for _, kind, _ in pools.values() if kind})
     if len(kinds) > 1:
         raise PlanError.of("pools", "pools share devices of several kinds", found=f"--pools {text}", expected="gpu for all, or cpu for all",
@@ -92,28 +93,40 @@ def parse_shares(text: str) -> dict[str, Fraction]:
 
 def shared_kind(text: str) -> str:
     """The kind of device that pools share: gpu, cpu, or empty. Raises PlanError."""
-    return next((kind for _, kind, _ in _pools(text).values() if kind), "")
+    return next((kind for _, kind, _ in _pools(text).values() if kind and kind != THREADS), "")
 
 
-POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]+)(?:@(gpu|cpu)s?=?([0-9]*\.?[0-9]+))?")
+def in_threads(text: str) -> bool:
+    """Whether the ranks of all pools are threads of the run's own process, as in ``all=2@threads``. Raises PlanError where only some
+    are."""
+    pools = _pools(text)
+    apart = [name for name, (_, kind, _) in pools.items() if kind != THREADS]
+    if 0 < len(apart) < len(pools):
+        raise PlanError.of("pools", "some pools are threads of this process and others are not", found=f"--pools {text}",
+                           expected=f"@{THREADS} after every pool, or after none", remedy=f"add @{THREADS} to {listed(apart)}")
+    return not apart
+
+
+THREADS = "threads"
+POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]+)(?:@(?:(threads)|(gpu|cpu)s?=?([0-9]*\.?[0-9]+)))?")
 
 
 def _pools(text: str) -> dict[str, tuple[int, str, Fraction]]:
-    """Name → (ranks, kind of device that is named, part of it)."""
+    """Name → (ranks, kind of device that is named or ``threads``, part of the device)."""
     pools: dict[str, tuple[int, str, Fraction]] = {}
     for item in text.split(","):
         match = POOL.fullmatch(item.strip())
         name = match[1] if match else ""
-        part = Fraction(match[4]) if match and match[4] else Fraction(1)
+        part = Fraction(match[5]) if match and match[5] else Fraction(1)
         if match is None or int(match[2]) < 1 or name in pools:
             raise PlanError.of("pools", f"'{item.strip()}' names no pool", found=f"--pools {text}",
-                               expected="NAME=RANKS, at least 1 rank, several with commas, each name once",
+                               expected="NAME=RANKS or NAME=RANKS@threads, at least 1 rank, several with commas, each name once",
                                remedy="--pools all=2, or --pools train=4,rollout=4")
         if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
             raise PlanError.of("pools", f"'{item.strip()}' names no part of a device", found=f"--pools {text}",
                                expected="more than 0 and at most 1, in ten-thousandths",
-                               remedy=f"{name}={match[2]}@{match[3]}0.5 has half of each of {match[2]} devices")
-        pools[name] = int(match[2]), match[3] or "", part
+                               remedy=f"{name}={match[2]}@{match[4]}0.5 has half of each of {match[2]} devices")
+        pools[name] = int(match[2]), match[3] or match[4] or "", part
     return pools
 
 

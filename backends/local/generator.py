@@ -40,6 +40,7 @@ class Generator:
 
     Settings = GeneratorSettings
     passing = ("cache",)
+    threads = True
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()

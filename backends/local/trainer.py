@@ -52,10 +52,11 @@ class Trainer:
     Settings = TrainerSettings
     passing = ("gradient",)
     live = True
+    threads = True
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
-        self.peers = Peers()
+        self.peers = Peers(spec.group)
         if self.settings.compile:
             check_compiler(torch.device(spec.device).type)  # missed before the weights are read
         self.network = self._network()

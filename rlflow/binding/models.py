@@ -28,16 +28,16 @@ def nothing(role: str, half: str, model: Any) -> None:
 
 def make_models(
     roles: Iterable[BoundRole], options: Options, device: str, updates: Mapping[str, int], placed: Placed = needed,
-    loaded: Loaded = nothing, dims: Dims | None = None, outer: Collection[str] = (),
+    loaded: Loaded = nothing, dims: Dims | None = None, outer: Collection[str] = (), group: Any = None,
 ) -> dict[str, Model]:
     """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``: optimizer steps of each role over
-    the run; ``outer``: roles of whose generator ranks that are not adjacent share a model."""
+    the run; ``outer``: roles of whose generator ranks that are not adjacent share a model; ``group``: as in ``ModelSpec``."""
     keep_whole_products(device, options.dtype)
     models = {}
     for role in roles:
         use = role.use
         spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
-                         (dims or {}).get(use.name, ()), use.name in outer)
+                         (dims or {}).get(use.name, ()), use.name in outer, group)
         model = models[use.name] = Model(forwards_ahead=role.trainer.can.forward_ahead, has_pieces=role.trainer.can.pieces,
                                          has_destinations=role.generator.can.destinations)  # fmt: skip
         for half, wanted in zip(role.halves, placed(role), strict=True):

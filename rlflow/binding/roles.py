@@ -54,6 +54,7 @@ class Capabilities:
     live: bool = False  # a trainer whose ``weights()`` are the tensors that it trains, where it trains no adapters
     shares: bool = False  # a generator that can sample with the tensors of such a trainer
     destinations: bool = False  # a generator that shows where in its memory weights belong
+    threads: bool = False  # its ranks may be threads of one process: it computes together by ``ModelSpec.group`` alone
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",
         resizes=hasattr(kind, "resize_passes"), pieces=hasattr(kind, "pieces"), live=bool(getattr(kind, "live", False)),
         shares="share" in vars(kind), destinations=hasattr(kind, "destinations"),
+        threads=bool(getattr(kind, "threads", False)),
     )  # fmt: skip
 
 

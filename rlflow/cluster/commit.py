@@ -1,7 +1,7 @@
 """Commits: copies of the trained roles' state and of rows sampled ahead, kept outside of the workers, and how a run goes back to them.
 
-The copies of state are objects of Ray that the driver owns and never opens: workers make them as results of calls and get them back as
-arguments of others. Rows are few bytes, which the driver keeps packed.
+The copies of state are answers that the driver owns and never opens (on Ray, objects of its store): workers make them as results of calls
+and get them back as arguments of others. Rows are few bytes, which the driver keeps packed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlflow.cluster.engine import ClusterEngine
-from rlflow.cluster.fleet import Fleet
-from rlflow.cluster.health.monitor import Death
 from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
+from rlflow.placement import Placement
+
+if TYPE_CHECKING:
+    from rlflow.cluster.health.monitor import Death
 
 FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to say which worker died
 
@@ -25,14 +27,14 @@ FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to s
 class Copy:
     """A copy of a trainer's state."""
 
-    ref: Any  # Ray's reference of the copy
+    ref: Any  # the reference of the copy
     size: Future[int]  # its bytes, once it is complete
 
     @staticmethod
     def of(trainer: RemoteTrainer) -> Copy:
         """Begin to copy a trainer's state."""
         ref, size = trainer.begin("commit", answers=2)
-        return Copy(ref, size.future())
+        return Copy(ref, trainer.pool.transport.future(size))
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Commit:
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` as each copy is complete, in a thread of Ray. The copies hold no reference to this commit."""
+        """Call ``action`` as each copy is complete, in a thread of the transport. The copies hold no reference to this commit."""
         for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
 
@@ -59,11 +61,31 @@ class Commit:
         return all(copy.size.done() and copy.size.exception() is None for copy in self.states.values())
 
 
+class WorkerFleet(Protocol):
+    """All workers of a run, as far as recovery is concerned."""
+
+    @property
+    def placement(self) -> Placement:
+        """How halves lie on pools now."""
+
+    def found(self, seconds: float) -> Death | None:
+        """The death of a worker, waited for at most so many seconds; None where none is known by then."""
+
+    def lost(self) -> str | None:
+        """A text that says what has died without which no worker can be started; None where all is well."""
+
+    def unwatch(self) -> None:
+        """Find no more deaths. Calls that still wait for a dead worker raise Dead."""
+
+    def restart(self, lost: str) -> list[str]:
+        """Start a pool anew. Gives the names of the pools that were started."""
+
+
 @dataclass
 class Workers:
     """Recovers the workers of a run: takes commits, finds deaths, starts pools anew, and puts all pools back to a commit."""
 
-    fleet: Fleet
+    fleet: WorkerFleet
     engine: ClusterEngine
     roles: tuple[str, ...]  # the trained roles
     ahead: Ahead | None = None  # the look-ahead queue
@@ -87,12 +109,12 @@ class Workers:
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
             return None
-        death = self.fleet.watch.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
+        death = self.fleet.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
         return death if death is not None and death.pool_ended else None
 
     def lost(self) -> str | None:
         """A text that says which controlling process of Ray has died; None where all are alive."""
-        return self.fleet.controllers.lost()
+        return self.fleet.lost()
 
     def restart(self, death: Death) -> list[str]:
         """Start the pool of a dead worker anew. Gives the names of the pools that were started."""

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup
 
 from rlflow.cluster import launch
 from rlflow.cluster.health.controllers import Controllers
-from rlflow.cluster.health.monitor import HealthMonitor, WatchedWorker, end
+from rlflow.cluster.health.monitor import Death, HealthMonitor, WatchedWorker, end
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
@@ -76,6 +76,14 @@ class Fleet:
                 pool.connect()  # replies to calls of the earlier era may still be under way
         return names
 
+    def found(self, seconds: float) -> Death | None:
+        """The death of a worker, waited for at most so many seconds; None where none is known by then."""
+        return self.watch.found(seconds)
+
+    def lost(self) -> str | None:
+        """A text that says which controlling process of Ray has died; None where all are alive."""
+        return self.controllers.lost()
+
     def unwatch(self) -> None:
         """End the health monitor. Calls that still wait raise Dead."""
         self.watch.close()
@@ -101,9 +109,7 @@ class Fleet:
         dead or still at work."""
         replies = {}
         for name in names:
-            pool = self.pools[name]
-            pool.era += 1
-            replies[name] = [actor.enter.options(concurrency_group="model").remote(pool.era) for actor in pool.actors]
+            replies[name] = self.pools[name].enter(self.pools[name].era + 1)
         refs = [ref for pool_replies in replies.values() for ref in pool_replies]
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=BUSY_SECONDS)[0]) if refs else set()
         return [name for name, pool_replies in replies.items() if not ready.issuperset(pool_replies) or not all(map(_well, pool_replies))]

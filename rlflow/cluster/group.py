@@ -57,6 +57,15 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
+def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
+    """A gloo group of ranks that are threads of this process and share ``store``, a HashStore of torch. It adds up in the order in which
+    gloo does so between processes. It is not torch's default group, of which a process has one."""
+    gloo: Any = cast(Any, dist).ProcessGroupGloo
+    options = gloo._Options()
+    options._devices, options._timeout = [gloo.create_device(hostname=LOOPBACK.address)], timedelta(seconds=SECONDS)
+    return gloo(store, rank, ranks, options)
+
+
 def gpu() -> str:
     """A name of this rank's GPU that is unique over all machines."""
     return f"{machine()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"

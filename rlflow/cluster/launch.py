@@ -22,9 +22,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
-from rlflow.cluster.rpc.pool import Pool, make_pool
+from rlflow.cluster.rpc.actor import make_pool
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.replies import of_answer
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.worker import Worker
+from rlflow.cluster.worker import Worker, own_process
 from rlflow.errors import Late, PlanError, RemoteError
 from rlflow.interfaces import refuse_public
 from rlflow.placement import Placement
@@ -259,7 +261,7 @@ def make_workers(
         resources = {"num_cpus": need["CPU"], "runtime_env": environment, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
         options = ranks[0].config.options
         meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].rendezvous.startswith("/") else None
-        pools[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
+        pools[name] = make_pool(name, own_process, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
     return pools
 
 
@@ -280,8 +282,8 @@ def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float) -> None:
                            "the same without --pools shows where it fails; who is gone may have had too little memory") from error
 
 
-def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
-    return (ranks[rank],)
+def _setup_of(ranks: list[Setup], rank: int) -> tuple[bytes]:
+    return (of_answer(ranks[rank]),)
 
 
 def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray import cloudpickle
+import cloudpickle
 
 import rlflow
 from rlflow.author.flow import Flow
@@ -67,8 +67,8 @@ def by_value(flow: Flow) -> bytes:
     """A pickle of the flow that can be read without its module."""
     module = sys.modules.get(flow.function.__module__)
     if module is not None and not module.__name__.startswith("rlflow"):
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    pickled: bytes = cloudpickle.dumps(flow)  # type: ignore[no-untyped-call]
+        cloudpickle.register_pickle_by_value(module)
+    pickled: bytes = cloudpickle.dumps(flow)
     return pickled
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,22 +23,24 @@ from rlflow.binding.environments import Environments
 from rlflow.binding.models import make_models
 from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
 from rlflow.binding.roles import BoundRole, Halves, bind_roles
-from rlflow.cluster.group import LOOPBACK, join
+from rlflow.cluster.group import LOOPBACK, group_of_threads, join
 from rlflow.cluster.health.heartbeat import MARKS
-from rlflow.cluster.rpc.actor import own_interface
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.rpc.parcels import Parcel, Payload, inline, packed, size_of
+from rlflow.cluster.rpc.replies import content
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.store import ShardStore
 from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.columns import Level
+from rlflow.config.options import Options
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetric
 from rlflow.execution.threads import others_alone
+from rlflow.interfaces import Interface
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import reward_pools
@@ -53,21 +56,13 @@ from rlflow.watch.secrets import guard, remember
 class Worker:
     """Carries out calls of the driver with an engine of its own, the same class that a run in one process uses."""
 
-    def __init__(self, setup: Setup, address: str = "") -> None:
-        """``address``: the rendezvous of ranks on several machines."""
-        guard(sys.stdout, sys.stderr)  # which Ray keeps in files
-        remember(setup.config.values)
-        os.environ.update(setup.config.service_variables)
-        torch.set_num_threads(setup.threads)
-        self.setup = setup
+    def __init__(self, setup: Setup, group: Any = None) -> None:
+        """``group``: torch's group of the ranks, where they are threads of this process."""
+        self.setup, self.group = setup, group
         self.program = setup.program()
         self.store = ShardStore()
         self.same_rank_transfers: dict[str, SameRankTransfer] = {}
         self.ends: dict[str, End] = {}
-        if setup.ranks > 1:
-            options = setup.config.options
-            interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
-            join(address or setup.rendezvous, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
         self.printed = WaitingLines()
         self.rewards.heard_by(self.printed.hear)
@@ -83,7 +78,8 @@ class Worker:
         dims = {name: setup.placement.parallelism(name, "trainer").dims for name in roles}
         outer = [name for name in roles if setup.placement.parallelism(name, "generator").outer]
         keeper = MemoryMover(setup.course)
-        models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
+        models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer,
+                             self.group)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
         options = setup.config.options
@@ -365,6 +361,39 @@ class Worker:
         """End the processes of rewards and environments."""
         self.rewards.close()
         self.environments.close()
+
+
+def own_process(raw: bytes, address: str = "") -> Worker:
+    """The worker of a process that is a rank by itself. ``raw``: the pickled ``Setup``. ``address``: the rendezvous of ranks on several
+    machines."""
+    setup: Setup = content(raw)
+    options = setup.config.options
+    guard(sys.stdout, sys.stderr)  # which Ray keeps in files
+    remember(setup.config.values)
+    os.environ.update(setup.config.service_variables)
+    torch.set_num_threads(setup.threads)
+    if setup.ranks > 1:
+        interface = _interface(options) if address else LOOPBACK
+        join(address or setup.rendezvous, setup.rank, setup.ranks, device_of(options.device), interface)
+    return Worker(setup)
+
+
+def _interface(options: Options) -> Interface:
+    from rlflow.cluster.rpc.actor import own_interface  # needs Ray
+
+    return own_interface(options.interface, options.insecure)
+
+
+_loading = threading.Lock()  # transformers changes what holds for the whole process while it loads a model
+
+
+def own_thread(raw: bytes, store: Any, threads: int) -> Worker:
+    """The worker of a rank that is threads of this process. ``store``: where its pool's ranks meet. ``threads``: torch's."""
+    setup: Setup = content(raw)
+    group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None
+    torch.set_num_threads(threads)
+    with _loading:
+        return Worker(setup, group)
 
 
 def _no_data(count: int) -> Batch:

@@ -26,6 +26,7 @@ from rlflow.data.gym import PREFIX
 from rlflow.data.spec import parse_source
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError
+from rlflow.placement import in_threads
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
 from rlflow.runs.modules import Imports, imports, meaning, root_of
@@ -202,7 +203,7 @@ def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, 
     """Versions of packages, and what the machine computes with."""
     packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
     packages += ["reasoning-gym"] if any(parse_source(data).path.startswith(PREFIX) for data in options.data) else []
-    packages += ["ray"] if options.pools else []
+    packages += ["ray"] if options.pools and not in_threads(options.pools) else []
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}

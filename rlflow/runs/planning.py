@@ -26,7 +26,7 @@ from rlflow.graph.model import Graph, Op
 from rlflow.memory.inputs import within_memory
 from rlflow.passes import plan
 from rlflow.passes.share import share
-from rlflow.placement import Placement, parse_pools, parse_shares, place, shared_kind
+from rlflow.placement import THREADS, Placement, in_threads, parse_pools, parse_shares, place, shared_kind
 from rlflow.plan import Plan
 from rlflow.runs.parallelism import with_parallelism
 from rlflow.runs.streaming import streaming
@@ -124,8 +124,10 @@ def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
     placement = None
     if options.pools:
-        placement = replace(place(program.graph, needs, parse_pools(options.pools), flags), shares=parse_shares(options.pools))
-        if problems := list(share_problems(placement, shared_kind(options.pools), options)):
+        placement = replace(place(program.graph, needs, parse_pools(options.pools), flags), shares=parse_shares(options.pools),
+                            threads=in_threads(options.pools))
+        problems = [*share_problems(placement, shared_kind(options.pools), options), *thread_problems(placement, roles, options)]
+        if problems:
             raise PlanError(*problems)
     return with_parallelism(placement, program.graph, roles, options)
 
@@ -137,6 +139,25 @@ def share_problems(placement: Placement, kind: str, options: Options) -> Iterato
         yield Problem("pool-device", f"--pools shares a {kind} and the ranks compute on a {device}", found=f"--pools {options.pools}",
                       expected=f"parts of a {device}, or --device {'cuda' if kind == 'gpu' else 'cpu'}",
                       remedy=f"--pools {str(options.pools).replace(f'@{kind}', f'@{device}')}")
+
+
+def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:
+    """What ranks that are threads of the run's own process cannot do: run an engine of which a process has one, or use Ray."""
+    if not placement.threads:
+        return
+    remedy = f"--pools {str(options.pools).replace(f'@{THREADS}', '')}, whose ranks are processes"
+    for half, pools in (("trainer", placement.trainers), ("generator", placement.generators)):
+        for name in pools:
+            bound = roles[name].half(half)
+            if not bound.can.threads:
+                yield Problem("pool-threads", f"the {half} {bound.backend} of role '{name}' needs a process of its own for each rank",
+                              found=f"--pools {options.pools}", expected="a backend whose ranks may be threads: local, null", remedy=remedy)
+    if options.weights not in ("auto", "gather"):
+        yield Problem("pool-threads", f"--weights {options.weights} moves weights between processes, and the ranks are threads of one",
+                      found=f"--pools {options.pools}", expected="--weights auto or gather", remedy=remedy)
+    if options.ray_address is not None:
+        yield Problem("pool-threads", "--ray-address joins a Ray, and the ranks are threads of this process",
+                      found=f"--pools {options.pools} --ray-address {options.ray_address}", expected="one of the two", remedy=remedy)
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:

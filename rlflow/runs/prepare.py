@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -78,6 +78,9 @@ from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
 from rlflow.watchdog.beside import Watchdog
 
+if TYPE_CHECKING:
+    from rlflow.runs.pools import WorkerSetups
+
 QUIET = Quiet()
 
 
@@ -112,7 +115,7 @@ def prepare(
     placed = place_roles(report.program, bind_roles(report.program.graph, config), config)
     for warning in crowd_warnings(placed):
         note(str(warning))
-    if options.pools:
+    if placed.placement is not None and not placed.placement.threads:
         ask("ray", "cluster")
     for spec in specs.values():
         if begun and not spec.source.repeatable:
@@ -214,10 +217,10 @@ def _assemble(
     services.start()  # they get ready while models are loaded
     updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
     if options.pools:
-        from rlflow.runs import pools  # needs Ray
+        from rlflow.runs import pools  # a run in one process loads nothing of it
 
         setups = pools.worker_setups(program, config, training, traced_with, updates)
-        runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
+        runtime = _on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
 
@@ -290,6 +293,19 @@ def kept_files(folder: Path | None) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
     except OSError as error:
         raise unreadable(folder, error) from error
+
+
+def _on_pools(
+    plan: Plan, placed: PlacedRoles, setups: WorkerSetups, prompts: Prompts, watchdog: Watchdog, note: Callable[[str], None]
+) -> Runtime:
+    """Start the pools of a run."""
+    if placed.where.threads:
+        from rlflow.runs.pools import in_threads
+
+        return in_threads(plan, placed.options, setups, prompts)
+    from rlflow.runs.ray_pools import on_ray  # needs Ray
+
+    return on_ray(plan, placed, setups, prompts, watchdog, note)
 
 
 def _in_process(

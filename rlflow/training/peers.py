@@ -1,4 +1,4 @@
-"""The ranks that train one model together: the processes of a torch group, or this one alone."""
+"""The ranks that train one model together: those of a torch group, or this process alone."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ BUCKET = 64 << 20  # bytes of gradients that are added up at once
 class Peers:
     """The ranks that train one model together."""
 
-    group: Any = None  # torch's group of the data-parallel ranks; None: its default group, or this process alone
+    group: Any = None  # torch's group of the data-parallel ranks; None: its default group, or this process alone where there is none
     lockstep: bool = False  # whether ranks compute micro-batch by micro-batch together, as those must that hold a part of the weights each
 
     @property
     def ranks(self) -> int:
         """How many ranks there are."""
-        return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
+        if self.group is not None:
+            return int(self.group.size())
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def total(self, numbers: Tensor) -> Tensor:
         """The sum over all ranks; the tensor itself where there is one."""

@@ -35,6 +35,7 @@ class ModelSpec:
     #: (tensor, dimension) for tensors that a sharding trainer should cut along another dimension than the first
     dims: tuple[tuple[str, int], ...] = ()
     outer: bool = False  # whether the ranks of a generator that share a model are not adjacent: of n such groups each has every n-th
+    group: Any = None  # torch's group of the ranks, where they are threads of one process; None: torch's default group, if there is one
 
 
 @dataclass(frozen=True)

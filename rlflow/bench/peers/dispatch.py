@@ -18,7 +18,7 @@ import torch
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.bench.peers._calls import NAMES, Iterations
-from rlflow.cluster.rpc.pool import make_pool
+from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.shard_map import row_tokens
 from rlflow.cluster.sharding.split import balanced, units_of_rows

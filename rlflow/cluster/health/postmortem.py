@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlflow.cluster.health.heartbeat import ProcessInfo
-from rlflow.cluster.rpc import actor as host
+from rlflow.cluster.rpc import host
 from rlflow.watchdog import kin, stacks
 
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
-HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # end of the path of the actor's file, on any machine
+HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # end of the path of the host's file, on any machine
 
 
 @dataclass(frozen=True)

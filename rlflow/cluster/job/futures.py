@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-import ray
-
 from rlflow.cluster.rpc.pool import SECONDS, Future
 
 T1 = TypeVar("T1")
@@ -51,10 +49,10 @@ def wait(
         left = limit - time.monotonic()
         if len(done) >= min(enough, len(futures)) or left <= 0:
             return done, [future for future in futures if future not in done]
-        ray.wait(list(missing), num_returns=1, timeout=left, fetch_local=False)
+        futures[0].transport.ready(list(missing), left, first=True)
 
 
 def _missing(futures: Sequence[Future[Any]]) -> set[Any]:
     """The answers that have not come yet."""
     refs = list(dict.fromkeys(itertools.chain.from_iterable(future.refs for future in futures)))
-    return set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1]) if refs else set()
+    return set(refs).difference(futures[0].transport.ready(refs, 0.0)) if refs else set()

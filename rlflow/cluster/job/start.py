@@ -24,7 +24,8 @@ from rlflow.cluster.health.monitor import HealthMonitor, Newcomers
 from rlflow.cluster.job.here import Here
 from rlflow.cluster.job.layout import Layout, check_room
 from rlflow.cluster.job.member import JobMember, Seat
-from rlflow.cluster.rpc.pool import Pool, make_pool
+from rlflow.cluster.rpc.actor import make_pool
+from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import PlanError, RemoteError
 from rlflow.placement import GRAIN
 from rlflow.watchdog import private

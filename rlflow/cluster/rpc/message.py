@@ -10,10 +10,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import cloudpickle
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
-from ray import cloudpickle
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
@@ -99,7 +99,7 @@ class Call(NamedTuple):
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
     """The arguments of a call as bytes."""
-    raw: bytes = cloudpickle.dumps(dict(arguments))  # type: ignore[no-untyped-call]
+    raw: bytes = cloudpickle.dumps(dict(arguments))
     return raw
 
 

@@ -1,4 +1,4 @@
-"""A pool: one object of a class on each of several workers, Ray actors in one placement group; and calls to them with deadlines."""
+"""A pool: one object of a class on each of several ranks, and calls to them with deadlines."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-
 from rlflow import own_lines
 from rlflow.axis import Axis
 from rlflow.batch import Batch
-from rlflow.cluster.rpc.actor import ERA, Host
+from rlflow.cluster.rpc.host import ERA
 from rlflow.cluster.rpc.parcels import Parcel, Post
-from rlflow.cluster.rpc.sockets import LARGEST, Gone, PendingCalls, Sockets, content
+from rlflow.cluster.rpc.replies import content
+from rlflow.cluster.rpc.sockets import LARGEST, PendingCalls, Sockets
+from rlflow.cluster.rpc.transport import Answers, CallFailed, Gone, Transport, is_answered
 from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
@@ -49,14 +48,15 @@ class Watcher(Protocol):
 class Future(Generic[R]):
     """The answers of several workers to one call.
 
-    ``what``: the call, for messages. ``at``: the workers. ``refs``: Ray's references of their answers, in this order. ``seconds``: the
-    deadline. ``merge``: makes the result of the answers. ``watcher``: knows of dead workers. ``limit``: a deadline that began earlier, of
-    which this wait is a part."""
+    ``transport``: how they come. ``what``: the call, for messages. ``at``: the workers. ``refs``: references of their answers, in this
+    order. ``seconds``: the deadline. ``merge``: makes the result of the answers. ``watcher``: knows of dead workers. ``limit``: a deadline
+    that began earlier, of which this wait is a part."""
 
     def __init__(
-        self, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
-        watcher: Watcher | None = None, limit: Deadline | None = None,
+        self, transport: Transport, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float,
+        merge: Callable[[list[Any]], R], watcher: Watcher | None = None, limit: Deadline | None = None,
     ) -> None:
+        self.transport = transport
         self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, _once(merge)
         self._watcher, self._limit = watcher, limit or Deadline(seconds)
 
@@ -70,11 +70,12 @@ class Future(Generic[R]):
 
         at = [place for future in futures for place in future.at]
         refs = [ref for future in futures for ref in future.refs]
-        return Future(", ".join(dict.fromkeys(future.what for future in futures)), at, refs, seconds, merge, futures[0]._watcher)
+        what = ", ".join(dict.fromkeys(future.what for future in futures))
+        return Future(futures[0].transport, what, at, refs, seconds, merge, futures[0]._watcher)
 
     def done(self) -> bool:
         """Whether all answers have come."""
-        return len(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0]) == len(self.refs) if self.refs else True
+        return is_answered(self.transport, self.refs)
 
     def result(self) -> R:
         """Wait for all answers, or for the first error; asked again it is the same object. Raises RemoteError with the rank, Late with the
@@ -95,14 +96,12 @@ class Future(Generic[R]):
     def _look(self, seconds: float) -> list[Any] | None:
         """The answers if all come within so many seconds, else None. Raises the error of one that failed."""
         try:
-            return list(ray.get(list(self.refs), timeout=seconds))
-        except GetTimeoutError:
-            return None
-        except RayError:
+            return self.transport.values(self.refs, seconds)
+        except CallFailed:
             raise self._failure() from None
 
     def _waiting(self) -> list[WorkerId]:
-        ready = set(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0])
+        ready = set(self.transport.ready(self.refs, 0.0))
         return [at for ref, at in zip(self.refs, self.at, strict=True) if ref not in ready]
 
     def _late(self) -> Late:
@@ -111,9 +110,9 @@ class Future(Generic[R]):
         return Late(f"no answer to '{self.what}' from {', '.join(map(str, waiting))} after {self.seconds:g} s{doing}")
 
     def _failure(self) -> BaseException:
-        ready, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
+        ready = self.transport.ready(self.refs, 0.0)
         return self._judged([(at, error) for ref, at in zip(self.refs, self.at, strict=True)
-                             if ref in ready and (error := _error(ref)) is not None])  # fmt: skip
+                             if ref in ready and (error := self.transport.error(ref)) is not None])  # fmt: skip
 
     def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
         """The error to raise out of those of several ranks: a worker's death before what follows from it."""
@@ -128,10 +127,10 @@ class SocketFuture(Future[R]):
     """The answers to a short call over sockets; ``calls`` has a connection to each worker of ``at``."""
 
     def __init__(
-        self, what: str, at: Sequence[WorkerId], calls: PendingCalls, seconds: float, merge: Callable[[list[Any]], R],
-        watcher: Watcher | None,
+        self, transport: Transport, what: str, at: Sequence[WorkerId], calls: PendingCalls, seconds: float,
+        merge: Callable[[list[Any]], R], watcher: Watcher | None,
     ) -> None:
-        super().__init__(what, at, (), seconds, merge, watcher)
+        super().__init__(transport, what, at, (), seconds, merge, watcher)
         self._calls = calls
 
     def done(self) -> bool:
@@ -169,17 +168,6 @@ def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
     return merged
 
 
-def _error(ref: Any) -> BaseException | None:
-    """The error of an answer that has come; None where it is a value."""
-    try:
-        ray.get(ref, timeout=SECONDS)
-    except RayTaskError as error:
-        return error.cause or error
-    except RayError as error:
-        return error
-    return None
-
-
 def _raised_as_it_is(cause: BaseException) -> bool:
     """Whether the error is raised as it is: errors of rlflow say themselves what is wrong and where."""
     return isinstance(cause, FlowError | PlanError | RemoteError | SkipIteration | Stopped)
@@ -187,7 +175,7 @@ def _raised_as_it_is(cause: BaseException) -> bool:
 
 def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
     """The error of a worker as a RemoteError that names the rank and the call."""
-    if isinstance(cause, RayActorError | GetTimeoutError | Gone):
+    if isinstance(cause, Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
     remote = RemoteError(f"{own_lines.described(cause)} ({at})")
     own_lines.carry(cause, remote)
@@ -195,17 +183,18 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
 
 
 class Pool(Generic[W]):
-    """Objects of one class on workers, one for each rank, numbered from 0. ``call`` and ``map`` take a method of the class, or its name."""
+    """Objects of one class on ranks numbered from 0. ``call`` and ``map`` take a method of the class, or its name. ``ranks``: each rank's
+    ``Host``, as ``transport`` calls it."""
 
-    def __init__(self, name: str, actors: Sequence[Any]) -> None:
-        self.name, self.actors = name, tuple(actors)
+    def __init__(self, name: str, ranks: Sequence[Any], transport: Transport) -> None:
+        self.name, self.actors, self.transport = name, tuple(ranks), transport
         self.era = 0  # grows when earlier calls become void
         self.making: list[Any] = []  # references of the calls that make the objects
         self.watcher: Watcher | None = None
         self.sockets, self.post = Sockets(), Post()
         self._near: tuple[bool, ...] | None = None
         self._places = tuple(WorkerId(name, rank) for rank in range(len(self.actors)))
-        self._methods: dict[tuple[int, str, str, int | str], Any] = {}
+        self._starters: dict[tuple[int, str, str, Answers], Callable[..., Any]] = {}
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -220,25 +209,30 @@ class Pool(Generic[W]):
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
         """Start a method on one rank. Gives the reference of its result, or a list of references where it has several ``answers``.
         References among ``args`` arrive as their values. ``group``: the threads of the worker that run it."""
-        return self._method(rank, "do", group, answers).remote(self.era, method, *args)
+        return self._starter(rank, "do", group, answers)(self.era, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """Have one rank's object ``run`` a frame. Gives the reference of the answer. ``transfers``: references, which arrive as their
         values."""
-        return self._method(rank, "do_run", group).remote(self._with_era(frame), *transfers)
+        return self._starter(rank, "do_run", group)(self._with_era(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """Have one rank's object ``run_chunks`` a frame. Gives an iterator over references of its answers, each as soon as it has come."""
-        return self._method(rank, "do_chunks", group, "streaming").remote(self._with_era(frame), *transfers)
+        return self._starter(rank, "do_chunks", group, "streaming")(self._with_era(frame), *transfers)
 
     def _with_era(self, frame: bytes) -> bytes:
         return self.era.to_bytes(ERA, "little") + frame
 
-    def _method(self, rank: int, name: str, group: str, answers: int | str = 1) -> Any:
+    def _starter(self, rank: int, name: str, group: str, answers: Answers = 1) -> Callable[..., Any]:
         which = (rank, name, group, answers)
-        if which not in self._methods:
-            self._methods[which] = getattr(self.actors[rank], name).options(concurrency_group=group, num_returns=answers)
-        return self._methods[which]
+        if which not in self._starters:
+            self._starters[which] = self.transport.starter(self.actors[rank], name, group, answers)
+        return self._starters[which]
+
+    def enter(self, era: int) -> list[Any]:
+        """Have every rank begin an era once its models' calls have ended. Gives the references of their answers."""
+        self.era = era
+        return [self._starter(rank, "enter", "model")(era) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
         """Whether a rank's worker shares memory with this process, and so with every other worker that does. All are asked once."""
@@ -250,7 +244,7 @@ class Pool(Generic[W]):
         at = self.post.outbox.post(BatchFrame(Batch(Axis.fresh(0), {})))
         if at is None:
             return (False,) * len(self)
-        answers = [actor.reaches.options(concurrency_group="control").remote(at) for actor in self.actors]
+        answers = [self._starter(rank, "reaches", "control")(at) for rank in range(len(self))]
         return tuple(self.future("reaches", list(enumerate(answers)), SECONDS, list).result())
 
     def connect(self) -> None:
@@ -258,7 +252,7 @@ class Pool(Generic[W]):
         self.sockets.close()
         self._near = None
         key = secrets.token_bytes(32)
-        names = [actor.listen.options(concurrency_group="control").remote(key) for actor in self.actors]
+        names = [self._starter(rank, "listen", "control")(key) for rank in range(len(self))]
         self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
 
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
@@ -270,7 +264,7 @@ class Pool(Generic[W]):
         calls = PendingCalls(self.sockets, connections)
         for rank, frame in frames.items():
             calls.send(rank, self._with_era(frame))
-        return SocketFuture(what, [self.at(rank) for rank in frames], calls, seconds, list, self.watcher)
+        return SocketFuture(self.transport, what, [self.at(rank) for rank in frames], calls, seconds, list, self.watcher)
 
     def made(self, seconds: float) -> Future[list[None]]:
         """The end of making the objects; its result raises the error of one that could not be made."""
@@ -280,13 +274,14 @@ class Pool(Generic[W]):
         """Take over the workers of another pool, which is not watched yet, in place of this pool's own."""
         self.sockets.close()
         self.actors, self.making, self.era, self.watcher, self.sockets = other.actors, other.making, other.era, None, other.sockets
-        self._methods, self._near = {}, None
+        self._starters, self._near = {}, None
 
     def future(
         self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R], limit: Deadline | None = None
     ) -> Future[R]:
         """The future of answers. ``refs``: (rank, reference) of each; the other parameters as those of ``Future``."""
-        return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher, limit)
+        at, answers = [self.at(rank) for rank, _ in refs], [ref for _, ref in refs]
+        return Future(self.transport, method, at, answers, seconds, merge, self.watcher, limit)
 
     def call(
         self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"
@@ -303,7 +298,7 @@ class Pool(Generic[W]):
         Raises ValueError with the rank where a rank gives another number of rows than it got.
         """
         name = _name(method)
-        return self.spread(name, batch, lambda rank, *rows: self.actors[rank].do_batch.remote(name, *rows), by_group=by_group,
+        return self.spread(name, batch, lambda rank, *rows: self._starter(rank, "do_batch", "cpu")(name, *rows), by_group=by_group,
                            seconds=seconds)
 
     def spread(
@@ -345,25 +340,3 @@ class Pool(Generic[W]):
 
 def _name(method: Callable[..., Any] | str) -> str:
     return method if isinstance(method, str) else method.__name__
-
-
-def make_pool(
-    name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any,
-    interface: tuple[Any, ...] | None = None, **options: Any,
-) -> Pool[W]:
-    """Start a pool: make ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits for the objects.
-
-    ``interface``: arguments of ``Host.meet``, which the first rank answers with its address; all ranks get that as a last argument."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    host: Any = Host
-    actors = []
-    for rank in range(ranks):
-        strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
-        actors.append(host.options(scheduling_strategy=strategy, **options).remote())
-    pool: Pool[W] = Pool(name, actors)
-    # a reference, whose value Ray waits for and hands on
-    rendezvous = [] if interface is None else [actors[0].meet.options(concurrency_group="control").remote(*interface)]
-    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *rendezvous)
-                   for rank, actor in enumerate(actors)]  # fmt: skip
-    return pool

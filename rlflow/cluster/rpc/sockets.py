@@ -13,18 +13,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
-from ray import cloudpickle
-
-from rlflow import own_lines
+from rlflow.cluster.rpc.replies import content, raised, reply
+from rlflow.cluster.rpc.transport import Gone
 
 CONNECTIONS = 2  # to each worker: as many as it has threads for short calls
 LARGEST = 64 << 10  # most bytes of a frame: the kernel takes so many at once, also for a process that is stopped
 ATTEMPTS = 100  # to connect, after which a worker stops listening
-BYTES, PICKLED, RAISED = b"g", b"p", b"r"  # first byte of a reply: an answer of bytes, any other answer, an exception
 
 
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
@@ -54,36 +53,8 @@ def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
 def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
     with connection, contextlib.suppress(EOFError, OSError):  # the other end is gone, or waits no longer
         while True:
-            connection.send_bytes(_answered(connection.recv_bytes(), answer))
-
-
-def _answered(frame: bytes, answer: Callable[[bytes], Any]) -> bytes:
-    try:
-        result = answer(frame)
-        return BYTES + result if isinstance(result, bytes) else PICKLED + _pickled(result)
-    except Exception as error:
-        return RAISED + _raised(error)
-
-
-def _raised(error: Exception) -> bytes:
-    """The pickled exception, or, where it cannot be pickled, a RuntimeError of the same text."""
-    try:
-        raw = _pickled(error)
-        cloudpickle.loads(raw)
-    except Exception:
-        other = own_lines.RaisedElsewhere(own_lines.described(error))
-        own_lines.carry(error, other)
-        return _pickled(other)
-    return raw
-
-
-def _pickled(value: Any) -> bytes:
-    raw: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
-    return raw
-
-
-class Gone(Exception):
-    """The worker has closed its end of a connection."""
+            frame = connection.recv_bytes()
+            connection.send_bytes(reply(partial(answer, frame)))
 
 
 class Sockets:
@@ -172,8 +143,8 @@ class PendingCalls:
         """The exception that a rank raised, or Gone where its connection is lost; else None."""
         if rank in self.broken:
             return Gone("it closed the connection")
-        reply = self.replies.get(rank, b"")
-        return content(reply) if raised(reply) else None
+        answer = self.replies.get(rank, b"")
+        return content(answer) if raised(answer) else None
 
     @property
     def waiting(self) -> list[int]:
@@ -184,13 +155,3 @@ class PendingCalls:
         """Give up waiting. Connections over which a reply may still come are closed."""
         while self._open:
             self._open.popitem()[1].close()
-
-
-def raised(reply: bytes) -> bool:
-    """Whether a reply is an exception."""
-    return reply[:1] == RAISED
-
-
-def content(reply: bytes) -> Any:
-    """The answer or the exception of a reply."""
-    return reply[1:] if reply[:1] == BYTES else cloudpickle.loads(reply[1:])

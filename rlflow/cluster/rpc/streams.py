@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ class Streams(Future[list[Any]]):
     def __init__(
         self, pool: Pool[Any], what: str, streams: Mapping[int, Any], seconds: float, note: Callable[[Mapping[int, Any]], None]
     ) -> None:
-        super().__init__(what, [pool.at(rank) for rank in streams], list(streams.values()), seconds, list, pool.watcher)
+        super().__init__(pool.transport, what, [pool.at(rank) for rank in streams], list(streams.values()), seconds, list, pool.watcher)
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
@@ -39,8 +38,8 @@ class Streams(Future[list[Any]]):
 
     def _look(self, seconds: float) -> list[Any] | None:
         """References of the next answers, when all have come."""
-        _, waiting = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=seconds)
-        return None if waiting else [next(stream) for stream in self.refs]
+        answered = len(self.transport.ready(self.refs, seconds)) == len(self.refs)
+        return [next(stream) for stream in self.refs] if answered else None
 
 
 def chunks_of(calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:

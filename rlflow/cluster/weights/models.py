@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ray
 from torch import Tensor
 
 from rlflow.cluster.rpc.pool import Future, Pool
@@ -49,7 +48,8 @@ class RemoteTrainer:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Put the trainer back to a state."""
-        self.pool.call(Worker.restore, self.role, ray.put(pack_tensors(state)), seconds=MOVE_SECONDS, group="model").result()
+        kept = self.pool.transport.keep(pack_tensors(state))
+        self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
 
     def resize_passes(self, tokens: int) -> int:
         """Have all ranks compute at most so many tokens in a pass from now on. Gives the number until now."""

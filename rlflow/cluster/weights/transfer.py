@@ -1,7 +1,7 @@
 """Weight transfer from the ranks of one pool to those of another by a plan: the driver's part.
 
 The driver tells ranks, bucket by bucket, what to pack and what to take, and never sees a weight: messages are results of one worker's call
-and arguments of another's, in Ray's object store, or lie in shared memory where all ranks are on one machine. At most two buckets are under
+and arguments of another's, in Ray's object store, or are in shared memory where all ranks are on one machine. At most two buckets are under
 way at once.
 """
 
@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
-
-import ray
 
 from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.weights.endpoints import Offer, Offers
@@ -97,9 +95,9 @@ class WeightTransfer:
         self.unbind()
         offers = self._all(self.source, "begin", seconds=seconds)
         if None not in offers and all(self._all(self.target, "begin", seconds=seconds)):
-            all_offers = Offers(offers, self._all(self.target, "offer", ray.put(offers), seconds=seconds), self.bucket)
+            all_offers = Offers(offers, self._all(self.target, "offer", self.target.transport.keep(offers), seconds=seconds), self.bucket)
             route = Route(all_offers.plan(), len(all_offers.senders), self._transport([*all_offers.senders, *all_offers.receivers]))
-            self._open(route, ray.put(all_offers), seconds)
+            self._open(route, self.source.transport.keep(all_offers), seconds)
             self.route = route
         self.bound = True
         return self.route is not None

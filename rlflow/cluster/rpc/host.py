@@ -1,0 +1,94 @@
+"""Host: what every rank of a pool is, whichever transport calls it. It holds one object and runs the object's methods by name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rlflow import own_lines
+from rlflow.cluster.health import heartbeat as pulse
+from rlflow.cluster.rpc.parcels import Parcel, Post
+from rlflow.cluster.rpc.shared_memory import SharedFrame
+from rlflow.cluster.sharding.gather import owned
+from rlflow.errors import RemoteError
+from rlflow.execution.apply import ending
+from rlflow.watchdog import kin
+
+ERA = 8  # bytes of the pool's era, which stand before each frame
+CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})  # methods of Host within which the object's own code runs
+
+
+class Host:
+    """Holds one object. Calls of an earlier era that have not begun are refused: nobody waits for them, and the state was put back."""
+
+    instance: Any = None
+    era = 0
+    post: Post | None = None  # made where it is first needed
+
+    def make(self, kind: Callable[..., Any], *args: Any) -> None:
+        """Make the object."""
+        with self._contained():
+            self.instance = kind(*args)
+
+    def enter(self, era: int) -> None:
+        """Begin an era."""
+        self.era = era
+
+    def do(self, era: int, method: str, *args: Any) -> Any:
+        """Call a method of the object. Raises RuntimeError for a call of an earlier era."""
+        self._check_era(era, method)
+        with pulse.MARKS.during(method), self._contained():
+            return getattr(self.instance, method)(*args)
+
+    def do_run(self, *parts: Any) -> Any:
+        """Have the object ``run`` a frame. ``parts``: the frame with the era before it, then transfers. Ray is fastest with bytes alone,
+        few arguments, and a signature with a star."""
+        return self._run(parts[0], *parts[1:])
+
+    def _run(self, frame: bytes, *transfers: Any) -> Any:
+        with self._contained():
+            return self.instance.run(self._frame(frame, "run"), *transfers)
+
+    def do_chunks(self, *parts: Any) -> Iterator[Any]:
+        """Have the object ``run_chunks`` a frame. Gives several answers, each as soon as it has come."""
+        with self._contained():
+            yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
+
+    def do_batch(self, method: str, parcel: Parcel, shared: bool) -> Parcel:
+        """Call a method from batch to batch. shared: whether whoever asks can read this process's shared memory."""
+        with pulse.MARKS.during(method), self._contained():
+            [batch] = self._post().opened([parcel])
+            return self._post().parcel(getattr(self.instance, method)(owned(batch)), shared=shared)
+
+    def reaches(self, at: SharedFrame) -> bool:
+        """Whether this process can read the shared memory of the one that asks."""
+        return self._post().reaches(at)
+
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
+        """While inside, an exit becomes a RemoteError instead of ending this process, and a forked child exits instead of going on."""
+        with kin.here_alone():
+            try:
+                yield
+            except Exception as error:
+                if (other := own_lines.portable(error)) is not error:
+                    raise other from None
+                raise
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                raise RemoteError(ending(error)) from None
+
+    def _frame(self, frame: bytes, method: str) -> memoryview:
+        """The frame without the era before it. Raises RuntimeError for one of an earlier era."""
+        self._check_era(int.from_bytes(frame[:ERA], "little"), method)
+        return memoryview(frame)[ERA:]
+
+    def _check_era(self, era: int, method: str) -> None:
+        if era != self.era:
+            raise RuntimeError(f"'{method}' was asked in era {era}, and it is era {self.era}")
+
+    def _post(self) -> Post:
+        self.post = self.post or Post()
+        return self.post

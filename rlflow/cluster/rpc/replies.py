@@ -1,0 +1,53 @@
+"""Replies as bytes: what a call gave or raised, for a process or thread that shares no object with the one that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from rlflow import own_lines
+
+BYTES, PICKLED, RAISED = b"g", b"p", b"r"  # first byte of a reply: an answer of bytes, any other answer, an exception
+
+
+def reply(call: Callable[[], Any]) -> bytes:
+    """The reply of a call: its answer, or the exception that it raised."""
+    try:
+        return of_answer(call())
+    except Exception as error:
+        return of_error(error)
+
+
+def of_answer(answer: Any) -> bytes:
+    """The reply with an answer."""
+    return BYTES + answer if isinstance(answer, bytes) else PICKLED + pickled(answer)
+
+
+def of_error(error: Exception) -> bytes:
+    """The reply with an exception, or, where it cannot be pickled, with one of the same text that stands for it."""
+    try:
+        raw = pickled(error)
+        cloudpickle.loads(raw)
+    except Exception:
+        other = own_lines.RaisedElsewhere(own_lines.described(error))
+        own_lines.carry(error, other)
+        raw = pickled(other)
+    return RAISED + raw
+
+
+def raised(reply: bytes) -> bool:
+    """Whether a reply is an exception."""
+    return reply[:1] == RAISED
+
+
+def content(reply: bytes) -> Any:
+    """The answer or the exception of a reply."""
+    return reply[1:] if reply[:1] == BYTES else cloudpickle.loads(reply[1:])
+
+
+def pickled(value: Any) -> bytes:
+    """A value as bytes."""
+    raw: bytes = cloudpickle.dumps(value)
+    return raw

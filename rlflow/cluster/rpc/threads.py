@@ -1,0 +1,186 @@
+"""The transport of pools whose ranks are threads of this process: for a debugger, without Ray, and for tests.
+
+A rank has the same host as an actor of Ray, and the same threads for each group of calls. All arguments and answers go from thread to
+thread as bytes, each reader decodes them for itself, so no tensor is shared.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rlflow.cluster.rpc import replies
+from rlflow.cluster.rpc.host import Host
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.transport import GROUPS, Answers, CallFailed
+from rlflow.execution.lanes import Lanes
+
+Reference = Future[bytes]  # a reply, which each reader decodes for itself; never cancelled, and without an exception
+
+
+@dataclass
+class ThreadRank:
+    """A rank: its host, and the threads that run its calls."""
+
+    host: Host = field(default_factory=Host)
+    lanes: Lanes = field(default_factory=lambda: Lanes(GROUPS))
+
+    def submit(self, group: str, job: Callable[[], None]) -> None:
+        """Run a job in the threads of a group, outside of what is set for the thread that calls."""
+        contextvars.Context().run(self.lanes.submit, group, job)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.lanes.close()
+
+
+class Stream(Iterator[Reference]):
+    """References of the answers of one call, which come one after another."""
+
+    def __init__(self) -> None:
+        self._coming: deque[Reference] = deque([Future()])
+        self._lock = threading.Lock()
+
+    @property
+    def head(self) -> Reference:
+        """The next answer."""
+        with self._lock:
+            return self._coming[0]
+
+    def __next__(self) -> Reference:
+        with self._lock:
+            return self._coming.popleft()
+
+    def put(self, reply: bytes) -> None:
+        """Take the next answer in."""
+        with self._lock:
+            answer = self._coming[-1]
+            self._coming.append(Future())
+        answer.set_result(reply)
+
+
+class ThreadTransport:
+    """Calls hosts in threads of this process."""
+
+    def starter(self, rank: ThreadRank, method: str, group: str, answers: Answers) -> Callable[..., Any]:
+        """As every transport does."""
+        call = getattr(rank.host, method)
+        if answers == "streaming":
+            return partial(_streamed, rank, group, call)
+        return partial(_started, rank, group, call, answers)
+
+    def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
+        """As every transport does."""
+        heads = [ref.head if isinstance(ref, Stream) else ref for ref in refs]
+        when = concurrent.futures.FIRST_COMPLETED if first else concurrent.futures.ALL_COMPLETED
+        concurrent.futures.wait(heads, max(seconds, 0.0), when)
+        return [ref for ref, head in zip(refs, heads, strict=True) if head.done()]
+
+    def values(self, refs: Sequence[Reference], seconds: float) -> list[Any] | None:
+        """As every transport does."""
+        answered = self.ready(refs, seconds)
+        if any(replies.raised(ref.result()) for ref in answered):
+            raise CallFailed
+        return [replies.content(ref.result()) for ref in refs] if len(answered) == len(refs) else None
+
+    def error(self, ref: Reference) -> BaseException | None:
+        """As every transport does."""
+        reply = ref.result()
+        return replies.content(reply) if replies.raised(reply) else None
+
+    def keep(self, value: Any) -> Reference:
+        """As every transport does."""
+        kept: Reference = Future()
+        kept.set_result(replies.of_answer(value))
+        return kept
+
+    def future(self, ref: Reference) -> Future[Any]:
+        """As every transport does."""
+        decoded: Future[Any] = Future()
+        ref.add_done_callback(partial(_decode, decoded))
+        return decoded
+
+
+def _decode(into: Future[Any], ref: Reference) -> None:
+    content = replies.content(ref.result())
+    into.set_exception(content) if replies.raised(ref.result()) else into.set_result(content)
+
+
+def _started(rank: ThreadRank, group: str, call: Callable[..., Any], answers: int, *args: Any) -> Any:
+    """Start a call that answers once; its answer may have several parts."""
+    sent = _sent(args)
+    refs: list[Reference] = [Future() for _ in range(answers)]
+
+    def job() -> None:
+        whole = replies.reply(lambda: call(*_arrived(sent)))
+        for ref, part in zip(refs, [whole] if answers == 1 else _parts(whole, answers), strict=True):
+            ref.set_result(part)
+
+    rank.submit(group, job)
+    return refs[0] if answers == 1 else refs
+
+
+def _parts(reply: bytes, count: int) -> list[bytes]:
+    """The reply of each part of an answer; an error is that of every part."""
+    return [reply] * count if replies.raised(reply) else [replies.of_answer(part) for part in replies.content(reply)]
+
+
+def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> Stream:
+    """Start a call that answers again and again."""
+    sent, stream = _sent(args), Stream()
+
+    def job() -> None:
+        try:
+            for answer in call(*_arrived(sent)):
+                stream.put(replies.of_answer(answer))
+        except Exception as error:
+            stream.put(replies.of_error(error))
+
+    rank.submit(group, job)
+    return stream
+
+
+def _sent(args: Sequence[Any]) -> list[Reference | bytes]:
+    """Arguments on their way: references of earlier answers, and others as bytes."""
+    return [arg if isinstance(arg, Future) else replies.of_answer(arg) for arg in args]
+
+
+def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
+    """Arguments as the rank gets them; waits for references. Raises the error of one that failed."""
+    found = []
+    for one in sent:
+        reply = one if isinstance(one, bytes) else one.result()
+        if replies.raised(reply):
+            raise replies.content(reply)
+        found.append(replies.content(reply))
+    return found
+
+
+def thread_pool(name: str, ranks: int) -> Pool[Any]:
+    """A pool of so many ranks in threads of this process, without objects yet."""
+    return Pool(name, [ThreadRank() for _ in range(ranks)], ThreadTransport())
+
+
+def make(pool: Pool[Any], kind: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Begin to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects. The arguments are handed over as they
+    are."""
+    pool.making = [_made(member, partial(member.host.make, kind, *own)) for member, own in zip(pool.actors, arguments, strict=True)]
+
+
+def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
+    made: Reference = Future()
+    member.submit("model", lambda: made.set_result(replies.reply(call)))
+    return made
+
+
+def close(pool: Pool[Any]) -> None:
+    """End the threads of a pool."""
+    for member in pool.actors:
+        member.close()

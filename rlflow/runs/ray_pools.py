@@ -1,0 +1,91 @@
+"""A run on pools of Ray workers: what is started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+
+from rlflow.binding.backends import device_in
+from rlflow.binding.roles import Roles
+from rlflow.cluster import launch
+from rlflow.cluster.fleet import Fleet
+from rlflow.cluster.forking import servers
+from rlflow.cluster.health.controllers import Controllers
+from rlflow.config.options import Options
+from rlflow.data.prompts import Prompts
+from rlflow.memory.footprint import footprint
+from rlflow.placement import Placement
+from rlflow.plan import Plan
+from rlflow.runs.context import Runtime
+from rlflow.runs.planning import PlacedRoles, make_plan, place_across_machines
+from rlflow.runs.pools import WorkerSetups, roles_of, runtime, threads_of_rank
+from rlflow.watchdog import private
+from rlflow.watchdog.beside import Watchdog
+
+
+def on_ray(
+    plan: Plan, placed: PlacedRoles, setups: WorkerSetups, prompts: Prompts, watchdog: Watchdog, note: Callable[[str], None]
+) -> Runtime:
+    """Start the pools of ``--pools`` on Ray and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
+    PlanError; whatever was started by then is ended."""
+    options, began = placed.options, time.monotonic()
+    with ExitStack() as started:
+        folder = launch.run_folder(watchdog.name, options.ray_address)
+        watchdog.remove_in_the_end(folder)
+        threads = threads_of_rank(options, _on(placed))
+        python = _forking(placed, folder, threads)
+        groups, controllers = _room(placed, folder, started, watchdog, note)
+        if spread := launch.apart(groups):
+            plan = make_plan(plan.program, place_across_machines(placed, plan.program, spread))
+        placement = plan.placement or _on(placed)
+        rendezvous_points = launch.rendezvous_points(groups, folder)
+        ranks = setups.of_pools(placement, threads, rendezvous_points, plan.residency)
+
+        def placement_on(spread: Collection[str]) -> Placement:
+            return _on(place_across_machines(placed, plan.program, spread))
+
+        fleet = Fleet(folder, ranks, groups, rendezvous_points, threads, options.heartbeat, options.load_timeout,
+                      roles_of(placement), placement, placement_on, controllers, options.wait_for_nodes, python)  # fmt: skip
+        started.callback(fleet.stop)
+        who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
+        note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
+        fleet.start()
+        return runtime(plan, options, prompts, fleet, fleet.pools, started)
+
+
+def _on(placed: PlacedRoles) -> Placement:
+    assert placed.placement is not None  # there are pools
+    return placed.placement
+
+
+def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
+    """Begin to import what workers on this machine will import, while Ray starts. Gives the command that starts them; None for
+    accelerators, which a fork of a process that has looked for them cannot use."""
+    if device_in(placed.options.device) != "cpu":
+        return None
+    private.share(folder)
+    halves = {half.kind.__module__ for role in placed.roles.values() for half in role.halves if half.kind is not None}
+    return servers.executable(folder, {"rlflow.execution.engine", *(name for name in halves if name.startswith("rlflow."))}, threads)
+
+
+def _room(
+    placed: PlacedRoles, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+) -> tuple[launch.Groups, Controllers]:
+    """Reserve the ranks of each pool on a Ray that is started or joined."""
+    options = placed.options
+    address = options.ray_address
+    note(f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
+    memory = room_for_commits(placed.roles, options)
+    with watchdog.marking():
+        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory)
+    started.callback(launch.leave, controllers)
+    return launch.place_pools(_on(placed), device_in(options.device) == "cuda", options.wait_for_nodes), controllers
+
+
+def room_for_commits(roles: Roles, options: Options) -> int:
+    """Bytes that two commits take at most, the last one and the next, as far as models are known."""
+    if not options.commit_every:
+        return 0
+    return 2 * sum(footprint(role, options.dtype).commit_bytes or 0 for role in roles.values() if role.use.trained)
