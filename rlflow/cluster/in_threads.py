@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
+from rlflow.author.flow import Flow
 from rlflow.cluster.rpc import threads
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
@@ -28,6 +29,7 @@ CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their 
 class ThreadFleet:
     """All pools of a run, in threads of this process."""
 
+    flow: Flow
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
     placement: Placement
     loading: float  # seconds that loading models may take
@@ -39,7 +41,7 @@ class ThreadFleet:
         for name, ranks in self.setups.items():
             store = cast(Any, dist).HashStore()
             self.pools[name] = pool = threads.thread_pool(name, len(ranks))
-            threads.make(pool, own_thread, [(of_answer(setup), store, setup.threads) for setup in ranks])
+            threads.make(pool, own_thread, [(of_answer(setup), self.flow, store) for setup in ranks])
         try:
             for future in [pool.made(self.loading) for pool in self.pools.values()]:
                 future.result()

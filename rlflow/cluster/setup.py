@@ -92,12 +92,13 @@ class Setup:
     rendezvous: str  # the file in which the pool's ranks meet; a name alone where they are on several machines
     course: MemorySchedule | None = None  # which parts of models are in memory when; None where memory has no limit
 
-    def program(self) -> Program:
-        """Trace the flow in this process. Raises PlanError where the graph or the version of rlflow differs from the driver's."""
+    def program(self, flow: Flow | None = None) -> Program:
+        """Trace the flow in this process. ``flow``: the driver's, where this is the driver's process; None: it is loaded. Raises PlanError
+        where the graph or the version of rlflow differs from the driver's."""
         if self.version != rlflow.__version__:
             raise PlanError.of("worker-version", "a worker has another rlflow than the driver", found=rlflow.__version__,
                                expected=self.version, remedy="install the same version on every node")
-        flow = self.flow.load()
+        flow = flow or self.flow.load()
         hp = dataclasses.replace(flow.parameters.hp, **self.hp) if self.hp is not None else None
         program = compile_flow(flow, hp, self.options)
         if identity(program.graph) != self.graph:

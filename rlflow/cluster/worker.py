@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rlflow.author.flow import Flow
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
@@ -56,10 +57,10 @@ from rlflow.watch.secrets import guard, remember
 class Worker:
     """Carries out calls of the driver with an engine of its own, the same class that a run in one process uses."""
 
-    def __init__(self, setup: Setup, group: Any = None) -> None:
-        """``group``: torch's group of the ranks, where they are threads of this process."""
+    def __init__(self, setup: Setup, flow: Flow | None = None, group: Any = None) -> None:
+        """``flow`` and ``group``: the flow and torch's group of the ranks, where these are threads of the driver's process."""
         self.setup, self.group = setup, group
-        self.program = setup.program()
+        self.program = setup.program(flow)
         self.store = ShardStore()
         self.same_rank_transfers: dict[str, SameRankTransfer] = {}
         self.ends: dict[str, End] = {}
@@ -387,13 +388,14 @@ def _interface(options: Options) -> Interface:
 _loading = threading.Lock()  # transformers changes what holds for the whole process while it loads a model
 
 
-def own_thread(raw: bytes, store: Any, threads: int) -> Worker:
-    """The worker of a rank that is threads of this process. ``store``: where its pool's ranks meet. ``threads``: torch's."""
+def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
+    """The worker of a rank that is threads of the driver's process. ``raw``: the pickled ``Setup``. ``flow``: the driver's, whose module a
+    process has once. ``store``: where its pool's ranks meet."""
     setup: Setup = content(raw)
     group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None
-    torch.set_num_threads(threads)
+    torch.set_num_threads(setup.threads)
     with _loading:
-        return Worker(setup, group)
+        return Worker(setup, flow, group)
 
 
 def _no_data(count: int) -> Batch:

@@ -83,7 +83,7 @@ def in_threads(plan: Plan, options: Options, setups: WorkerSetups, prompts: Prom
     with ExitStack() as started:
         threads = threads_of_rank(options, placement)
         there = setups.of_pools(placement, threads, dict.fromkeys(placement.pools, ""), plan.residency)
-        fleet = ThreadFleet(there, placement, options.load_timeout)
+        fleet = ThreadFleet(plan.program.flow, there, placement, options.load_timeout)
         started.callback(fleet.stop)
         fleet.start()
         return runtime(plan, options, prompts, fleet, fleet.pools, started)

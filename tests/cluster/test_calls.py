@@ -2,14 +2,24 @@
 
 from types import SimpleNamespace
 
-from here import PoolHere
-
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import Answer
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.threads import ThreadTransport
 from rlflow.cluster.sharding.route import Transfer
 
 
-class Busy(PoolHere):
+class Near(Pool):
+    """Ranks that share memory with this process."""
+
+    def __init__(self):
+        super().__init__("all", [None], ThreadTransport())
+
+    def near(self, rank):
+        return True
+
+
+class Busy(Near):
     """Ranks without a free connection."""
 
     def short_call(self, what, frames, seconds):
@@ -17,7 +27,7 @@ class Busy(PoolHere):
 
 
 def test_keys_to_forget_stay_noted_where_rows_cannot_be_asked_for_by_a_short_call():
-    pool = Busy("all", [None])
+    pool = Busy()
     ledger = ShardLedger([pool])
     ledger.gone(pool.at(0), 7)
     rows = [Transfer(pool.at(0), 1, ("x",), None)]
@@ -25,7 +35,7 @@ def test_keys_to_forget_stay_noted_where_rows_cannot_be_asked_for_by_a_short_cal
     assert ledger.forgotten(pool.at(0)) == [7]
 
 
-class Printing(PoolHere):
+class Printing(Near):
     """A rank whose rewards have printed a line when it is asked for rows."""
 
     def short_call(self, what, frames, seconds):
@@ -33,7 +43,7 @@ class Printing(PoolHere):
 
 
 def test_what_rewards_printed_is_heard_with_rows_that_another_worker_gets():
-    pool = Printing("all", [None])
+    pool = Printing()
     ledger, heard = ShardLedger([pool]), []
     ledger.hear = heard.append
     rows = [Transfer(pool.at(0), 1, ("x",), None)]

@@ -13,6 +13,7 @@ from rlflow.cluster.health.controllers import GCS, Controllers
 from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.health.monitor import Death, WatchedWorker
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.threads import ThreadTransport
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
 from rlflow.errors import Dead, RemoteError, StageError
@@ -101,7 +102,7 @@ class InThisProcess(Pool):
     """A pool of no actors that writes down what it is asked."""
 
     def __init__(self, name):
-        super().__init__(name, ())
+        super().__init__(name, (), ThreadTransport())
         self.asked = []
 
     def call(self, method, *args, **keywords):

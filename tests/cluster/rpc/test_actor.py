@@ -1,4 +1,4 @@
-"""The actor around an object, as Ray would call it: whose calls it refuses, what it lets out of a call, and what others see meanwhile."""
+"""The host around an object: whose calls it refuses, what it lets out of a call, and what others see meanwhile."""
 
 import os
 
@@ -7,7 +7,8 @@ import torch
 
 from rlflow.batch import Batch
 from rlflow.cluster.health.heartbeat import MARKS
-from rlflow.cluster.rpc.actor import ERA, Host
+from rlflow.cluster.rpc.actor import RayHost
+from rlflow.cluster.rpc.host import ERA
 from rlflow.cluster.rpc.parcels import opened, packed
 from rlflow.errors import RemoteError
 from rlflow.watchdog.beside import Watchdog
@@ -54,7 +55,7 @@ class Counter:
 
 @pytest.fixture
 def host():
-    host = Host.__ray_actor_class__()
+    host = RayHost.__ray_actor_class__()
     host.instance, host.watchdog = Counter(5), Watchdog()
     return host
 

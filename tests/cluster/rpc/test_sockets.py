@@ -10,7 +10,9 @@ from multiprocessing.connection import Client
 import pytest
 
 from rlflow.cluster.rpc.pool import Future, Pool, SocketFuture, WorkerId
-from rlflow.cluster.rpc.sockets import CONNECTIONS, LARGEST, Gone, PendingCalls, Sockets, listen
+from rlflow.cluster.rpc.sockets import CONNECTIONS, LARGEST, PendingCalls, Sockets, listen
+from rlflow.cluster.rpc.threads import ThreadTransport
+from rlflow.cluster.rpc.transport import Gone
 from rlflow.errors import Dead, Late, RemoteError
 
 KEY = b"of this run"
@@ -49,7 +51,7 @@ def asked(lines, frames, seconds=60.0):
     talk = PendingCalls(lines, lines.take(frames))
     for rank, frame in frames.items():
         talk.send(rank, frame)
-    return SocketFuture("it", [WorkerId("all", rank) for rank in frames], talk, seconds, list, None)
+    return SocketFuture(ThreadTransport(), "it", [WorkerId("all", rank) for rank in frames], talk, seconds, list, None)
 
 
 def free(lines):
@@ -133,13 +135,13 @@ def test_a_worker_that_does_not_listen_or_not_answer_has_no_line():
 
 
 def test_of_a_pool_without_lines_nothing_is_spoken():
-    pool = Pool("all", [object()])
+    pool = Pool("all", [object()], ThreadTransport())
     assert pool.short_call("run", {0: b"x"}, 1.0) is None
     assert isinstance(pool.future("x", [], 1.0, list), Future)
 
 
 def test_what_is_too_long_to_be_taken_at_once_is_not_spoken(lines):
-    pool = Pool("all", [object(), object()])
+    pool = Pool("all", [object(), object()], ThreadTransport())
     pool.sockets = lines
     assert pool.short_call("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
     assert pool.short_call("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]  # behind the era

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.threads import ThreadTransport
 from rlflow.cluster.weights.models import Frozen, RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import Route, TransferResult, WeightTransfer
 from rlflow.errors import RemoteError
@@ -14,7 +15,7 @@ class InThisProcess(Pool):
     """A pool of so many ranks without processes: it writes down what it is asked, and answers each time with the next of ``answers``."""
 
     def __init__(self, name, ranks=1, answers=()):
-        super().__init__(name, range(ranks))
+        super().__init__(name, range(ranks), ThreadTransport())
         self.asked, self.answers = [], list(answers)
 
     def send(self, rank, method, *args, group="cpu", answers=1):
@@ -36,7 +37,7 @@ class Plan(WeightTransfer):
     """A way between two pools, on which nothing really goes."""
 
     def __init__(self, there):
-        super().__init__("actor", Pool("train", ()), Pool("rollout", ()))
+        super().__init__("actor", Pool("train", (), ThreadTransport()), Pool("rollout", (), ThreadTransport()))
         self.there, self.calls, self.failing = there, [], False
 
     def bind(self, seconds):

@@ -1,0 +1,17 @@
+"""Pools of threads around objects of a test."""
+
+from contextlib import contextmanager
+
+from rlflow.cluster.rpc import threads
+
+
+@contextmanager
+def pool_of(*objects, name="all"):
+    """A pool with one of the objects on each rank."""
+    pool = threads.thread_pool(name, len(objects))
+    for member, one in zip(pool.actors, objects, strict=True):
+        member.host.instance = one
+    try:
+        yield pool
+    finally:
+        threads.close(pool)
