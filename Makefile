@@ -6,16 +6,23 @@ SIDE_BY_SIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 unexport RLFLOW_SKIP_ENGINES # no engine is left out unseen
 
-.PHONY: learn test quick lint setup base-model
+.PHONY: learn test quick long slice lint setup base-model
 
 learn: $(VENV)/ready
 	$(BIN)/rlflow run algorithms/ppo.py
 
 test: $(VENV)/ready-to-test
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest --tier test $(SIDE_BY_SIDE)
 
 quick: $(VENV)/ready-to-test
-	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest --tier quick $(SIDE_BY_SIDE)
+
+long: $(VENV)/ready-to-test
+	$(BIN)/python -m pytest --tier long $(SIDE_BY_SIDE)
+
+# A third of the long tier, which SLICE=K/3 names.
+slice: $(VENV)/ready-to-test
+	$(BIN)/python -m pytest --tier long --slice $(SLICE) $(SIDE_BY_SIDE)
 
 lint: $(VENV)/ready-to-test
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ("tiers",)
 sys.dont_write_bytecode = False  # tests, and the processes that they start, compile a module once
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
     """Files with slow tests first, so that of several processes none waits long for another in the end."""
     if not hasattr(config, "workerinput"):  # one process runs them in the order that it was asked for
         return
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in slow)
 
 
