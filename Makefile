@@ -20,7 +20,7 @@ quick: $(VENV)/ready-to-test
 long: $(VENV)/ready-to-test
 	$(BIN)/python -m pytest --tier long $(SIDE_BY_SIDE)
 
-# A third of the long tier, which SLICE=K/3 names.
+# A part of the long tier, as SLICE=K/N names it: `make slice SLICE=0/4`.
 slice: $(VENV)/ready-to-test
 	$(BIN)/python -m pytest --tier long --slice $(SLICE) $(SIDE_BY_SIDE)
 
