@@ -26,14 +26,14 @@ def test_of_each_thread_that_runs_a_node_the_frames_of_the_node_are_shown():
     assert stacks.shown(DUMP, lambda path, name: dog.RUNNER in path) == "    home/me/flow.py:7 in judge"
 
 
-def test_the_methods_within_which_a_workers_own_code_runs_are_methods_of_its_actor():
+def test_the_methods_within_which_a_workers_own_code_runs_are_methods_of_its_host():
     pytest.importorskip("ray")
     from rlflow.cluster.health import postmortem
-    from rlflow.cluster.rpc import actor
+    from rlflow.cluster.rpc import actor, host
 
-    host = actor.Host.__ray_metadata__.modified_class
-    assert {name for name in actor.CALLS if callable(getattr(host, name, None))} == actor.CALLS
-    assert sys.modules[host.__module__].__file__.endswith(postmortem.HOST)
+    assert issubclass(actor.RayHost.__ray_metadata__.modified_class, host.Host)
+    assert {name for name in host.CALLS if callable(getattr(host.Host, name, None))} == host.CALLS
+    assert host.__file__.endswith(postmortem.HOST)
 
 
 READING = """

@@ -18,8 +18,8 @@ from rlflow.cluster import group  # modules: Ray carries the actor's class over 
 from rlflow.cluster.health import heartbeat as pulse
 from rlflow.cluster.rpc import host
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed, Gone
 from rlflow.cluster.rpc.sockets import listen
-from rlflow.cluster.rpc.transport import GROUPS, Answers, CallFailed, Gone
 from rlflow.process import Process
 from rlflow.watchdog import beside, kin
 from rlflow.watchdog.stacks import show_stacks
@@ -60,7 +60,7 @@ class RayHost(host.Host):
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """As in every host, and the watchdog of this process knows that a call is under way."""
+        """Contain what the call raises, and tell this process's watchdog that a call is under way."""
         with self.watchdog.board.during("", 0, math.inf), super()._contained():
             yield
 
@@ -69,17 +69,17 @@ class RayTransport:
     """Calls actors."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """As every transport does."""
+        """A function that starts a method of a rank."""
         start: Callable[..., Any] = getattr(rank, method).options(concurrency_group=group, num_returns=answers).remote
         return start
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """As every transport does."""
+        """The references whose answers have come, waited for."""
         found = ray.wait(list(refs), num_returns=1 if first else len(refs), timeout=seconds)
         return list(found[0])
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
-        """As every transport does."""
+        """The answers, once all have come. Raises CallFailed."""
         try:
             return list(ray.get(list(refs), timeout=seconds))
         except GetTimeoutError:
@@ -88,7 +88,7 @@ class RayTransport:
             raise CallFailed from error
 
     def error(self, ref: Any) -> BaseException | None:
-        """As every transport does."""
+        """The error of an answer that has come."""
         try:
             ray.get(ref, timeout=SECONDS)
         except RayTaskError as error:
@@ -100,11 +100,11 @@ class RayTransport:
         return None
 
     def keep(self, value: Any) -> Any:
-        """As every transport does."""
+        """A reference of a value."""
         return ray.put(value)
 
     def future(self, ref: Any) -> Future[Any]:
-        """As every transport does."""
+        """A future that ends with the answer."""
         coming: Future[Any] = ref.future()
         return coming
 

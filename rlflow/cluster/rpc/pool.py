@@ -13,9 +13,9 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.cluster.rpc.host import ERA
 from rlflow.cluster.rpc.parcels import Parcel, Post
+from rlflow.cluster.rpc.rank_transport import Answers, CallFailed, Gone, RankTransport, is_answered
 from rlflow.cluster.rpc.replies import content
 from rlflow.cluster.rpc.sockets import LARGEST, PendingCalls, Sockets
-from rlflow.cluster.rpc.transport import Answers, CallFailed, Gone, Transport, is_answered
 from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
@@ -53,7 +53,7 @@ class Future(Generic[R]):
     that began earlier, of which this wait is a part."""
 
     def __init__(
-        self, transport: Transport, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float,
+        self, transport: RankTransport, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float,
         merge: Callable[[list[Any]], R], watcher: Watcher | None = None, limit: Deadline | None = None,
     ) -> None:
         self.transport = transport
@@ -127,7 +127,7 @@ class SocketFuture(Future[R]):
     """The answers to a short call over sockets; ``calls`` has a connection to each worker of ``at``."""
 
     def __init__(
-        self, transport: Transport, what: str, at: Sequence[WorkerId], calls: PendingCalls, seconds: float,
+        self, transport: RankTransport, what: str, at: Sequence[WorkerId], calls: PendingCalls, seconds: float,
         merge: Callable[[list[Any]], R], watcher: Watcher | None,
     ) -> None:
         super().__init__(transport, what, at, (), seconds, merge, watcher)
@@ -186,7 +186,7 @@ class Pool(Generic[W]):
     """Objects of one class on ranks numbered from 0. ``call`` and ``map`` take a method of the class, or its name. ``ranks``: each rank's
     ``Host``, as ``transport`` calls it."""
 
-    def __init__(self, name: str, ranks: Sequence[Any], transport: Transport) -> None:
+    def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
         self.name, self.actors, self.transport = name, tuple(ranks), transport
         self.era = 0  # grows when earlier calls become void
         self.making: list[Any] = []  # references of the calls that make the objects

@@ -18,8 +18,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
+from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.replies import content, raised, reply
-from rlflow.cluster.rpc.transport import Gone
 
 CONNECTIONS = 2  # to each worker: as many as it has threads for short calls
 LARGEST = 64 << 10  # most bytes of a frame: the kernel takes so many at once, also for a process that is stopped

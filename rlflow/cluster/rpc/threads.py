@@ -19,7 +19,7 @@ from typing import Any
 from rlflow.cluster.rpc import replies
 from rlflow.cluster.rpc.host import Host
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.transport import GROUPS, Answers, CallFailed
+from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
 from rlflow.execution.lanes import Lanes
 
 Reference = Future[bytes]  # a reply, which each reader decodes for itself; never cancelled, and without an exception
@@ -41,7 +41,7 @@ class ThreadRank:
         self.lanes.close()
 
 
-class Stream(Iterator[Reference]):
+class AnswerStream(Iterator[Reference]):
     """References of the answers of one call, which come one after another."""
 
     def __init__(self) -> None:
@@ -70,39 +70,39 @@ class ThreadTransport:
     """Calls hosts in threads of this process."""
 
     def starter(self, rank: ThreadRank, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """As every transport does."""
+        """A function that starts a method of a rank."""
         call = getattr(rank.host, method)
         if answers == "streaming":
             return partial(_streamed, rank, group, call)
         return partial(_started, rank, group, call, answers)
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """As every transport does."""
-        heads = [ref.head if isinstance(ref, Stream) else ref for ref in refs]
+        """The references whose answers have come, waited for."""
+        heads = [ref.head if isinstance(ref, AnswerStream) else ref for ref in refs]
         when = concurrent.futures.FIRST_COMPLETED if first else concurrent.futures.ALL_COMPLETED
         concurrent.futures.wait(heads, max(seconds, 0.0), when)
         return [ref for ref, head in zip(refs, heads, strict=True) if head.done()]
 
     def values(self, refs: Sequence[Reference], seconds: float) -> list[Any] | None:
-        """As every transport does."""
+        """The answers, once all have come. Raises CallFailed."""
         answered = self.ready(refs, seconds)
         if any(replies.raised(ref.result()) for ref in answered):
             raise CallFailed
         return [replies.content(ref.result()) for ref in refs] if len(answered) == len(refs) else None
 
     def error(self, ref: Reference) -> BaseException | None:
-        """As every transport does."""
+        """The error of an answer that has come."""
         reply = ref.result()
         return replies.content(reply) if replies.raised(reply) else None
 
     def keep(self, value: Any) -> Reference:
-        """As every transport does."""
+        """A reference of a value."""
         kept: Reference = Future()
         kept.set_result(replies.of_answer(value))
         return kept
 
     def future(self, ref: Reference) -> Future[Any]:
-        """As every transport does."""
+        """A future that ends with the answer."""
         decoded: Future[Any] = Future()
         ref.add_done_callback(partial(_decode, decoded))
         return decoded
@@ -132,9 +132,9 @@ def _parts(reply: bytes, count: int) -> list[bytes]:
     return [reply] * count if replies.raised(reply) else [replies.of_answer(part) for part in replies.content(reply)]
 
 
-def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> Stream:
+def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> AnswerStream:
     """Start a call that answers again and again."""
-    sent, stream = _sent(args), Stream()
+    sent, stream = _sent(args), AnswerStream()
 
     def job() -> None:
         try:

@@ -1,10 +1,10 @@
-"""Calls of a role, whose ranks are objects of this process here: rows, arguments, and misuse at the line of the call."""
+"""Calls of a role: rows, arguments, and misuse at the line of the call."""
 
 import inspect
+from functools import cache
 
 import pytest
 import torch
-from here import PoolHere
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from rlflow.batch import Batch, Data
 from rlflow.cluster.job.futures import gather
 from rlflow.cluster.job.member import JobMember
 from rlflow.cluster.job.roles import Group
+from rlflow.cluster.rpc import threads
 from rlflow.cluster.rpc.parcels import Post
 from rlflow.columns import row
 from rlflow.errors import RemoteError
@@ -47,14 +48,27 @@ class Other(Policy):
         return name
 
 
+@cache
+def threads_of(ranks):
+    return threads.thread_pool("actor", ranks)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed():
+    yield
+    for ranks in range(1, 5):
+        threads.close(threads_of(ranks))
+    threads_of.cache_clear()
+
+
 class JobHere:
-    """In place of a job that has started."""
+    """In place of a job that has started: its ranks are threads, with new objects each time."""
 
     def __init__(self, ranks):
-        members = [object.__new__(JobMember) for _ in range(ranks)]
-        for member in members:
-            member.instance, member.post = Policy(), Post()
-        self.ranks = PoolHere("actor", members)
+        self.ranks = threads_of(ranks)
+        for rank in self.ranks.actors:
+            rank.host.instance = object.__new__(JobMember)
+            rank.host.instance.instance, rank.host.instance.post = Policy(), Post()
 
     def pool(self, role):
         return self.ranks
@@ -70,7 +84,7 @@ def numbered(count, samples=1):
 
 
 def asked(group):
-    return [member.instance.asked for member in group.job.ranks.actors]
+    return [rank.host.instance.instance.asked for rank in group.job.ranks.actors]
 
 
 @given(st.integers(1, 4), st.integers(0, 9), st.floats(-4, 4, width=16), st.floats(-4, 4, width=16), st.booleans())

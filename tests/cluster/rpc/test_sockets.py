@@ -10,9 +10,9 @@ from multiprocessing.connection import Client
 import pytest
 
 from rlflow.cluster.rpc.pool import Future, Pool, SocketFuture, WorkerId
+from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.sockets import CONNECTIONS, LARGEST, PendingCalls, Sockets, listen
 from rlflow.cluster.rpc.threads import ThreadTransport
-from rlflow.cluster.rpc.transport import Gone
 from rlflow.errors import Dead, Late, RemoteError
 
 KEY = b"of this run"

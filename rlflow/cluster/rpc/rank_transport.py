@@ -1,4 +1,4 @@
-"""Transport: how a pool's calls reach its ranks and how their answers come back. There are two: Ray's actors
+"""RankTransport: how a pool's calls reach its ranks and how their answers come back. There are two: Ray's actors
 (`rlflow.cluster.rpc.actor`), and threads of this process (`rlflow.cluster.rpc.threads`).
 
 A transport starts a method of a rank's ``Host`` and gives a reference, which stands for an answer that may still be computed. What a
@@ -16,14 +16,14 @@ Answers = int | Literal["streaming"]  # how many answers a call has; streaming: 
 
 
 class CallFailed(Exception):
-    """One of the answers that were waited for is an error; ``Transport.error`` has it."""
+    """One of the answers that were waited for is an error; ``RankTransport.error`` has it."""
 
 
 class Gone(Exception):
     """The rank that should answer is no longer there."""
 
 
-class Transport(Protocol):
+class RankTransport(Protocol):
     """Starts calls of ranks and waits for their answers."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
@@ -48,6 +48,6 @@ class Transport(Protocol):
         """A future that ends with the answer of a reference."""
 
 
-def is_answered(transport: Transport, refs: Sequence[Any]) -> bool:
+def is_answered(transport: RankTransport, refs: Sequence[Any]) -> bool:
     """Whether all answers have come."""
     return len(transport.ready(refs, 0.0)) == len(refs) if refs else True
