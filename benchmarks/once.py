@@ -17,8 +17,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +122,11 @@ def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> lis
 # -- what the source shows -------------------------------------------------------------------------------------------------------------
 
 
-@cache
-def modules() -> list[tuple[str, Path, list[ast.AST]]]:
-    """(module, path from the root, all nodes of its syntax tree) of every file of the package."""
+Module = tuple[str, Path, list[ast.AST]]  # its name, its path from the root, all nodes of its syntax tree
+
+
+def package() -> list[Module]:
+    """Every file of the package."""
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "rlflow").rglob("*.py"))]
     return [(".".join(path.with_suffix("").parts).removesuffix(".__init__"), path, list(ast.walk(ast.parse((ROOT / path).read_text()))))
             for path in paths]
@@ -155,9 +156,9 @@ def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
     return {alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names}
 
 
-def takers() -> list[str]:
+def takers(modules: Sequence[Module]) -> list[str]:
     """Functions that take, by annotation, the configuration of a run or an object that holds it, however deep."""
-    sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules()]
+    sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules]
     fields = {(module, node.name): contents(node) for module, _, nodes, _ in sources for node in nodes if isinstance(node, ast.ClassDef)}
     imports = {module: names for module, _, _, names in sources}
     holders, before = {CONFIG}, set[tuple[str, str]]()
@@ -170,9 +171,9 @@ def takers() -> list[str]:
                                                                                  *node.args.kwonlyargs))]  # fmt: skip
 
 
-def probes() -> list[str]:
+def probes(modules: Sequence[Module]) -> list[str]:
     """Places outside of the loader that ask with getattr or hasattr what a backend can do."""
-    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, nodes in modules() if str(path) != LOADER for call in nodes
+    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, nodes in modules if str(path) != LOADER for call in nodes
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
             and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in OPTIONAL]  # fmt: skip
 
@@ -185,7 +186,8 @@ def main() -> int:
         driver, workers = counted_run(Path(folder), **({"pools": options.pools} if options.pools else {}))
     for name, sums in (("driver", driver), *(("worker", each) for each in workers)):
         print(name, *(f"  {what}: {count}" for what, count in sorted(sums.items())), sep="\n")
-    taking, probing, repeated = takers(), probes(), more_than_once(driver, workers)
+    modules = package()
+    taking, probing, repeated = takers(modules), probes(modules), more_than_once(driver, workers)
     print(f"{len(taking)} functions take the configuration, of at most {MOST_FUNCTIONS}", *(f"  {each}" for each in taking), sep="\n")
     print(f"{len(probing)} places outside of {LOADER} ask what a backend can do", *(f"  {each}" for each in probing), sep="\n")
     print(*(repeated or ["nothing is done twice"]), sep="\n")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+from sources import PACKAGE, sources
 
-HERE = Path(__file__).parents[1]
-ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}
 MAY_IMPORT = {
     "errors": "",
     "interfaces": "errors",
@@ -98,15 +97,9 @@ WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not l
 
 
 @cache
-def sources() -> list[tuple[Path, str, ast.Module]]:
-    """(path, module without ``rlflow.``, tree) of each file; read by the process that runs these tests."""
-    found = []
-    for root, package in ROOTS.items():
-        for path in sorted((HERE / root).rglob("*.py")):
-            names = [package, *path.relative_to(HERE / root).with_suffix("").parts]
-            module = ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix(".")
-            found.append((path.relative_to(HERE), module, ast.parse(path.read_text())))
-    return found
+def modules() -> list[tuple[Path, str, ast.Module]]:
+    """(path, module without ``rlflow.``, tree) of each file of the package."""
+    return [(each.path, each.module.removeprefix("rlflow").removeprefix("."), each.tree) for each in sources(*PACKAGE)]
 
 
 def layer(module: str) -> str:
@@ -119,7 +112,7 @@ def imports(tree: ast.Module) -> list[tuple[str, bool]]:
     typing_only = {
         inner
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     within = {inner for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for inner in ast.walk(node)}
@@ -128,8 +121,8 @@ def imports(tree: ast.Module) -> list[tuple[str, bool]]:
         if isinstance(node, ast.Import | ast.ImportFrom) and node not in typing_only:
             names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):  # of the package itself, modules are told from names that it exports
-                modules = [f"rlflow.{name}" for name in names if name in MAY_IMPORT]
-                names = modules if node.module == "rlflow" and modules else [str(node.module)]
+                own = [f"rlflow.{name}" for name in names if name in MAY_IMPORT]
+                names = own if node.module == "rlflow" and own else [str(node.module)]
             found += [(name, node not in within) for name in names]
     return found
 
@@ -141,7 +134,7 @@ def ours(tree: ast.Module):
 
 
 def test_there_are_sources_of_every_layer():
-    assert {layer(module) for _, module, _ in sources()} == set(MAY_IMPORT)
+    assert {layer(module) for _, module, _ in modules()} == set(MAY_IMPORT)
 
 
 def test_imports_go_one_way():
@@ -170,7 +163,7 @@ def refused(path: Path, module: str, tree: ast.Module):
 
 
 def test_a_module_imports_what_its_layer_may():
-    assert [sentence for source in sources() for sentence in refused(*source)] == []
+    assert [sentence for module in modules() for sentence in refused(*module)] == []
 
 
 @pytest.mark.parametrize(("module", "text", "sentence"), [
@@ -197,9 +190,9 @@ def test_an_import_that_a_layer_may_have_is_not_named(module, text):
 
 def test_no_modules_of_runs_import_each_other_in_a_circle():
     """Neither while they load nor for their types."""
-    names = {module for _, module, _ in sources() if layer(module) == "runs"}
+    names = {module for _, module, _ in modules() if layer(module) == "runs"}
     graph = nx.DiGraph()
-    for _, module, tree in sources():
+    for _, module, tree in modules():
         for node in ast.walk(tree) if module in names else ():
             if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("rlflow.runs"):
                 start = node.module.removeprefix("rlflow.")
@@ -214,22 +207,22 @@ def test_importing_the_package_needs_no_torch():
     calls_losses = {Path("rlflow/check/losses.py"), Path("rlflow/check/influence.py")}  # loaded where a flow is right so far, with torch
     light = {"errors", "columns", "dispatch", "extras", "author", "graph", "trace", "check", ""}
     heavy = ("torch", "ray", "transformers", "datasets", "vllm", "deepspeed", "numpy")
-    found = [(str(path), name) for path, module, tree in sources() if layer(module) in light and path not in calls_losses
+    found = [(str(path), name) for path, module, tree in modules() if layer(module) in light and path not in calls_losses
              for name, top in imports(tree) if top and name.partition(".")[0] in heavy]  # fmt: skip
     assert found == []
-    assert not [path for path, module, tree in sources() if layer(module) in light and path not in calls_losses
+    assert not [path for path, module, tree in modules() if layer(module) in light and path not in calls_losses
                 for name, top in imports(tree) if top and name.startswith(("rlflow.check.losses", "rlflow.check.influence"))]  # fmt: skip
 
 
 def test_only_the_cluster_layer_imports_ray():
     """And other systems that it is compared with, which may be Ray itself."""
-    found = [str(path) for path, module, tree in sources() if layer(module) not in ("cluster", "bench.peers")
+    found = [str(path) for path, module, tree in modules() if layer(module) not in ("cluster", "bench.peers")
              for name, _ in imports(tree) if name.partition(".")[0] == "ray"]  # fmt: skip
     assert found == []
 
 
 def test_no_file_is_called_after_nothing():
-    names = {path.stem for path, _, _ in sources()} | {path.parent.name for path, _, _ in sources()}
+    names = {path.stem for path, _, _ in modules()} | {path.parent.name for path, _, _ in modules()}
     assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base", "core", "manager"}
 
 
@@ -240,32 +233,32 @@ def calls(tree: ast.Module) -> list[tuple[ast.Call, str]]:
 
 
 def test_nothing_at_rest_is_a_pickle():
-    modules = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    pickling = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     under_way = {("cluster.setup", "cloudpickle"), ("cluster.rpc.message", "cloudpickle"), ("cluster.rpc.replies", "cloudpickle")}
-    found = [(str(path), name) for path, module, tree in sources() for name, _ in imports(tree)
-             if name.partition(".")[0] in modules and (module, name) not in under_way]  # fmt: skip
-    found += [(str(path), called) for path, _, tree in sources() for _, called in calls(tree)
+    found = [(str(path), name) for path, module, tree in modules() for name, _ in imports(tree)
+             if name.partition(".")[0] in pickling and (module, name) not in under_way]  # fmt: skip
+    found += [(str(path), called) for path, _, tree in modules() for _, called in calls(tree)
               if called in ("torch.save", "torch.load")]  # fmt: skip
     assert found == []
 
 
 def test_text_becomes_code_only_where_a_users_file_is_loaded():
-    found = {str(path) for path, _, tree in sources() for _, called in calls(tree) if called in ("eval", "exec", "builtins.exec")}
+    found = {str(path) for path, _, tree in modules() for _, called in calls(tree) if called in ("eval", "exec", "builtins.exec")}
     # the text of a user's file, as the run read it at its start; what a model wrote, in a process that can only compute
     assert found == {"rlflow/rewards/scorers.py", "rlflow/environments/shipped/sandbox.py"}
-    loads = {str(path) for path, _, tree in sources() for _, called in calls(tree) if called.endswith(".exec_module")}  # fmt: skip
+    loads = {str(path) for path, _, tree in modules() for _, called in calls(tree) if called.endswith(".exec_module")}  # fmt: skip
     assert loads == {"rlflow/author/load.py", "rlflow/bench/child.py", "rlflow/extras.py"}  # a suite's systems; packages that are installed
 
 
 def test_no_code_of_a_model_folder_is_run():
-    found = [str(path) for path, _, tree in sources() for call, _ in calls(tree) for keyword in call.keywords
+    found = [str(path) for path, _, tree in modules() for call, _ in calls(tree) for keyword in call.keywords
              if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
     assert found == []
 
 
 def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
     """Where nothing is said, transformers asks, and takes the answer from standard input."""
-    found = [f"{path}:{call.lineno}" for path, _, tree in sources() for call, called in calls(tree)
+    found = [f"{path}:{call.lineno}" for path, _, tree in modules() for call, called in calls(tree)
              if isinstance(call.func, ast.Attribute) and call.func.attr in ("from_pretrained", "from_config")
              and called.startswith(("Auto", "kind"))
              and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)]  # fmt: skip

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import functools
 import importlib
 import io
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sources import PACKAGE, source, sources
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
 
 import rlflow
@@ -62,28 +62,22 @@ def changed(file, **entries):
     file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
 
-@functools.cache
-def nodes(path):
-    return list(ast.walk(ast.parse(path.read_text())))
+def calls(file):
+    return [node for node in file.nodes if isinstance(node, ast.Call)]
 
 
-def calls(path):
-    return [node for node in nodes(path) if isinstance(node, ast.Call)]
-
-
-SOURCES = [path for root in ("rlflow", "backends", "algorithms", "benchmarks") for path in sorted(Path(root).rglob("*.py"))]
 LOADS = {"from_pretrained", "from_config", "get_class_from_dynamic_module", "load_dataset", "AutoPeftModel", "pipeline"}
 ALONE = {Path(name) for name in (  # what is measured beside rlflow, and a file that is no folder
     "rlflow/bench/peers/bare.py", "rlflow/bench/suites/fixed_shape.py", "rlflow/bench/suites/gemma.py")}
 
 
 def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_code_is_trusted():
-    mentions = [path for path in SOURCES if any(word in path.read_text() for word in LOADS)]
-    named = {path for path in mentions for node in nodes(path)
+    mentions = [file for file in sources(*PACKAGE, "benchmarks") if any(word in file.text for word in LOADS)]
+    named = {file for file in mentions for node in file.nodes
              if (isinstance(node, ast.Attribute) and node.attr in LOADS) or (isinstance(node, ast.Constant) and node.value in LOADS)
              or (isinstance(node, ast.alias) and node.name in LOADS)}  # fmt: skip
-    assert named == {Path("rlflow/pretrained.py"), *ALONE}
-    loads = [call for path in named for call in calls(path) if isinstance(call.func, ast.Attribute) and call.func.attr in LOADS]
+    assert {file.path for file in named} == {Path("rlflow/pretrained.py"), *ALONE}
+    loads = [call for file in named for call in calls(file) if isinstance(call.func, ast.Attribute) and call.func.attr in LOADS]
     assert len(loads) > 6
     for call in loads:
         said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
@@ -92,7 +86,7 @@ def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_cod
 
 
 def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
-    found = {ast.unparse(key).strip("'"): ast.unparse(value) for node in nodes(Path("backends/vllm/engine.py"))
+    found = {ast.unparse(key).strip("'"): ast.unparse(value) for node in source(Path("backends/vllm/engine.py")).nodes
              if isinstance(node, ast.Dict) for key, value in zip(node.keys, node.values, strict=True) if key}  # fmt: skip
     assert found["trust_remote_code"] == "False"
     assert found["load_format"] == "'safetensors'"
@@ -103,11 +97,11 @@ def test_nothing_reads_a_users_pickles():
     """``ray.cloudpickle``, between processes of one run, is all there is."""
     reads = {"torch.load", "torch.jit.load", "torch.package.PackageImporter", "torch.hub.load", "np.load", "numpy.load", "yaml.load",
              "pickle.load", "pickle.loads", "marshal.loads", "dill.load", "joblib.load", "pd.read_pickle"}  # fmt: skip
-    ends = {name.rpartition(".")[2] for name in reads}
-    found = [(str(path), ast.unparse(call.func)) for path in SOURCES for call in calls(path)
+    ends, everything = {name.rpartition(".")[2] for name in reads}, sources(*PACKAGE, "benchmarks")
+    found = [(str(file.path), ast.unparse(call.func)) for file in everything for call in calls(file)
              if isinstance(call.func, ast.Attribute) and call.func.attr in ends]  # fmt: skip
     assert [name for name in found if name[1] in reads] == []
-    assert [str(path) for path in SOURCES for call in calls(path) for keyword in call.keywords if keyword.arg == "allow_pickle"] == []
+    assert [file.path for file in everything for call in calls(file) for keyword in call.keywords if keyword.arg == "allow_pickle"] == []
 
 
 def test_code_that_a_folder_names_is_not_needed_where_transformers_knows_the_model(hostile):

@@ -4,10 +4,9 @@ names that say what they are."""
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from sources import Source, sources
+
 # A docstring is read in an editor, without the one before it: it cannot begin with what it leaves out.
 RELATIVE = ("The same", "Those", "That of", "Of ", "As ", "Its ", "Their ", "Such ", "Which ", "And ", "With ", "By ", "For ", "From ",
             "In words", "What ", "Also ")  # fmt: skip
@@ -20,10 +19,8 @@ ALIKE = {"Trainer", "Generator", "TrainerSettings", "GeneratorSettings", "Settin
 SHOWN = {("rlflow/errors.py", "found"), ("rlflow/runs/identity.py", "kept"), ("rlflow/runs/identity.py", "told")}
 
 
-@cache
-def trees() -> dict[str, ast.Module]:
-    files = [path for folder in ("rlflow", "backends") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
+def files() -> list[Source]:
+    return sources("rlflow", "backends")
 
 
 def definitions(node: ast.AST, name: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
@@ -39,10 +36,10 @@ def definitions(node: ast.AST, name: str = "") -> Iterator[tuple[str, ast.Functi
 
 def described() -> Iterator[tuple[str, str, str | None]]:
     """(file, qualified name, docstring) of each definition; the signatures of an overloaded function are none."""
-    for file, tree in trees().items():
-        for name, definition in definitions(tree):
+    for file in files():
+        for name, definition in definitions(file.tree):
             if not any(ast.unparse(decorator).endswith("overload") for decorator in definition.decorator_list):
-                yield file, name, ast.get_docstring(definition)
+                yield str(file.path), name, ast.get_docstring(definition)
 
 
 def test_every_public_callable_has_a_docstring():
@@ -60,7 +57,7 @@ def fields(definition: ast.ClassDef) -> list[str]:
 
 
 def test_fields_are_explained_beside_them_and_not_in_the_docstring_of_their_class():
-    classes = [(file, node) for file, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [(str(file.path), node) for file in files() for node in file.nodes if isinstance(node, ast.ClassDef)]
     assert sum(len(fields(node)) for _, node in classes) > 1000
     listed = [(file, node.name, name) for file, node in classes for name in fields(node)
               if re.search(rf"(?<!\w)`*{name}`*(, `*\w+`*)*( and `*\w+`*)?:\s", ast.get_docstring(node) or "")]  # fmt: skip
@@ -78,7 +75,7 @@ def bound(node: ast.AST) -> Iterator[str]:
 
 
 def test_no_value_is_called_by_what_happened_to_it():
-    names = [(file, name) for file, tree in trees().items() for node in ast.walk(tree) for name in bound(node)]
+    names = [(str(file.path), name) for file in files() for node in file.nodes for name in bound(node)]
     assert len(names) > 20_000
     assert {(file, name) for file, name in names if name in BARE} == SHOWN
 
@@ -86,9 +83,9 @@ def test_no_value_is_called_by_what_happened_to_it():
 def test_a_name_stands_for_one_class():
     """Comparisons have words of their own for what they measure."""
     places: dict[str, list[str]] = {}
-    for file, name, _ in described():
-        tops = {node.name for node in trees()[file].body if isinstance(node, ast.ClassDef)}
-        if name in tops and not name.startswith("_") and not file.startswith("rlflow/bench/"):
-            places.setdefault(name, []).append(file)
+    for file in files():
+        for node in file.tree.body if not str(file.path).startswith("rlflow/bench/") else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file.path))
     assert {name: files for name, files in places.items() if len(files) > 1 and name not in ALIKE} == {}
     assert [name for name in sorted(ALIKE) if len(places.get(name, [])) < 2 and name != "Settings"] == []
