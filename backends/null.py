@@ -216,6 +216,7 @@ class Score:
     """The null reward: a number in [0, 1) per row key."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
+        """The score of each row, with no metrics."""
         return _row_numbers("scores", batch), {}
 
 

@@ -37,6 +37,7 @@ class Kind:
     dtype: str | None = None
 
     def __call__(self, dtype: Any) -> Kind:
+        """The kind of the same level with this dtype. Raises TypeError for what is no dtype."""
         if self.level is Level.TEXT:
             raise TypeError("text has no dtype: write `text`")
         name = {float: "float32", int: "int64", bool: "bool"}.get(dtype, str(dtype).removeprefix("torch."))

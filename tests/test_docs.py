@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from sources import sources
 
 import rlflow
 from rlflow.author.flow import Flow
@@ -208,10 +209,9 @@ def test_the_table_of_columns_is_the_one_that_rlflow_prints() -> None:
 def codes(places: Iterable[str]) -> dict[str, set[str]]:
     """Code → levels of the problems in the source of these places."""
     found: dict[str, set[str]] = {}
-    for place in places:
-        path = ROOT / place
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text())):
+    for file in sources("rlflow"):
+        if any(file.path.is_relative_to(place) for place in places):
+            for node in file.nodes:
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Problem", "PlanError.of"):
                     severity = next((k.value for k in node.keywords if k.arg == "severity"), ast.Constant("error"))
                     choices = (severity.body, severity.orelse) if isinstance(severity, ast.IfExp) else (severity,)

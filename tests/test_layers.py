@@ -94,6 +94,9 @@ WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not l
     ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
     ("author.load", ""): "the names that rlflow exports, for the nearest",
 }
+# What several classes are called since one is there in place of another: protocols and what fulfils them, settings that a backend is asked
+# for by name.
+ALIKE = {"Trainer", "Generator", "TrainerSettings", "GeneratorSettings", "Settings", "Commit", "Workers"}
 
 
 @cache
@@ -224,6 +227,17 @@ def test_only_the_cluster_layer_imports_ray():
 def test_no_file_is_called_after_nothing():
     names = {path.stem for path, _, _ in modules()} | {path.parent.name for path, _, _ in modules()}
     assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base", "core", "manager"}
+
+
+def test_a_name_stands_for_one_class():
+    """Comparisons have words of their own for what they measure."""
+    places: dict[str, list[Path]] = {}
+    for path, module, tree in modules():
+        for node in tree.body if layer(module) not in ("algorithms", "bench") and not layer(module).startswith("bench.") else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path)
+    assert {name: paths for name, paths in places.items() if len(paths) > 1 and name not in ALIKE} == {}
+    assert [name for name in sorted(ALIKE) if len(places.get(name, [])) < 2 and name != "Settings"] == []
 
 
 @cache

@@ -49,6 +49,7 @@ class ModelReward:
         self.trainer = kind(ModelSpec(Path(self.spec.path), "scores", False, device, options.dtype, options.seed), kind.Settings())
 
     def __call__(self, batch: Batch) -> Tensor:
+        """The score that the model gives each row."""
         assert self.trainer is not None
         return torch.as_tensor(self.trainer.forward(batch, ("scores",))["scores"])
 
@@ -63,6 +64,7 @@ class EpisodeReward:
         """Do nothing, since an environment's score needs no model."""
 
     def __call__(self, batch: Batch) -> Tensor:
+        """The score that each row's environment gave it."""
         return torch.as_tensor(batch["episode_score"])
 
 
@@ -84,6 +86,7 @@ class Weighted:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
+        """The sum for each row, with metrics."""
         return self.answer(self.ask(batch))
 
     def ask(self, batch: Batch) -> Asked:
@@ -118,6 +121,7 @@ class BySource:
     sums: Mapping[str, Weighted]  # by the source's name
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
+        """The score of each row by the rewards of its source, with metrics."""
         total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         names = batch[SOURCE]
         rows = {name: torch.tensor([row for row, source in enumerate(names) if source == name]) for name in dict.fromkeys(names)}
@@ -143,6 +147,7 @@ class ModelScore:
     role: str
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
+        """The score that the role's model gives each row, with no metrics."""
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 

@@ -285,6 +285,7 @@ class Role:
             return renamed(node, self._engine.forward(self._name, want, inputs), gives)
 
     def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores") -> Batch:
+        """The scores of the rows, as a batch."""
         session, _, node = self._call("")
         with failing(node, self._engine.iteration, real(node, batch), call_place()):
             result, metrics = self._engine.reward(self._name, batch)

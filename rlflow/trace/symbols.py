@@ -200,6 +200,7 @@ class SymbolicRole:
         return self._tracer.forward(self._name, "values", batch, gives)
 
     def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores", **unknown: Any) -> Any:
+        """Record a call of the role as a reward."""
         self._tracer.no_settings(self._name, unknown)
         return self._tracer.reward(self._name, batch, gives)
 
