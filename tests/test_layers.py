@@ -1,6 +1,7 @@
 """Who may import whom, read from the source. The table is the design: an import that is not in it is a decision to be made."""
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -112,22 +113,29 @@ def layer(module: str) -> str:
 @cache
 def imports(tree: ast.Module) -> list[tuple[str, bool]]:
     """(name of what is imported, whether at module level) for each import outside ``if TYPE_CHECKING``."""
-    typing_only = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    within = {inner for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for inner in ast.walk(node)}
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and node not in typing_only:
-            names = [alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom):  # of the package itself, modules are told from names that it exports
-                own = [f"rlflow.{name}" for name in names if name in MAY_IMPORT]
-                names = own if node.module == "rlflow" and own else [str(node.module)]
-            found += [(name, node not in within) for name in names]
-    return found
+    return list(imports_below(tree, top=True))
+
+
+def imports_below(node: ast.AST, top: bool) -> Iterator[tuple[str, bool]]:
+    """Of the statements below a node, since nothing else holds an import."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield from ((name, top) for name in imported(child))
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case) and not of_types_alone(child):
+            yield from imports_below(child, top and not isinstance(child, ast.FunctionDef))
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """What a statement imports; of the package itself, modules are told from names that it exports."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    own = [f"rlflow.{name}" for name in names if name in MAY_IMPORT]
+    return own if node.module == "rlflow" and own else [str(node.module)]
+
+
+def of_types_alone(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def ours(tree: ast.Module):
