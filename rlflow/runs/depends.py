@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -225,10 +226,16 @@ def _version(package: str) -> str | None:
 
 
 def module_version(name: str) -> str | None:
-    """The version of the package that a module is of; looking through all packages takes a fifth of a second."""
+    """The version of the package that a module is of."""
     if version := _version(name):
         return version
-    packages = importlib.metadata.packages_distributions().get(name, [])
+    packages = _packages().get(name, [])
     return _version(packages[0]) if packages else None
+
+
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    """Module → the packages that have it. Looking through all that is installed takes a fifth of a second, so a process does it once."""
+    return importlib.metadata.packages_distributions()
 
 
