@@ -9,16 +9,18 @@ from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
 BARS = "Loading weights:", "Writing model shards:"
-slow = [pytest.mark.slow, pytest.mark.timeout(900)]
+CHECKS = ["nothing_stays_together", "frozen", "low", "low_adapters", "sleep_frees_what_is_planned_for_it"]
 
 
-@pytest.mark.parametrize("check", [pytest.param(name, marks=slow) for name in (
-    "nothing_stays_together", "frozen", "low", "low_adapters", "sleep_frees_what_is_planned_for_it")])  # fmt: skip
-def test_it_holds(judged, check):
-    assert judged.said("deepspeed", 2, check) == ["", ""]
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_its_own_checks_hold(judged, subtests):
+    judged.hold(subtests, "deepspeed", 2, CHECKS)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=slow) for ranks in (1, 2)])
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_it_starts_and_ends_without_a_word_and_compiles_nothing(judged, ranks):
     """Models are loaded, and written, with bars of transformers'; bindings of triton speak as Python ends."""
     lines = [line for text in judged.said("deepspeed", ranks, "printed") for line in text.partition("nanobind: leaked")[0].splitlines()]
