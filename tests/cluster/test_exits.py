@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -78,10 +77,8 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
     try:
         assert until(lambda: iterations(tmp_path) > 7, 120), said.read_text()
         (pid,) = [int(text.split()[0]) for text in marked(mark.encode()) if os.path.basename(kin.command(int(text.split()[0]))) == name]
-        began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         assert process.wait(60) == 1
-        assert time.monotonic() - began < 30  # Ray itself looks for it for a minute
         text = said.read_text()
         assert f"Ray's {name} (pid {pid}) has died" in text
         newest = load_latest(tmp_path / "mine").snapshot.iteration
