@@ -9,6 +9,7 @@ import math
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -57,14 +58,17 @@ class Episode:
 
 class EnvironmentPool:
     """Up to ``spec.bounds.parallel`` processes with episodes of one environment. The first episodes start them. ``confinement``: what the
-    user's code may do. Several threads may use the pool at once."""
+    user's code may do. ``clock``: gives the seconds that deadlines of calls count. Several threads may use the pool at once."""
 
-    def __init__(self, spec: EnvironmentSpec, confinement: Confinement = STRICT, hear: Hear = lambda data: None) -> None:
+    def __init__(
+        self, spec: EnvironmentSpec, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.spec, self.hear = spec, hear
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
         self.failures: dict[str, str] = {}  # cause → message of the first failure
         self.failed: Counter[str] = Counter()  # cause → how many episodes
-        self._confinement = confinement
+        self._process = partial(WorkerProcess, False, confinement, lambda data: self.hear(data), PROGRAM, clock)
         self._numbers = itertools.count()
         self._slots: list[_Slot] = []
         self._lock, self._closed = threading.Lock(), False
@@ -143,7 +147,7 @@ class EnvironmentPool:
             if not self._slots:
                 atexit.register(self.close)
             while len(self._slots) < count:
-                slot = _Slot(self.spec, self._confinement, lambda data: self.hear(data))
+                slot = _Slot(self.spec, self._process)
                 self._slots.append(slot)
                 slot.start()
 
@@ -151,11 +155,11 @@ class EnvironmentPool:
 class _Slot(threading.Thread):
     """A thread with a process: it starts it, hands it calls, kills it at a call's deadline, and starts the next one."""
 
-    def __init__(self, spec: EnvironmentSpec, confinement: Confinement, hear: Hear) -> None:
+    def __init__(self, spec: EnvironmentSpec, make: Callable[[], WorkerProcess]) -> None:
         super().__init__(name="environment", daemon=True)
         self.spec = spec
         self.process: WorkerProcess | None = None
-        self._process = partial(WorkerProcess, False, confinement, hear, PROGRAM)
+        self._make = make
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._present: set[int] = set()  # episodes that the process has
         self._over: list[int] = []  # episodes that it need not keep
@@ -276,7 +280,7 @@ class _Slot(threading.Thread):
                     raise _closed()
                 if self.process is not None:
                     return self.process
-                process = self.process = self._process()
+                process = self.process = self._make()
             try:
                 process.send({"load": self.spec.packed}, START)
                 reply = process.receive(START)

@@ -15,8 +15,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,12 +108,14 @@ class _Chunk:
 class RewardPool:
     """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run; without a number, as
     many as suit the machine and the rewards. The first process starts with the first request. Several threads may use the pool at once.
-    ``confinement``: what users' rewards may do."""
+    ``confinement``: what users' rewards may do. ``clock``: gives the seconds that deadlines of rows count."""
 
-    def __init__(self, workers: int | None = None, confinement: Confinement = STRICT) -> None:
+    def __init__(
+        self, workers: int | None = None, confinement: Confinement = STRICT, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.cores = max(2, os.cpu_count() or 1)
         self.workers, self.confinement = workers or max(self.cores, ALTOGETHER), confinement
-        self._named = workers is not None
+        self._named, self._clock = workers is not None, clock
         self.hear: Hear = lambda data: None  # called with what processes print, from several threads
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
@@ -220,7 +223,7 @@ class RewardPool:
         return min(count, self.workers - count) if used < IDLE * passed * count else 0
 
     def _add(self) -> None:
-        slot = _Slot(self._chunks, self._closed, self.confinement, self.hear)
+        slot = _Slot(self._chunks, self._closed, partial(WorkerProcess, confinement=self.confinement, hear=self.hear, clock=self._clock))
         self._slots.append(slot)
         slot.start()
 
@@ -230,10 +233,11 @@ class _Slot(threading.Thread):
     them at a row's deadline and starts the next ones."""
 
     def __init__(
-        self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, confinement: Confinement, hear: Hear
+        self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, make: Callable[[bool], WorkerProcess]
     ) -> None:
+        """``make``: starts a process; told whether it is for built-in scorers."""
         super().__init__(name="reward", daemon=True)
-        self.chunks, self.closed, self.confinement, self.hear = chunks, closed, confinement, hear
+        self.chunks, self.closed, self._make = chunks, closed, make
         self.processes: dict[bool, WorkerProcess] = {}  # key: whether the process is for built-in scorers
         self.lock = threading.Lock()
 
@@ -276,7 +280,7 @@ class _Slot(threading.Thread):
             if self.closed.is_set():
                 raise _closed()
             kind = _built_in(scorer)
-            process = self.processes[kind] = self.processes.get(kind) or WorkerProcess(kind, self.confinement, self.hear)
+            process = self.processes[kind] = self.processes.get(kind) or self._make(kind)
         if scorer.key not in process.loaded:
             process.send({"key": scorer.key, "load": scorer.packed}, START)
             reply = process.receive(START)

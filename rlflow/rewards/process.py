@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -44,10 +45,11 @@ class WorkerProcess:
     on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker prints."""
 
     def __init__(
-        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None, program: str = REWARDS
+        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None, program: str = REWARDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``program``: the module that the process runs."""
-        self.built_in, self._hear = built_in, hear
+        """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines count."""
+        self.built_in, self._hear, self._clock = built_in, hear, clock
         self._name = secrets.token_hex(8)  # part of the run's mark in the environment of the process and of all that it starts
         self._folder = _own_folder()
         replies, far_end = os.pipe()
@@ -79,7 +81,7 @@ class WorkerProcess:
     def send(self, message: dict[str, Any], seconds: float) -> None:
         """Send a request. Raises Died where the process has ended, RewardLate where it does not take the whole message in time."""
         self._number += 1
-        unsent, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds)
+        unsent, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds, self._clock)
         self._events.register(self._requests, selectors.EVENT_WRITE)
         try:
             while unsent:
@@ -94,7 +96,7 @@ class WorkerProcess:
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
         """The reply to the last request, or to the row at ``place`` of it. Raises RewardLate after so many seconds, and Died where the
         process has ended, or user code has broken the stream or replied for another row."""
-        until = Deadline(seconds)
+        until = Deadline(seconds, self._clock)
         try:
             while (body := self._reader.next()) is None:
                 self._wait(until)

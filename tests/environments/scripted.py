@@ -1,5 +1,6 @@
 """Environments of these tests. The prompt of an episode is its script, as JSON: {"reset": …, "turns": [{"says": …, "reward": …}, …]}."""
 
+import asyncio
 import json
 import os
 import signal
@@ -52,10 +53,31 @@ class Later:
         return self.own.reset(prompt, seed=seed)
 
     async def step(self, said):
-        import asyncio
-
-        await asyncio.sleep(self.own.script.get("seconds", 0.0))
+        await WAITS[self.own.script.get("waits", "no")]()
         return self.own.step(said)
+
+
+async def no():
+    """Wait for nothing."""
+
+
+async def ever():
+    await asyncio.Event().wait()
+
+
+MET = []
+
+
+async def meets():
+    """Wait until three are here."""
+    MET.append(mine := asyncio.Event())
+    if len(MET) == 3:
+        for event in MET:
+            event.set()
+    await mine.wait()
+
+
+WAITS = {"no": no, "ever": ever, "meets": meets}
 
 
 class Drifting(Scripted):
@@ -101,6 +123,7 @@ def acted(entry):
         case {"kill": _}:
             os.kill(os.getpid(), signal.SIGKILL)
         case {"hang": _}:
+            print("hangs", end="", flush=True)
             time.sleep(3600)
         case {"raise": text}:
             raise ValueError(text)

@@ -57,8 +57,8 @@ def test_messages_are_said_as_pairs(pooled):
         ({"hang": 1}, "timeout", "no answer after 0.5 s"),
     ],
 )
-def test_what_fails_one_episode_fails_it_alone(pooled, entry, cause, says):
-    pool = pooled(seconds=0.5)
+def test_what_fails_one_episode_fails_it_alone(patient, entry, cause, says):
+    pool = patient(seconds=0.5)
     episodes, _ = opened(pool, script(TALK, TALK), script(TALK, entry), script(TALK, TALK), seeds=[7, 8, 9])
     first = pool.step(episodes, ["a", "b", "c"])
     assert [answer["says"] for answer in first] == ["a|7", "b|8", "c|9"]
@@ -111,17 +111,18 @@ def test_episodes_are_shared_among_the_processes(pooled):
     assert len(set(pool.pids())) == 3
 
 
+@pytest.mark.slow
 def test_async_methods_wait_side_by_side_and_a_late_one_fails_alone(pooled):
-    pool = pooled("Later", seconds=0.6)
-    episodes, _ = opened(pool, *[script(TALK, seconds=seconds) for seconds in (0.3, 0.3, 9.0, 0.3)], seeds=[1, 2, 3, 4])
+    pool = pooled("Later")
+    episodes, _ = opened(pool, *[script(TALK, waits=waits) for waits in ("meets", "meets", "ever", "meets")], seeds=[1, 2, 3, 4])
     answers = pool.step(episodes, list("abcd"))
     assert causes(answers) == ["", "", "timeout", ""]
     assert [answer["says"] for answer in (answers[0], answers[1], answers[3])] == ["a|1", "b|2", "d|4"]
 
 
 @pytest.mark.slow
-def test_an_async_method_that_blocks_is_found(pooled):
-    pool = pooled("Later", seconds=0.5)
+def test_an_async_method_that_blocks_is_found(patient):
+    pool = patient("Later", seconds=5)
     episodes, _ = opened(pool, script(TALK), script({"hang": 1}), script(TALK), seeds=[1, 2, 3])
     answers = pool.step(episodes, list("abc"))
     assert causes(answers) == ["", "timeout", ""]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from hung_clock import HungClock
 
 from rlflow.rewards import RewardPool
 
@@ -18,9 +19,9 @@ def chosen(completion):
     """What each completion does instead of being scored; a number is scored as itself."""
     return ACTIONS[completion]() if completion in ACTIONS else float(completion)
 
-def sleep(): time.sleep(3600)
-def hold(): ctypes.PyDLL(None).sleep(3600)  # in C, holding the lock of the interpreter
-def stop(): os.kill(os.getpid(), signal.SIGSTOP)
+def sleep(): print("hangs", end=""); time.sleep(3600)
+def hold(): print("hangs", end=""); ctypes.PyDLL(None).sleep(3600)  # in C, holding the lock of the interpreter
+def stop(): print("hangs", end=""); os.kill(os.getpid(), signal.SIGSTOP)
 def leave(): os._exit(3)
 def leave_loudly(): print("the last words"); os._exit(3)
 def kill(): os.kill(os.getpid(), signal.SIGKILL)
@@ -41,9 +42,9 @@ def child(): return subprocess.Popen(["sleep", "3600"]).pid
 def meet():
     """Ends when two processes are in it."""
     met = os.path.join(os.path.dirname(neighbour.__file__), "met")
-    os.makedirs(met, exist_ok=True)
-    open(os.path.join(met, str(os.getpid())), "w").close()
-    while len(os.listdir(met)) < 2: time.sleep(0.01)
+    try: os.mkfifo(met)
+    except FileExistsError: open(met, "w").close()  # each waits for the other
+    else: open(met).close()
     return 1
 def tensor():
     import numpy
@@ -76,4 +77,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RewardPool]:
     with RewardPool(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def patient() -> Iterator[RewardPool]:
+    """A pool with one process, in which seconds pass for a row that has printed that it hangs, and for no other."""
+    clock = HungClock()
+    with RewardPool(1, clock=clock) as pool:
+        pool.hear = clock.hear
         yield pool

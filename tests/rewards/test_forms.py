@@ -37,7 +37,7 @@ def reward_func(queries, prompts, labels, **kwargs):
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"accuracy": rewards.mean(), "rows": [len(queries)] * len(queries)}}
 
 def careful(queries, prompts, labels):
-    if any("hang" in query for query in queries): import time; time.sleep(3600)
+    if any("hang" in query for query in queries): import time; print("hangs", end=""); time.sleep(3600)
     if any("bad" in query for query in queries): raise ValueError("bad")
     return [float(len(query)) for query in queries]
 '''
@@ -132,12 +132,11 @@ def test_rewards_that_get_queries_want_the_prompt_as_the_model_reads_it_and_othe
 
 
 @pytest.mark.slow
-def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf):
+def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf, patient):
     file = openrlhf[1].partition(":")[0]
-    with RewardPool(1) as pool:
-        (reward,) = bind([parse_reward(f"{file}:careful")], pool, timeout=0.4)
-        batch = rlflow.Batch.of(prompt=["p"] * 5, completion=["a", "bad", "c", "hang", "e"], answer=["x"] * 5)
-        scores = reward.score(batch)
+    (reward,) = bind([parse_reward(f"{file}:careful")], patient, timeout=0.4)
+    batch = rlflow.Batch.of(prompt=["p"] * 5, completion=["a", "bad", "c", "hang", "e"], answer=["x"] * 5)
+    scores = reward.score(batch)
     assert scores.missing == {"raised": 1, "timeout": 1}
     assert [i for i, score in enumerate(scores.values.tolist()) if math.isnan(score)] == [1, 3]
 

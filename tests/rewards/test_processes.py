@@ -81,8 +81,8 @@ def test_a_row_without_a_number_is_missing_and_never_0(pool, hostile, action, ca
 
 
 @pytest.mark.parametrize("action", ["hang", "hold", "stop"])
-def test_a_row_that_does_not_end_is_killed_at_its_deadline(pool, hostile, action):
-    scores = judged(pool, hostile, "1", action, "2", timeout=0.5)
+def test_a_row_that_does_not_end_is_killed_at_its_deadline(patient, hostile, action):
+    scores = judged(patient, hostile, "1", action, "2", timeout=0.5)
     assert scores.values[[0, 2]].tolist() == [1, 2]
     assert scores.missing == {"timeout": 1}
     assert "0.5 s" in scores.first["timeout"]
@@ -99,7 +99,7 @@ def test_numbers_of_every_kind_count_whatever_else_the_function_does(pool, hosti
 def test_many_rows_keep_their_order_among_rows_that_fail(hostile):
     actions = {7: "exit", 40: "raise", 41: "kill", 100: "hang", 101: "nan", 299: "exit"}
     with RewardPool(2) as pool:
-        scores = judged(pool, hostile, *(actions.get(n, str(n)) for n in range(300)), timeout=0.5)
+        scores = judged(pool, hostile, *(actions.get(n, str(n)) for n in range(300)), timeout=5)
         assert [n for n in range(300) if scores.values[n].isnan()] == sorted(actions)
         assert all(scores.values[n] == n for n in range(300) if n not in actions)
         assert scores.missing == {"died": 3, "raised": 1, "timeout": 1, "nan": 1}
@@ -150,9 +150,10 @@ def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
     pool.close()
 
 
-def test_a_killed_row_takes_its_children_along(pool, hostile):
-    scores = judged(pool, hostile, "child", "hang", timeout=0.5)
+def test_a_killed_row_takes_its_children_along(patient, hostile):
+    scores = judged(patient, hostile, "child", "hang", timeout=0.5)
     assert scores.missing == {"timeout": 1}
+    assert gone(int(scores.values[0]))
 
 
 def test_closing_ends_scoring_that_is_under_way(hostile):
