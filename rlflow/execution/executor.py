@@ -69,10 +69,10 @@ class Sampled:
 
 class Executor:
     """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty. ``board``: where nodes under way are
-    written down for the watchdog."""
+    written down for the watchdog. ``clock``: gives the seconds that deadlines of nodes count."""
 
-    def __init__(self, engine: Engine, lanes: Lanes) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic) -> None:
+        self.engine, self.clock = engine, clock
         self.lanes = lanes
         self.store = Store()
         self.stopping = False
@@ -126,7 +126,7 @@ class Executor:
 
     def evaluating(self) -> Executor:
         """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
-        beside = Executor(self.engine.evaluating(), self.lanes)
+        beside = Executor(self.engine.evaluating(), self.lanes, self.clock)
         beside.board = self.board
         return beside
 
@@ -220,7 +220,7 @@ class _Run:
             error: BaseException | None = None
             node, self._since[unit] = self.plan.node(unit), time.monotonic()
             seconds = self._seconds(node, self._rows(unit))
-            self._deadlines[unit] = Deadline(seconds + self.engine.grace)
+            self._deadlines[unit] = Deadline(seconds + self.engine.grace, self.executor.clock)
             try:
                 with self.executor.board.during(node.name, self.engine.iteration, seconds), here_alone():
                     self._perform(unit)

@@ -1,19 +1,18 @@
 """The in-process executor: overlap, deadlines, errors, and an empty store afterwards."""
 
 import os
-import signal
 import sys
 import threading
 import time
 
 import pytest
 import torch
+from hung_clock import HungClock
 
 from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
 from rlflow.backends.null import Generator
 from rlflow.errors import Place, Stopped
 from rlflow.execution.executor import Store
-from rlflow.execution.lanes import Lanes
 from rlflow.graph.model import Column, Node, Op, Output
 from rlflow.passes import plan
 from rlflow.watchdog.beside import Watchdog
@@ -415,28 +414,33 @@ def test_what_a_late_stage_still_brings_is_not_kept(world):
 
 
 def test_a_lane_works_on_after_one_of_its_stages_was_lost(world, stuck):
-    hang = [True]
+    hang, clock = [True], HungClock()
 
     @stage(gives={"one": row("float32")}, on="actor", timeout=0.2)
     def sometimes(actor, scores):
         if hang.pop() if hang else False:
+            clock.hung = True
             stuck()
         return scores
 
     run = world(with_stage(sometimes))
+    run.executor.clock = clock
     with pytest.raises(StageError):
         run.compiled(3)
+    clock.hung = False
     run.compiled(3)
     assert len(run.learned["actor"]) == 1
 
 
 def test_waiting_for_a_lane_is_not_running(world):
-    """The model lane is said to have room for two and has one thread: the second stage waits longer than it may run."""
-    never = threading.Event()
+    """The model lane is said to have room for two and has one thread: the second stage waits longer than it may run. While
+    it runs, time stands still."""
+    never, ended = threading.Event(), []
 
     @stage(gives={"one": row("float32")}, on="actor")
     def holds(actor, scores):
         never.wait(0.7)
+        ended.append(time.monotonic())
         return scores
 
     @stage(gives={"two": row("float32")}, on="actor", timeout=0.4)
@@ -452,39 +456,34 @@ def test_waiting_for_a_lane_is_not_running(world):
         actor.update(batch, two_loss)
 
     run = world(both)
+    run.executor.clock = lambda: ended[0] if ended else time.monotonic()
     run.lanes.room["model"] = 2
     spans = {span.node: span for span in run.compiled(2).spans}
     assert spans["waits"].start >= spans["holds"].end
 
 
-@pytest.mark.slow
 def test_time_in_which_the_process_was_stopped_is_no_running(world):
-    """A stage of a third of its deadline, stopped for twice as long as that."""
-    seen, told = os.pipe()
+    """The clock of a process that was stopped has moved on between two looks at it."""
+
+    class Clock:
+        now, asked = 0.0, threading.Event()
+
+        def __call__(self):
+            self.asked.set()
+            return self.now
+
+    clock = Clock()
 
     @stage(gives={"one": row("float32")}, timeout=0.9)
     def short(scores):
-        os.write(told, b".")
-        threading.Event().wait(0.3)
+        clock.now += 100.0
+        clock.asked.clear()
+        assert clock.asked.wait(60)
         return scores
 
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            run = world(with_stage(short))
-            run.executor.lanes = Lanes()  # threads do not come along
-            run.compiled(3)
-            code = 0
-        finally:
-            os._exit(code)
-    os.read(seen, 1)
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.8)
-    os.kill(pid, signal.SIGCONT)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(seen)
-    os.close(told)
+    run = world(with_stage(short))
+    run.executor.clock = clock
+    run.compiled(3)
 
 
 # -- what would end a program ------------------------------------------------------------------------------------------------------
