@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,10 +82,8 @@ def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
     template = ChatTemplate(Path("model"), "{% if messages[0].content == 'bomb' %}" + text + "{% endif %}fine", {})
     if text != BOMBS["compiled"]:  # which never gets as far as a prompt
         assert template.render([ASK]) == ["fine"]
-    began = time.monotonic()
     with pytest.raises(PlanError, match="chat template of model (is stopped at|refuses) a prompt: ") as stopped:
         template.render([[{"role": "user", "content": "bomb"}]])
-    assert time.monotonic() - began < 30
     assert len(str(stopped.value)) < 4000
     if text != BOMBS["compiled"]:
         assert template.render([ASK]) == ["fine"]

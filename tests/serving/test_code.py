@@ -45,7 +45,13 @@ def test_a_deadline_of_0_is_the_usual_one():
 def test_code_that_does_not_end_or_prints_without_end_is_ended():
     result = answered(Code(code="while True: print('x' * 1000)", run_timeout=0.6))["run_result"]
     assert (result["status"], result["return_code"]) == ("TimeLimitExceeded", None)
-    assert 0 < len(result["stdout"]) <= 1 << 20
+    assert len(result["stdout"]) <= 1 << 20
+
+
+@needs_walls
+def test_of_much_that_code_prints_the_beginning_is_kept():
+    result = answered(Code(code="print('x' * (2 << 20))"))["run_result"]
+    assert (result["status"], result["stdout"]) == ("Finished", "x" * (1 << 20))
 
 
 @pytest.mark.parametrize(("asked", "said"), [
