@@ -38,11 +38,11 @@ def straight(place: Place, iterations: int = 6) -> faults.Content:
     """What the run comes to that nothing happens to."""
     run = launch(place.folder, f"straight-{iterations}", iterations=iterations)
     faults.must(run.ended(), 0)
-    return came_to(run)
+    return came_to(run.run)
 
 
 def unlike(run: Launched, wanted: faults.Content) -> bool:
-    return any(faults.differences(came_to(run), wanted))
+    return any(faults.differences(came_to(run.run), wanted))
 
 
 def gone_on(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
@@ -77,7 +77,7 @@ def forks(place: Place) -> Iterator[Outcome]:
     for what in place.of(FORKS, 2):
         run = launch(place.folder, "-".join(what.values()).replace(" ", "-"), **what)
         ended = run.ended() == 0
-        yield Outcome(True, True, ended, ended and came_to(run).metrics != wanted.metrics)
+        yield Outcome(True, True, ended, ended and came_to(run.run).metrics != wanted.metrics)
 
 
 def started_ones(place: Place) -> Iterator[Outcome]:

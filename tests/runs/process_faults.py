@@ -14,6 +14,7 @@ from pathlib import Path
 
 from run_faults import MARK, Content, content, left_over
 
+SECONDS = "FAULTY_SECONDS"  # a variable of the environment: the deadline of the faulty stage
 FAULTY = str(Path(__file__).parent / "flows" / "faulty.py")
 REWARD = '''
 import os, subprocess, sys, time
@@ -115,13 +116,20 @@ def launch(
     terminal: bool = False,
 ) -> Launched:
     """`rlflow run` of the faulty flow, or of another that ``flags`` begin with."""
+    given = words(folder, name, *flags, iterations=iterations, save_every=save_every, fault=fault, reward=reward)
+    return started(folder, name, [sys.executable, "-m", "rlflow.cli.main", *given], terminal)
+
+
+def words(
+    folder: Path, name: str, *flags: object, iterations: int = 6, save_every: int = 1, fault: str = "", reward: str = ""
+) -> list[str]:
+    """What follows `rlflow` on the command line of ``launch``; the file with the reward is written."""
     judge = folder / f"{name}.judge.py"
     judge.write_text(REWARD.replace("{action!r}", repr(reward)))
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", FAULTY, "--backend", "null", "--prompts", 4, "--held-out", 0, "--threads", 1,
-             "--out", folder / "runs", "--name", name, "--hp.once", folder / f"{name}.once",
-             *(["--hp.fault", fault] if fault else []), "--reward", f"{judge}:judge", "--iterations", iterations,
-             "--save-every", save_every, *flags]  # fmt: skip
-    return started(folder, name, list(map(str, words)), terminal)
+    given = ["run", FAULTY, "--backend", "null", "--prompts", 4, "--held-out", 0, "--threads", 1, "--out", folder / "runs",
+             "--name", name, "--hp.once", folder / f"{name}.once", *(["--hp.fault", fault] if fault else []),
+             "--reward", f"{judge}:judge", "--iterations", iterations, "--save-every", save_every, *flags]  # fmt: skip
+    return list(map(str, given))
 
 
 def started(folder: Path, name: str, words: list[str], terminal: bool = False) -> Launched:
@@ -138,9 +146,9 @@ def started(folder: Path, name: str, words: list[str], terminal: bool = False) -
     return Launched(folder, name, process.pid, mark)
 
 
-def came_to(run: Launched) -> Content:
+def came_to(folder: Path) -> Content:
     """What must be equal, of runs whose settings say what happens to them."""
-    found = content(run.run)
+    found = content(folder)
     return replace(found, state={name: value for name, value in found.state.items() if name != "graph"})
 
 

@@ -16,6 +16,7 @@ import os, signal, sys, time
 from rlflow.watchdog import launcher
 from rlflow.watchdog.signals import StopSignals
 
+launcher.SEEN_SECONDS = {seen}
 code = launcher.apart()
 if code is not None:
     print("launcher", flush=True)
@@ -26,7 +27,7 @@ DONE = "launcher.done({code}); os._exit({code})"
 LISTENS = """
 def ask():
     print("asked", flush=True)
-    time.sleep(0.5)
+    time.sleep(0.5)  # in which it would hear it again
     launcher.done(130)
     os._exit(130)
 
@@ -36,8 +37,13 @@ with StopSignals(ask):
 """
 
 
+def apart(run, seen=60.0):
+    """Code of a run below a launcher that waits so many seconds for what the run has seen itself."""
+    return APART.replace("{run}", run).replace("{seen}", str(seen))
+
+
 def ended(run, **options):
-    return subprocess.run([sys.executable, "-c", APART.replace("{run}", run)], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([sys.executable, "-c", apart(run)], capture_output=True, text=True, timeout=60, **options)
 
 
 def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(monkeypatch):
@@ -92,8 +98,9 @@ def test_orphans_that_end_before_the_run_does_are_seen_off():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("whom", ["launcher", "run", "both"])
 def test_who_asks_is_heard_once(number, whom):
-    with subprocess.Popen([sys.executable, "-c", APART.replace("{run}", LISTENS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, start_new_session=True) as process:  # fmt: skip
+    listens = apart(LISTENS, 60.0 if whom == "both" else 0.2)  # the launcher alone: nothing comes that it could wait for
+    with subprocess.Popen([sys.executable, "-c", listens], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:  # fmt: skip
         run = int(process.stdout.readline())
         if whom == "both":
             os.killpg(process.pid, number)
@@ -109,7 +116,7 @@ def test_who_asks_is_heard_once(number, whom):
 
 def test_a_hangup_that_is_ignored_stays_so():
     """As `nohup` has it."""
-    with subprocess.Popen([sys.executable, "-c", APART.replace("{run}", LISTENS)], stdout=subprocess.PIPE, text=True,
+    with subprocess.Popen([sys.executable, "-c", apart(LISTENS)], stdout=subprocess.PIPE, text=True,
                           preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as process:
         run = int(process.stdout.readline())
         os.kill(process.pid, signal.SIGHUP)
@@ -119,7 +126,7 @@ def test_a_hangup_that_is_ignored_stays_so():
 
 
 def test_the_run_ends_with_its_launcher():
-    with subprocess.Popen([sys.executable, "-c", APART.replace("{run}", LISTENS)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", apart(LISTENS)], stdout=subprocess.PIPE, text=True) as process:
         run = int(process.stdout.readline())
         process.kill()
         assert gone(run)
@@ -127,7 +134,7 @@ def test_the_run_ends_with_its_launcher():
 
 def test_the_run_is_told_nothing_by_a_launcher_that_stops():
     """And stopped with it, as by ctrl-Z, it goes on with it."""
-    with subprocess.Popen([sys.executable, "-c", APART.replace("{run}", LISTENS)], stdout=subprocess.PIPE, text=True,
+    with subprocess.Popen([sys.executable, "-c", apart(LISTENS)], stdout=subprocess.PIPE, text=True,
                           start_new_session=True) as process:  # fmt: skip
         run = int(process.stdout.readline())
         os.killpg(process.pid, signal.SIGSTOP)

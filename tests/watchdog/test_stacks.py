@@ -87,7 +87,8 @@ turning() if told == "turn" else (there.wait(), keeping_the_lock())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are written on Linux alone")
 @pytest.mark.parametrize(("told", "main"), [("turn", "turning"), ("keep the lock", "keeping_the_lock")])
-def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main):
+def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main, monkeypatch):
+    monkeypatch.setattr(stacks, "SECONDS", 60.0)  # however slow the machine is
     with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             file = int(process.stdout.readline())
