@@ -36,16 +36,25 @@ class Mutant:
 def mutants(source: str) -> Iterator[Mutant]:
     """Every mutant of the code within functions, in the order of the tree. What runs as a module is loaded, annotations, defaults,
     docstrings, texts with values in them, and whether a zip is strict, which shows only beside another mistake, are left alone."""
-    whole = source.encode()  # columns are counted in bytes
-    starts = [0, *accumulate(map(len, whole.splitlines(keepends=True)))]
+    whole, lines = source.encode(), starts(source)
     for function in _outermost(ast.parse(source)):
         for statement in function.body:
             for node in _within(statement):
                 for kind, place, text in _changes(node):
-                    begin, end = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
+                    begin, end = span(place, lines)
                     padding = "\n" * (place.end_lineno - place.lineno)
                     written = f"({text}{padding})" if isinstance(place, ast.expr) else text + padding
                     yield Mutant(kind, place.lineno, " ".join(whole[begin:end].decode().split()), text, begin, end, written)
+
+
+def starts(source: str) -> list[int]:
+    """Where each line begins, in bytes, by which columns are counted, too."""
+    return [0, *accumulate(map(len, source.encode().splitlines(keepends=True)))]
+
+
+def span(node: ast.AST, lines: list[int]) -> tuple[int, int]:
+    """Where a node begins and ends, where lines begin there."""
+    return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
 
 
 def _outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

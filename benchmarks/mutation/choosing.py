@@ -1,0 +1,45 @@
+"""A plugin of pytest in a fork that judges a mutant: runs the tests that a file lists, and writes which began and how each ended, so that
+also of a process that dies is known where."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+
+class Choice:
+    """wanted: tests, or whole files. said: where a line is written as each begins, passes or fails."""
+
+    def __init__(self, wanted: list[str], said: Path) -> None:
+        self.wanted, self.said = set(wanted), said
+
+    def _say(self, what: str, test: str) -> None:
+        with self.said.open("a") as file:
+            file.write(json.dumps([what, test]) + "\n")
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        chosen = [item for item in items if item.nodeid in self.wanted or item.nodeid.split("::")[0] in self.wanted]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._say("failed", report.nodeid)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._say("began", nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._say("failed", report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._say("ended", nodeid)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = Path(os.environ["RLFLOW_MUTATION_CHOICE"])
+    config.pluginmanager.register(Choice(json.loads((folder / "tests.json").read_text()), folder / "said.jsonl"))

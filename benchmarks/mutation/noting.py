@@ -1,0 +1,66 @@
+"""A plugin of pytest in a probed copy: says to which row hits go, and writes a line for each test: its row, those of the fixtures that it
+shares with others, how long it took and whether it failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutation_probe import HEAD, mapped
+
+
+class Notes:
+    """rows: how many there are; row 0 is for what runs outside of any test. shared: the row of the fixture that is set up under a name and
+    the place from which it can be asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.current = mapped(str(folder / "hits"))
+        self.lines = folder / "tests.jsonl"
+        self.rows = 1
+        self.shared: dict[tuple[str, str], int] = {}
+        self.failed = False
+
+    def _to(self, row: int) -> None:
+        self.current[:HEAD] = row.to_bytes(HEAD, "little")
+
+    def _new(self) -> int:
+        self.rows += 1
+        return self.rows - 1
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        row, since, self.failed = self._new(), time.monotonic(), False
+        self._to(row)
+        try:
+            return (yield)
+        finally:
+            self._to(0)
+            used = [shared for (name, base), shared in self.shared.items()
+                    if name in getattr(item, "fixturenames", ()) and item.nodeid.startswith(base)]  # fmt: skip
+            line = {"test": item.nodeid, "rows": [row, *used], "seconds": round(time.monotonic() - since, 4), "failed": self.failed}
+            with self.lines.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        if fixturedef.scope == "function":
+            return (yield)
+        before, row = int.from_bytes(self.current[:HEAD], "little"), self._new()
+        self.shared[fixturedef.argname, fixturedef.baseid] = row
+        self._to(row)
+        try:
+            return (yield)
+        finally:
+            self._to(before)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Notes(Path(os.environ["RLFLOW_MUTATION_NOTES"])))

@@ -1,0 +1,118 @@
+"""Which tests of a suite reach the line of each mutant: measured in one run of the suite, in a copy of the tree with a probe at each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import probe
+from mutants import Mutant, span, starts
+from tree import Tree
+
+CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"  # nothing, and so untrue, also where an interpreter has no probes
+
+
+@dataclass(frozen=True)
+class Covered:
+    """What a run of a suite has shown. seconds: of each test. failed: tests that did, of which the judging makes sure itself. covering: by
+    the name of a mutant, the tests that reach it."""
+
+    seconds: dict[str, float]
+    failed: list[str]
+    covering: dict[str, list[str]]
+
+    def saved(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=0) + "\n")
+
+    @classmethod
+    def loaded(cls, path: Path) -> Covered:
+        return cls(**json.loads(path.read_text()))
+
+
+def name(path: Path, mutant: Mutant) -> str:
+    """A mutant, as a file of coverage names it."""
+    return f"{path}:{mutant.line}: {mutant.kind}: {mutant.before} → {mutant.after}"
+
+
+def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words: list[str]) -> Covered:
+    """Runs the tests that pytest is asked for with these words in a copy of this tree, made in this folder."""
+    notes, tree = folder / "notes", Tree.copied(root, folder / "t")
+    notes.mkdir()
+    probe.made(notes / "hits", len(mutated))
+    _installed(tree, notes / "hits", len(mutated))
+    for path in {path for path, _ in mutated}:
+        here = {number: mutant for number, (each, mutant) in enumerate(mutated) if each == path}
+        (tree.folder / path).write_text(probed((root / path).read_text(), here))
+    command = [str(tree.python), "-m", "pytest", "-p", "mutation_noting", "-p", "no:cacheprovider", "-q", f"--basetemp={folder / 'p'}"]
+    ran = subprocess.run([*command, *words], cwd=tree.folder, env={**os.environ, "RLFLOW_MUTATION_NOTES": str(notes)}, check=False,
+                         stdout=sys.stderr)  # fmt: skip
+    if ran.returncode not in (0, 1):
+        sys.exit(f"the tests did not run: pytest ended with {ran.returncode}")
+    return read(notes, mutated)
+
+
+def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
+    """What the probes and the plugin have left in a folder, also while the run goes on."""
+    tests = [json.loads(line) for line in (notes / "tests.jsonl").read_text().splitlines()]
+    covering: dict[str, list[str]] = {name(*each): [] for each in mutated}
+    for test in tests:
+        reached = {number for row in test["rows"] for number in probe.hits(notes / "hits", row, len(mutated))}
+        for number in sorted(reached):
+            covering[name(*mutated[number])].append(test["test"])
+    seconds = {test["test"]: test["seconds"] for test in tests}
+    return Covered(seconds, [test["test"] for test in tests if test["failed"]], covering)
+
+
+def probed(source: str, here: dict[int, Mutant]) -> str:
+    """The source with a probe at each of these mutants: before a statement, or around an expression; lines keep their numbers."""
+    whole, placed = source.encode(), []
+    for number, mutant in here.items():
+        if mutant.kind in ("deleted", "returned"):
+            placed += [(mutant.begin, 1, f"{CALL.format(number)}; ")]
+        elif _parses(_with(whole, _around(mutant.begin, mutant.end, number))):
+            placed += _around(mutant.begin, mutant.end, number)
+        else:
+            placed += _around(*_matched(source, mutant), number)
+    return _with(whole, placed)
+
+
+def _around(begin: int, end: int, number: int) -> list[tuple[int, int, str]]:
+    """(where, order of those at one place, text): what ends goes first, then statements, then expressions, the longest first."""
+    return [(begin, 1_000_000_000 - end, f"({CALL.format(number)} or ("), (end, 0, "))")]
+
+
+def _matched(source: str, mutant: Mutant) -> tuple[int, int]:
+    """Begin and end of what the innermost match compares that has the mutant in a pattern, where nothing can be called."""
+    lines = starts(source)
+    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Match) and mutant.end <= span(node, lines)[1]]
+    return max(subject for node in around if (subject := span(node.subject, lines))[1] <= mutant.begin)
+
+
+def _with(whole: bytes, placed: list[tuple[int, int, str]]) -> str:
+    parts, at = [], 0
+    for where, _, text in sorted(placed):
+        parts += [whole[at:where], text.encode()]
+        at = where
+    return b"".join([*parts, whole[at:]]).decode()
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _installed(tree: Tree, hits: Path, probes: int) -> None:
+    """Every interpreter of the copy's environment maps the file as it starts."""
+    here = Path(__file__).parent
+    for module in ("probe", "noting"):
+        shutil.copy2(here / f"{module}.py", tree.packages / f"mutation_{module}.py")
+    (tree.packages / "mutation_probe.pth").write_text(f"import mutation_probe; mutation_probe.install({str(hits)!r}, {probes})\n")
