@@ -56,8 +56,7 @@ class ThreadFleet:
         for future in closing:
             with contextlib.suppress(RemoteError):
                 future.result()
-        for pool in self.pools.values():
-            threads.close(pool)
+        threads.close(self.pools.values())
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:

@@ -56,16 +56,25 @@ class Board:
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
         """While inside, the board says that this thread runs the node, which may take so many seconds."""
-        place, outer, self._inside.deep = self._free_place(), self.inside, True
+        place = self._free_place()
         if place is not None:
             self._put(place, NodeUnderWay(next(self._numbers), seconds, iteration, name))
+        try:
+            with self.within():
+                yield
+        finally:
+            if place is not None:
+                self._put(place, NodeUnderWay(0, 0.0, 0, ""))
+                self._free.append(place)
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """While inside, this thread runs a part of a node that another thread waits for."""
+        outer, self._inside.deep = self.inside, True
         try:
             yield
         finally:
             self._inside.deep = outer
-            if place is not None:
-                self._put(place, NodeUnderWay(0, 0.0, 0, ""))
-                self._free.append(place)
 
     def _free_place(self) -> int | None:
         """The place of a free entry; None where more threads run nodes than the board has entries."""

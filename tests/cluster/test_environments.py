@@ -1,4 +1,4 @@
-"""Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler."""
+"""Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler. Ranks are threads, but for vLLM's."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ import rlflow.tasks
 
 FILE = Path(__file__).parents[1] / "environments" / "again.py"
 MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+APART = {"pools": "train=1@threads,rollout=1@threads"}
 
 
 @pytest.fixture
@@ -36,12 +37,11 @@ def samples(result):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again, ray_address):
+def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again):
     keywords = again | {"reward": ["task"]}
     here = rlflow.run("grpo", **keywords, name="here")
-    for name, more in {"two": {"pools": "all=2"}, "apart": {"pools": "train=1,rollout=1", "stream": 2}}.items():
-        there = rlflow.run("grpo", **keywords, **more, name=name, ray_address=ray_address)
+    for name, more in {"two": {"pools": "all=2@threads"}, "apart": APART | {"stream": 2}}.items():
+        there = rlflow.run("grpo", **keywords, **more, name=name)
         assert [row["episode"] for row in samples(there)] == [row["episode"] for row in samples(here)], name
         for one, other in zip(lines(here), lines(there), strict=True):
             for metric in ("reward/mean", "env/turns", "response/length", "evaluation/sampled"):
@@ -51,14 +51,14 @@ def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_without_a_model_it_is_the_run_of_one_process_too(again, ray_address):
+def test_without_a_model_it_is_the_run_of_one_process_too(again):
     keywords = {key: value for key, value in again.items() if key not in ("model", "lr")}
     keywords |= {"backend": "null", "held_out": 0, "hp.max_tokens": 96, "reward": ["task"]}
     here = rlflow.run("grpo", **keywords, name="here")
     assert all(1 < line["env/turns"] < 2 for line in lines(here)), "some episodes have two turns"
-    for name, more in {"one": {"pools": "all=1"}, "four": {"pools": "all=4"}, "apart": {"pools": "train=1,rollout=2", "stream": 2}}.items():
-        there = rlflow.run("grpo", **keywords, **more, name=name, ray_address=ray_address)
+    apart = {"pools": "train=1@threads,rollout=2@threads", "stream": 2}
+    for name, more in {"one": {"pools": "all=1@threads"}, "four": {"pools": "all=4@threads"}, "apart": apart}.items():
+        there = rlflow.run("grpo", **keywords, **more, name=name)
         assert [row["episode"] for row in samples(there)] == [row["episode"] for row in samples(here)], name
         for one, other in zip(lines(here), lines(there), strict=True):
             for metric in ("reward/mean", "env/turns", "response/length", "fates/trained"):
@@ -75,8 +75,6 @@ def test_with_vllm_trainer_and_sampler_agree_on_whole_episodes(again, ray_addres
     assert all(line["env/turns"] > 1 for line in iterations)
 
 
-@pytest.mark.slow
-def test_rows_of_older_weights_are_sampled_ahead_under_an_environment(again, ray_address):
-    keywords = again | {"iterations": 3, "held_out": 0, "pools": "train=1,rollout=1", "staleness": 1}
-    result = rlflow.run("grpo", **keywords, ray_address=ray_address)
+def test_rows_of_older_weights_are_sampled_ahead_under_an_environment(again):
+    result = rlflow.run("grpo", **again | {"iterations": 3, "held_out": 0, "staleness": 1}, **APART)
     assert sum("env/turns" in line for line in lines(result)) == 3

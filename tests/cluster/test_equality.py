@@ -1,4 +1,4 @@
-"""Runs on pools end where runs in one process end."""
+"""Runs on pools end where runs in one process end. Ranks are threads, except in the run that shows that processes end there too."""
 
 import json
 from pathlib import Path
@@ -33,32 +33,71 @@ def apart(one, other):
     return (difference / sum(float(tensor.double().square().sum()) for tensor in one.values())) ** 0.5
 
 
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory):
+    """From a name and keywords to the metrics and weights of a run of PPO with an evaluation, and to its folder."""
+    ground = tmp_path_factory.mktemp("ppo")
+    sums = [{"prompt": f"{n} + 12 =", "answer": str(n + 12)} for n in range(20, 29)]
+    (ground / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+
+    def ran(name, **keywords):
+        found = run("ppo", ground, name=name, eval=[f"sums={ground}/sums.jsonl"], eval_samples=4, **keywords)
+        return *found, ground / name
+
+    return ran
+
+
+@pytest.fixture(scope="module")
+def in_threads(ppo):
+    """The run on two pools whose ranks are threads."""
+    return ppo("threads", pools="train=1@threads,rollout=1@threads")
+
+
+def answers(folder):
+    return (folder / "evaluations/after-000002.jsonl").read_text()
+
+
+def assert_bit_equal(one, other):
+    """Metrics, answers and weights of two runs, to the last bit."""
+    assert one[0] == other[0]
+    assert answers(one[2]) == answers(other[2])
+    assert one[1].keys() == other[1].keys() == {"actor", "critic"}
+    for role, tensors in one[1].items():
+        assert all(torch.equal(tensor, other[1][role][name]) for name, tensor in tensors.items()), role
+
+
 @pytest.mark.slow
-def test_one_rank_of_each_pool_is_bit_equal_to_one_process(tmp_path, ray_address):
+def test_one_rank_of_each_pool_is_bit_equal_to_one_process(ppo, in_threads, tmp_path):
     """Those of one pool are compared where a worker dies in between: test_recovery.py. What is measured and answered is the same too, and
     is so again from the checkpoint, on other pools."""
-    sums = [{"prompt": f"{n} + 12 =", "answer": str(n + 12)} for n in range(20, 29)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
-    sets = {"eval": [f"sums={tmp_path}/sums.jsonl"], "eval_samples": 4}
-    here, weights = run("ppo", tmp_path / "here", **sets)
-    there, others = run("ppo", tmp_path / "there", pools="train=1,rollout=1", ray_address=ray_address, **sets)
-    assert there == here
-    answers = [(tmp_path / where / "ppo-1/evaluations/after-000002.jsonl").read_text() for where in ("here", "there")]
-    assert answers[0] == answers[1]
-    again = evaluate_run(tmp_path / "there" / "ppo-1", {"pools": "all=2"}, tmp_path / "again", Quiet())
-    assert (again.folder / "answers.jsonl").read_text() == answers[0]
-    assert dict(shown(again.accuracy)).items() <= here[-1].items()
-    assert weights.keys() == others.keys() == {"actor", "critic"}
-    sizes = [json.loads(line) for line in (tmp_path / "there/ppo-1/traffic.jsonl").read_text().splitlines()]
+    here = ppo("here")
+    assert_bit_equal(in_threads, here)
+    lines, weights, folder = in_threads
+    again = evaluate_run(folder, {"pools": "all=2@threads"}, tmp_path / "again", Quiet())
+    assert (again.folder / "answers.jsonl").read_text() == answers(folder)
+    assert dict(shown(again.accuracy)).items() <= lines[-1].items()
+    assert_bytes_are_counted(folder, sum(tensor.nbytes for tensor in weights["actor"].values()))
+
+
+def assert_bytes_are_counted(folder, model):
+    """The bytes between ranks, once each. ``model``: those of the actor's weights."""
+    sizes = [json.loads(line) for line in (folder / "traffic.jsonl").read_text().splitlines()]
     kinds = ("columns", "weights", "commits")
     assert [tuple(line) for line in sizes] == [
         ("iteration", *(f"{prefix}{kind}" for kind in kinds)) for prefix in ("evaluation/", "", "", "evaluation/")]
-    model = sum(tensor.nbytes for tensor in others["actor"].values())
     assert model <= sizes[2]["weights"] < 1.2 * model  # once, to the one rank that samples, where it has new ones
     assert sizes[2]["columns"] > 0
     assert sum(line["commits"] for line in sizes[1:3]) > 2 * model  # of two roles, with their moments once there are any
-    for role, tensors in weights.items():
-        assert all(torch.equal(tensor, others[role][name]) for name, tensor in tensors.items()), role
+
+
+@pytest.mark.slow
+def test_ranks_that_are_processes_of_ray_end_where_threads_do(ppo, in_threads, ray_address, tmp_path):
+    """Bit for bit, so that what other tests show of threads holds for processes too."""
+    there = ppo("processes", pools="train=1,rollout=1", ray_address=ray_address)
+    assert_bit_equal(there, in_threads)
+    assert_bytes_are_counted(there[2], sum(tensor.nbytes for tensor in there[1]["actor"].values()))
+    again = evaluate_run(there[2], {"pools": "all=2"}, tmp_path / "again", Quiet())
+    assert (again.folder / "answers.jsonl").read_text() == answers(in_threads[2])
 
 
 STEPS = {"iterations": 3, "held_out": 0, "dtype": "float64", "hp.minibatch": 20}
@@ -76,10 +115,10 @@ def steps(lines):
 
 
 @pytest.mark.slow
-def test_several_ranks_take_the_same_steps(tmp_path, ray_address, alone):
+def test_several_ranks_take_the_same_steps(tmp_path, alone):
     """Three, among which minibatches of 20 rows are not divided evenly."""
     here, weights = alone
-    there, others = run("grpo", tmp_path, pools="all=3", ray_address=ray_address, **STEPS)
+    there, others = run("grpo", tmp_path, pools="all=3@threads", **STEPS)
     assert steps(there) == steps(here)
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
     for one, other in zip(here, there, strict=True):
@@ -89,10 +128,10 @@ def test_several_ranks_take_the_same_steps(tmp_path, ray_address, alone):
 
 
 @pytest.mark.slow
-def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_path, ray_address):
+def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_path):
     settings = {"dtype": "float64", "held_out": 0, "actor.generate.temperature": 0.7, "actor.generate.min_tokens": 5}
     here, weights = run(flows.two_losses, tmp_path / "here", **settings)
-    there, others = run(flows.two_losses, tmp_path / "there", pools="all=2", ray_address=ray_address, **settings)
+    there, others = run(flows.two_losses, tmp_path / "there", pools="all=2@threads", **settings)
     assert steps(there) == steps(here)
     assert all(line["response/length"] >= 6 for line in there)  # the flags have reached the ranks: answers end within five tokens
     assert [line["centred/heat"] for line in there] == pytest.approx([0.7] * len(there))
@@ -115,10 +154,10 @@ def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
 
 
 @pytest.mark.slow
-def test_a_shuffle_within_each_ranks_own_rows_takes_other_steps(tmp_path, ray_address, alone, monkeypatch):
+def test_a_shuffle_within_each_ranks_own_rows_takes_other_steps(tmp_path, alone, monkeypatch):
     """The equality above is not met by whatever trains as many rows in as many steps."""
     here, weights = alone
     monkeypatch.setattr(engine, "rank_steps", shard_by_shard)
-    there, others = run("grpo", tmp_path, pools="all=2", ray_address=ray_address, **STEPS)
+    there, others = run("grpo", tmp_path, pools="all=2@threads", **STEPS)
     assert steps(there) == steps(here)
     assert 1000 * LIMIT < apart(weights["actor"], others["actor"]) < 0.1

@@ -30,15 +30,15 @@ def run(name, folder, **keywords):
     return told(rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
 
 
-PLACES = [("marked", "all=4", 1), ("correction", "all=2", 1), ("critique", "train=2,rollout=1", 1), (EMA, "all=2", 1),
-          ("vine", "train=1,rollout=1", 3)]
+APART = "train=1@threads,rollout=1@threads"
+PLACES = [("marked", "all=4@threads", 1), ("correction", "all=2@threads", 1), ("critique", "train=2@threads,rollout=1@threads", 1),
+          (EMA, "all=2@threads", 1), ("vine", APART, 3)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "pools", "chunks"), PLACES)
-def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools, chunks):
+def test_pools_end_where_one_process_ends(tmp_path, name, pools, chunks):
     """Where rows are streamed too: of `vine` those that go on from cut ones."""
-    there = run(name, tmp_path / "there", pools=pools, ray_address=ray_address, stream=chunks)
+    there = run(name, tmp_path / "there", pools=pools, stream=chunks)
     assert_alike(there, run(name, tmp_path / "here"))
 
 
@@ -49,13 +49,12 @@ def assert_alike(there, here):
         assert line == other | {name: pytest.approx(value, rel=1e-12) for name, value in other.items() if name.endswith("/loss")}
 
 
-AHEAD = {"pools": "train=1,rollout=1", "staleness": 1, "iterations": 4, "save_every": 2}
+AHEAD = {"pools": APART, "staleness": 1, "iterations": 4, "save_every": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("harder", {}), ("vine", {}), (EMA, {"hp.controlled": False})])
-def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address, name, settings):
-    run(name, tmp_path / "runs", ray_address=ray_address, **AHEAD, **settings)
+def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, name, settings):
+    run(name, tmp_path / "runs", **AHEAD, **settings)
     (folder,) = (tmp_path / "runs").iterdir()
     lines, fates = told(folder)
     assert len(fates) == 4
@@ -92,12 +91,11 @@ OWN_SETTINGS = {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}, "curriculum
 FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
 
 
-@pytest.mark.slow  # the forms of other algorithms are those of the flows above
-@pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])
-def test_an_algorithm_ends_on_pools_as_in_one_process(tmp_path, ray_address, name):
+@pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])  # the forms of other algorithms are those of the flows above
+def test_an_algorithm_ends_on_pools_as_in_one_process(tmp_path, name):
     keywords = SMALL | {"iterations": 2} | FEW | OWN_SETTINGS.get(name, {})
     one, pools = (told(rlflow.run(str(OWN.get(name, name)), out=str(tmp_path / place), **keywords | more).folder) for place, more in (
-        ("one", {}), ("pools", {"pools": "all=2", "ray_address": ray_address})))  # fmt: skip
+        ("one", {}), ("pools", {"pools": "all=2@threads"})))  # fmt: skip
     assert_alike(pools, one)
 
 

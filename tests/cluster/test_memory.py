@@ -12,18 +12,33 @@ SETTINGS = {"prompts": 6, "iterations": 2, "held_out": 0, "threads": 1, "save_ev
 TIMES = ("seconds", "response/tokens_per_second")
 
 
+@pytest.fixture
+def both(tmp_path):
+    """From keywords to two runs on two ranks, without a limit and with one. Asserts that all but times and moves is the same."""
+
+    def ran(**keywords):
+        results = [rlflow.run("ppo", out=str(tmp_path), **SETTINGS, **keywords, **limit) for limit in ({}, {"memory": "18MB"})]
+        free, limited = ({path: load_file(path) for path in sorted(result.folder.glob("final/*/model.safetensors"))} for result in results)
+        assert len(free) == len(limited) == 2
+        for one, other in zip(free.values(), limited.values(), strict=True):
+            assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+        before, after = ([json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()] for result in results)
+        assert [{k: v for k, v in line.items() if k not in TIMES} for line in before] == [
+            {k: v for k, v in line.items() if k not in TIMES} for line in after]  # fmt: skip
+        moved = json.loads((results[1].folder / "weights.json").read_text())
+        assert moved["all.residency/moves"] > 0
+        assert moved["all.residency/bytes"] > 0
+        return moved
+
+    return ran
+
+
 @pytest.mark.slow
-def test_two_ranks_end_as_without_a_limit_shards_and_plans_of_weights_included(tmp_path, ray_address):
-    keywords = SETTINGS | {"out": str(tmp_path), "pools": "all=2", "ray_address": ray_address, "actor.trainer": "fsdp"}
-    results = [rlflow.run("ppo", **keywords, **limit) for limit in ({}, {"memory": "18MB"})]
-    free, limited = ({path: load_file(path) for path in sorted(result.folder.glob("final/*/model.safetensors"))} for result in results)
-    assert len(free) == len(limited) == 2
-    for one, other in zip(free.values(), limited.values(), strict=True):
-        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    before, after = ([json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()] for result in results)
-    assert [{k: v for k, v in line.items() if k not in TIMES} for line in before] == [
-        {k: v for k, v in line.items() if k not in TIMES} for line in after]  # fmt: skip
-    moved = json.loads((results[1].folder / "weights.json").read_text())
+def test_two_ranks_end_as_without_a_limit(both):
+    both(pools="all=2@threads")
+
+
+@pytest.mark.slow
+def test_shards_and_plans_of_weights_end_as_without_a_limit(both, ray_address):
+    moved = both(pools="all=2", ray_address=ray_address, **{"actor.trainer": "fsdp"})
     assert moved["actor.sync/inbound"] == moved["actor.sync/bound"] > 0
-    assert moved["all.residency/moves"] > 0
-    assert moved["all.residency/bytes"] > 0

@@ -67,10 +67,9 @@ def test_a_rank_loads_the_reward_models_that_score_on_its_pool(monkeypatch, told
     assert len(loaded) == loads
 
 
-@pytest.mark.slow
-def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags, ray_address):
+def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags):
     found = []
-    for pools in ({}, {"pools": "train=1,rollout=1", "ray_address": ray_address}):
+    for pools in ({}, {"pools": "train=1@threads,rollout=1@threads"}):
         roles = rlflow.roles("grpo", **flags, threads=1, **pools)
         try:
             prepared, actor, reward = roles.prepared, roles["actor"], roles["reward"]
@@ -113,8 +112,7 @@ def recorded(folder, name):
     return [{key: value for key, value in row.items() if "second" not in key and not key.startswith("pool")} for row in rows]
 
 
-@pytest.mark.slow
-def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_is_found_in_the_folder(tmp_path, ray_address):
+def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_is_found_in_the_folder(tmp_path):
     (tmp_path / "judges.py").write_text(JUDGES)
     for name, first in (("a", 0), ("b", 100)):
         sums = [{"input": f"{n}+1=", "label": str(n + 1)} for n in range(first, first + 20)]
@@ -123,7 +121,7 @@ def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_
                 "reward": [f"{tmp_path}/judges.py:loud@a", f"{tmp_path}/judges.py:of_queries@b"], "prompts": 5, "iterations": 2,
                 "hp.samples": 2}
     here, there = (rlflow.run("grpo", backend="null", out=str(tmp_path / where), threads=1, **keywords, **pools).folder
-                   for where, pools in (("here", {}), ("there", {"ray_address": ray_address, "pools": "all=2"})))  # fmt: skip
+                   for where, pools in (("here", {}), ("there", {"pools": "all=2@threads"})))  # fmt: skip
     for file in ("metrics.jsonl", "samples.jsonl"):
         assert recorded(there, file) == recorded(here, file)
     assert all({"scores/a", "scores/b", "reward/missing_of_queries/none"} <= row.keys() for row in recorded(there, "metrics.jsonl"))

@@ -18,35 +18,27 @@ from rlflow.execution.engine import Model
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
-pytestmark = pytest.mark.slow
-POOLS = {"pools": "train=1,rollout=1"}
+POOLS = {"pools": "train=1@threads,rollout=1@threads"}
 SMALL = {"iterations": 4, "prompts": 6, "threads": 1, "save_every": 2}
 AHEAD = {"grpo": {"staleness": 1, "held_out": 8}, "dapo": {"staleness": 2, "held_out": 0, "hp.groups": 3, "hp.samples": 2}}
 TIMES = ("seconds", "response/tokens_per_second")
 
 
-def test_rows_are_of_the_weights_that_the_staleness_says(ray_address, monkeypatch):
-    sent, send, run, short_call = [], Pool.send, Pool.run, Pool.short_call
+def test_rows_are_of_the_weights_that_the_staleness_says(monkeypatch):
+    sent, send, run = [], Pool.send, Pool.run
 
     def noted(pool, rank, method, *arguments, **options):
         sent.append(f"{method} from {pool.name}")
         return send(pool, rank, method, *arguments, **options)
 
     def ran(pool, rank, frame, *arguments):
-        sent.append(Call.unpacked(frame).op)
+        op = Call.unpacked(frame).op
+        sent.extend([f"{op} from {pool.name}", op])
         return run(pool, rank, frame, *arguments)
-
-    def ran_short(pool, what, frames, seconds):
-        call = short_call(pool, what, frames, seconds)
-        if call is not None:
-            sent.extend([f"{what} from {pool.name}", what])
-        return call
 
     monkeypatch.setattr(Pool, "send", noted)
     monkeypatch.setattr(Pool, "run", ran)
-    monkeypatch.setattr(Pool, "short_call", ran_short)
-    roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, ray_address=ray_address,
-                         **{"hp.max_tokens": 16}, **POOLS)
+    roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, **{"hp.max_tokens": 16}, **POOLS)
     prepared, positions = roles.prepared, []
     try:
         for iteration in range(6):
@@ -71,9 +63,9 @@ def versions(engine, rows):
     return set(engine.fetch(rows.select("policy_version")).data["policy_version"].value.tolist())
 
 
-def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_bound(ray_address):
-    roles = rlflow.roles("dapo", backend="null", prompts=5, iterations=6, staleness=2, ray_address=ray_address,
-                         pools="train=1,rollout=2", **{"hp.max_tokens": 16, "hp.samples": 2, "hp.groups": 4, "hp.overlong": 4})
+def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_bound():
+    roles = rlflow.roles("dapo", backend="null", prompts=5, iterations=6, staleness=2, pools="train=1@threads,rollout=2@threads",
+                         **{"hp.max_tokens": 16, "hp.samples": 2, "hp.groups": 4, "hp.overlong": 4})
     prepared, keys, counts = roles.prepared, [], []
     try:
         for iteration in range(5):
@@ -114,13 +106,14 @@ def told(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, ray_address):
+def whole(tmp_path_factory):
     """Two runs that sample ahead, and what they told."""
-    runs = {name: rlflow.run(name, out=str(tmp_path_factory.mktemp(name)), ray_address=ray_address, **SMALL, **POOLS, **settings)
+    runs = {name: rlflow.run(name, out=str(tmp_path_factory.mktemp(name)), **SMALL, **POOLS, **settings)
             for name, settings in AHEAD.items()}
     return {name: (run.folder, *told(run.folder)) for name, run in runs.items()}
 
 
+@pytest.mark.slow
 def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_differs(whole, tmp_path, monkeypatch):
     """Bit for bit like a run in one process whose generator is handed older weights: data, chance, schedules, the last evaluation."""
     made, evaluation = [], [True] * 3
@@ -140,12 +133,14 @@ def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_di
     assert all(torch.equal(tensor, weights[name]) for name, tensor in whole["grpo"][2].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AHEAD)
 def test_only_the_first_iteration_is_of_the_weights_that_learn_from_it(whole, name):
     iterations = [line for line in whole[name][1] if "reward/mean" in line]
     assert [line["policy/kl_sampler"] < 1e-9 for line in iterations] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(whole, tmp_path):
     """With surplus rows of a repeat in its queue."""
     folder, lines, weights = whole["dapo"]

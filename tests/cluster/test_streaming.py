@@ -17,7 +17,6 @@ from rlflow.errors import Late
 from rlflow.execution.engine import CallOptions, Chunks
 from rlflow.training.protocols import Sampling
 
-pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
 TIMES = ("seconds", "response/tokens_per_second")
 JUDGE = "def judge(completion, answer):\n    return len(completion) / 7 + (completion[:1] == answer[:1]) / 3\n"
@@ -41,9 +40,10 @@ def spans(result, name):
     return [[(start, end) for i, start, end in found if i == iteration] for iteration in range(3)]
 
 
-def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(tmp_path, ray_address):
+@pytest.mark.slow
+def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(tmp_path):
     metrics, samples, weights, _ = run(tmp_path)
-    again, same, others, result = run(tmp_path, pools="train=1,rollout=1", ray_address=ray_address, stream=6)
+    again, same, others, result = run(tmp_path, pools="train=1@threads,rollout=1@threads", stream=6)
     iterations = list(zip(spans(result, "actor.generate"), spans(result, "reward"), strict=True))
     assert all((len(sampling), len(scoring)) == (6, 6) for sampling, scoring in iterations)
     # on a busy machine chunks may come faster than anybody wakes up for them: not in each iteration
@@ -56,11 +56,21 @@ def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(
 UNEVEN = {"hp.samples": 3, "hp.max_tokens": 40, "actor.longest": 40, "actor.tail": 1.0}  # lengths of 1 to 40 tokens, evenly
 
 
+SLOWLY = {"backend": "null", "prompts": 5, "iterations": 9, "stream": 4, "actor.token_seconds": 0.01, **UNEVEN}
+
+
 @pytest.fixture
-def roles(ray_address):
+def roles():
     """Two ranks that sample for at least 0.4 s, and one that trains."""
-    made = rlflow.roles("ppo", backend="null", prompts=5, iterations=9, stream=4, pools="train=1,rollout=2", ray_address=ray_address,
-                        **UNEVEN, **{"actor.token_seconds": 0.01})
+    made = rlflow.roles("ppo", pools="train=1@threads,rollout=2@threads", **SLOWLY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def processes(ray_address):
+    """The same ranks as processes."""
+    made = rlflow.roles("ppo", pools="train=1,rollout=2", ray_address=ray_address, **SLOWLY)
     yield made
     made.close()
 
@@ -69,7 +79,7 @@ def outcome(roles, rows=5):
     return roles.prepared.executor.run(roles.prepared.plan, roles.prepared.prompts.take(rows))
 
 
-def test_forwards_are_streamed_too_where_a_backend_is_exact_and_a_worker_that_dies_is_named(roles):
+def test_forwards_are_streamed_too_where_a_backend_is_exact(roles):
     prepared = roles.prepared
     alone = rlflow.roles("ppo", backend="null", prompts=5, **UNEVEN)
     for rows in (5, 1):
@@ -82,12 +92,20 @@ def test_forwards_are_streamed_too_where_a_backend_is_exact_and_a_worker_that_di
         assert all(set(pool.call("held").result()) == {0} for pool in prepared.engine.pools.values())
     alone.close()
 
-    rollout = prepared.engine.pools["rollout"]
-    prompts = prepared.prompts.take(5)
-    with pytest.raises(Late, match="no answer to 'generate' from rank 0 of pool 'rollout', rank 1 of pool 'rollout' after 0.05 s"):
-        next(prepared.engine.sample_chunks("actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), CallOptions(seconds=0.05)))
 
-    score, victim = prepared.engine.reward, ray.get(rollout.actors[1].present.remote()).process.pid
+def test_chunks_that_do_not_come_are_awaited_until_the_deadline(roles):
+    engine, prompts = roles.prepared.engine, roles.prepared.prompts.take(5)
+    with pytest.raises(Late, match="no answer to 'generate' from rank 0 of pool 'rollout', rank 1 of pool 'rollout' after 0.05 s"):
+        next(engine.sample_chunks("actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), CallOptions(seconds=0.05)))
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_rows_are_sampled_is_named_and_nothing_stays(processes):
+    prepared = processes.prepared
+    first = outcome(processes)
+    assert first.summary
+    score, rollout = prepared.engine.reward, prepared.engine.pools["rollout"]
+    victim = ray.get(rollout.actors[1].present.remote()).process.pid
 
     def kill(*given):
         os.kill(victim, signal.SIGKILL)
@@ -95,5 +113,5 @@ def test_forwards_are_streamed_too_where_a_backend_is_exact_and_a_worker_that_di
 
     prepared.engine.reward = kill
     with pytest.raises(StageError, match=r"rank 1 of pool 'rollout'.* has died"):
-        outcome(roles)
+        outcome(processes)
     assert not prepared.executor.store.columns

@@ -7,10 +7,12 @@ thread as bytes, each reader decodes them for itself, so no tensor is shared.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import contextvars
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,24 +23,34 @@ from rlflow.cluster.rpc.host import Host
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
 from rlflow.execution.lanes import Lanes
+from rlflow.watchdog import beside
 
 Reference = Future[bytes]  # a reply, which each reader decodes for itself; never cancelled, and without an exception
+CLOSED_SECONDS = 5.0  # how long the threads of all ranks may take to end
+
+
+class ThreadHost(Host):
+    """A host in threads of the run's process, whose watchdog knows that they run a node."""
+
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
+        with contextlib.ExitStack() as within:
+            for dog in tuple(beside.watched):
+                within.enter_context(dog.board.within())
+            within.enter_context(super()._contained())
+            yield
 
 
 @dataclass
 class ThreadRank:
     """A rank: its host, and the threads that run its calls."""
 
-    host: Host = field(default_factory=Host)
+    host: Host = field(default_factory=ThreadHost)
     lanes: Lanes = field(default_factory=lambda: Lanes(GROUPS))
 
     def submit(self, group: str, job: Callable[[], None]) -> None:
         """Run a job in the threads of a group, outside of what is set for the thread that calls."""
         contextvars.Context().run(self.lanes.submit, group, job)
-
-    def close(self) -> None:
-        """End the threads."""
-        self.lanes.close()
 
 
 class AnswerStream(Iterator[Reference]):
@@ -180,7 +192,10 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
     return made
 
 
-def close(pool: Pool[Any]) -> None:
-    """End the threads of a pool."""
-    for member in pool.actors:
-        member.close()
+def close(pools: Iterable[Pool[Any]]) -> None:
+    """End the threads of pools. A call that never returns keeps its thread, which ends with the process."""
+    lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + CLOSED_SECONDS
+    for each in lanes:
+        each.close(0.0)  # all at once
+    for each in lanes:
+        each.close(max(limit - time.monotonic(), 0.0))
