@@ -53,8 +53,8 @@ def test_rows_are_of_the_weights_that_the_staleness_says(monkeypatch):
         updates = [place for place, what in enumerate(sent) if what == "facts"]
         assert len(updates) == 6
         for place in updates:
-            assert "slices from rollout" in sent[:place]  # columns of the pool that samples came before
-            assert "slices from rollout" not in sent[place : sent.index("update", place)]
+            assert "slice from rollout" in sent[:place]  # columns of the pool that samples came before
+            assert "slice from rollout" not in sent[place : sent.index("update", place)]
     finally:
         roles.close()
 
