@@ -56,7 +56,7 @@ class ThreadFleet:
         for future in closing:
             with contextlib.suppress(RemoteError):
                 future.result()
-        threads.close(self.pools.values())
+        threads.close(*self.pools.values())
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:

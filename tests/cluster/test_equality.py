@@ -47,12 +47,6 @@ def ppo(tmp_path_factory):
     return ran
 
 
-@pytest.fixture(scope="module")
-def in_threads(ppo):
-    """The run on two pools whose ranks are threads."""
-    return ppo("threads", pools="train=1@threads,rollout=1@threads")
-
-
 def answers(folder):
     return (folder / "evaluations/after-000002.jsonl").read_text()
 
@@ -67,12 +61,12 @@ def assert_bit_equal(one, other):
 
 
 @pytest.mark.slow
-def test_one_rank_of_each_pool_is_bit_equal_to_one_process(ppo, in_threads, tmp_path):
+def test_one_rank_of_each_pool_is_bit_equal_to_one_process(ppo, tmp_path):
     """Those of one pool are compared where a worker dies in between: test_recovery.py. What is measured and answered is the same too, and
     is so again from the checkpoint, on other pools."""
-    here = ppo("here")
-    assert_bit_equal(in_threads, here)
-    lines, weights, folder = in_threads
+    there = ppo("there", pools="train=1@threads,rollout=1@threads")
+    assert_bit_equal(there, ppo("here"))
+    lines, weights, folder = there
     again = evaluate_run(folder, {"pools": "all=2@threads"}, tmp_path / "again", Quiet())
     assert (again.folder / "answers.jsonl").read_text() == answers(folder)
     assert dict(shown(again.accuracy)).items() <= lines[-1].items()
@@ -91,13 +85,11 @@ def assert_bytes_are_counted(folder, model):
 
 
 @pytest.mark.slow
-def test_ranks_that_are_processes_of_ray_end_where_threads_do(ppo, in_threads, ray_address, tmp_path):
-    """Bit for bit, so that what other tests show of threads holds for processes too."""
-    there = ppo("processes", pools="train=1,rollout=1", ray_address=ray_address)
-    assert_bit_equal(there, in_threads)
+def test_ranks_that_are_processes_of_ray_end_where_threads_do(ppo, ray_address):
+    """Bit for bit, two that train together and one that samples: what other tests show of threads holds for processes too."""
+    there = ppo("processes", pools="train=2,rollout=1", ray_address=ray_address)
+    assert_bit_equal(there, ppo("threads", pools="train=2@threads,rollout=1@threads"))
     assert_bytes_are_counted(there[2], sum(tensor.nbytes for tensor in there[1]["actor"].values()))
-    again = evaluate_run(there[2], {"pools": "all=2"}, tmp_path / "again", Quiet())
-    assert (again.folder / "answers.jsonl").read_text() == answers(in_threads[2])
 
 
 STEPS = {"iterations": 3, "held_out": 0, "dtype": "float64", "hp.minibatch": 20}

@@ -25,8 +25,8 @@ def slices(events, rank):
 @pytest.mark.slow
 def test_the_forwards_and_the_reward_of_ppo_overlap_on_disjoint_pools_and_so_do_the_updates(tmp_path):
     (tmp_path / "judge.py").write_text(REWARD)
-    result = rlflow.run("ppo", backend="null", prompts=2, iterations=1, out=str(tmp_path),
-                        reward=[f"{tmp_path}/judge.py:slow"], pools="a=1@threads,b=1@threads,c=1@threads", generate_seconds=GENERATE, forward_seconds=FORWARD,
+    result = rlflow.run("ppo", backend="null", prompts=2, iterations=1, out=str(tmp_path), reward=[f"{tmp_path}/judge.py:slow"],
+                        pools="a=1@threads,b=1@threads,c=1@threads", generate_seconds=GENERATE, forward_seconds=FORWARD,
                         update_seconds=UPDATE, **{"actor.pool": "a", "critic.pool": "b", "reference.pool": "c", "hp.max_tokens": 4})
     events = json.loads((result.folder / "timeline.json").read_text())
     for spans in (slices(events, rank=False), slices(events, rank=True)):

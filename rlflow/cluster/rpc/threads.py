@@ -12,7 +12,7 @@ import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -192,7 +192,7 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
     return made
 
 
-def close(pools: Iterable[Pool[Any]]) -> None:
+def close(*pools: Pool[Any]) -> None:
     """End the threads of pools. A call that never returns keeps its thread, which ends with the process."""
     lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + CLOSED_SECONDS
     for each in lanes:
