@@ -1,7 +1,9 @@
-"""The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same columns, metrics and state."""
+"""The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same columns, metrics and state. Ranks
+are threads, except where the test is about processes."""
 
 import os
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from timeit import timeit
 
@@ -17,7 +19,6 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.sockets import Sockets
 from rlflow.cluster.sharding.shard_map import RemoteColumn
 
-pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
 COLUMNS = (
     "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",
@@ -25,8 +26,16 @@ COLUMNS = (
 
 
 @pytest.fixture(scope="module")
-def pooled(ray_address):
+def pooled():
     """The objects of a run on three ranks, with seven prompts an iteration."""
+    roles = rlflow.roles(flows.kinds, backend="null", prompts=7, pools="all=3@threads")
+    yield roles
+    roles.close()
+
+
+@pytest.fixture(scope="module")
+def processes(ray_address):
+    """The same run, whose ranks are processes of Ray."""
     roles = rlflow.roles(flows.kinds, backend="null", prompts=7, pools="all=3", ray_address=ray_address)
     yield roles
     roles.close()
@@ -48,7 +57,8 @@ def outcome(roles, rows=7):
     return prepared.executor.run(prepared.plan, prepared.prompts.take(rows))
 
 
-def test_every_column_is_the_one_of_a_single_process(pooled, alone):
+def assert_columns_of_a_single_process(pooled, alone):
+    """Compare one iteration, which the flow runs call by call."""
     there, here = flows.kinds(pooled.take(), **pooled), flows.kinds(alone.take(), **alone)
     assert isinstance(there.data["logprobs"], RemoteColumn)
     fetched = pooled.prepared.engine.fetch(there.select(*COLUMNS))
@@ -60,8 +70,17 @@ def test_every_column_is_the_one_of_a_single_process(pooled, alone):
     pooled.prepared.engine.finished()
 
 
+def test_every_column_is_the_one_of_a_single_process(pooled, alone):
+    assert_columns_of_a_single_process(pooled, alone)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
+    assert_metrics_of_a_single_process(pooled, alone, rows)
+
+
+def assert_metrics_of_a_single_process(pooled, alone, rows):
+    """Compare one iteration, which the executor runs."""
     there, here = outcome(pooled, rows), outcome(alone, rows)
     assert there.metrics.keys() == here.metrics.keys()
     for name, value in here.metrics.items():
@@ -69,8 +88,23 @@ def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
     assert there.summary == here.summary
 
 
-def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(pooled, monkeypatch):
-    spoken, pool = [], pooled.prepared.engine.pools["all"]
+@pytest.fixture
+def just_begun():
+    """The run in one process, before its first iteration."""
+    roles = rlflow.roles(flows.kinds, backend="null", prompts=7)
+    yield roles
+    roles.close()
+
+
+@pytest.mark.slow
+def test_of_processes_columns_and_metrics_are_those_of_a_single_one(processes, just_begun):
+    assert_columns_of_a_single_process(processes, just_begun)
+    assert_metrics_of_a_single_process(processes, just_begun, 7)
+
+
+@pytest.mark.slow
+def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(processes, monkeypatch):
+    spoken, pool = [], processes.prepared.engine.pools["all"]
     assert pool.sockets.settled(60)
 
     def talk(what, *told):
@@ -79,7 +113,7 @@ def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(pooled, monke
         return found
 
     monkeypatch.setattr(pool, "short_call", talk)
-    prepared = pooled.prepared
+    prepared = processes.prepared
     prompts = prepared.prompts.take(7)
     over_lines = prepared.executor.run(prepared.plan, prompts)
     assert ("stage", True) in spoken
@@ -117,54 +151,85 @@ WRONG = {
     "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank \d of pool 'all'\)"),
     "exit": ("sys.exit(0)", r"stage 'bad' failed .*SystemExit: 0 \(raised by .*wrong\.py:\d+\); no stage may end"),
     "_exit": ("os._exit(0)", r"stage 'bad' failed .*ProcessExit: os\._exit\(0\) \(raised by .*wrong\.py:\d+\); no stage may end"),
-    "late": ("time.sleep(8)", r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 5 s"),
+    "late": ("return scores", r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 0.5 s"),
 }
 
 
 SLOW = "import pathlib, time; pathlib.Path({!r}).write_text('loads'); time.sleep(600)"  # what a worker does in place of loading
 
 
-def test_what_goes_wrong_names_its_rank_and_nothing_stays(tmp_path, pooled, ray_address):
-    """Last: it ends the run of this module, since a process has one at a time."""
-    pooled.close()
+@pytest.fixture
+def wrong(tmp_path):
+    """The file of a flow with a stage that does what is wrong, and one that waits until somebody opens the pipe next to the file."""
     bodies = "\n".join(f"    if mode == {name!r}:\n        {body}" for name, (body, _) in WRONG.items())
+    os.mkfifo(tmp_path / "late")
     (tmp_path / "wrong.py").write_text(f"""
 import os
 import sys
-import time
 import torch
 from rlflow import flow, loss, row, scalar, stage
 
-@stage(gives={{"extra": row(torch.float32)}}, timeout=5)
+PIPE = {str(tmp_path / "late")!r}
+
+@stage(gives={{"extra": row(torch.float32)}})
 def bad(scores, mode: scalar(torch.float32)):
     mode = {list(WRONG)!r}[int(mode)]
 {bodies}
 
+@stage(gives={{"later": row(torch.float32)}}, timeout=0.5)
+def never(extra: row(torch.float32)):
+    open(PIPE).close()
+
 @loss
-def policy_loss(new, extra: row(torch.float32)):
-    return new.logprobs * extra[:, None], {{}}
+def policy_loss(new, later: row(torch.float32)):
+    return new.logprobs * later[:, None], {{}}
 
 @flow(state=lambda hp: {{"mode": 0.0}})
 def wrong(prompts, actor, reward):
     batch = actor.generate(prompts, max_tokens=4)
     batch |= reward(batch)
     batch |= bad(batch)
+    batch |= never(batch)
     actor.update(batch, policy_loss)
 """)
-    roles = rlflow.roles(str(tmp_path / "wrong.py"), backend="null", prompts=6, pools="all=2", ray_address=ray_address)
-    try:
-        for number, (_, message) in enumerate(WRONG.values()):
-            roles.state["mode"] = float(number)
-            with pytest.raises(StageError, match=message):
-                outcome(roles)
-            assert held(roles) == {"all": [0, 0]}
+    return tmp_path / "wrong.py"
 
-        os.mkfifo(tmp_path / "pipe")
-        slow = Pool("slow", roles.prepared.engine.pools["all"].actors[:1])
-        slow.making = [slow.actors[0].make.options(concurrency_group="model").remote(timeit, SLOW.format(str(tmp_path / "pipe")))]
-        assert (tmp_path / "pipe").read_text() == "loads"
+
+@contextmanager
+def opened(file, **where):
+    """Two ranks that run the flow of a file."""
+    roles = rlflow.roles(str(file), backend="null", prompts=6, **where)
+    try:
+        yield roles
+    finally:
+        os.close(os.open(file.with_name("late"), os.O_RDWR))  # whoever waits there goes on
+        roles.close()
+
+
+def assert_each_names_its_rank(roles):
+    for number, (_, message) in enumerate(WRONG.values()):
+        roles.state["mode"] = float(number)
+        with pytest.raises(StageError, match=message):
+            outcome(roles)
+        assert held(roles) == {"all": [0, 0]}
+
+
+def test_what_goes_wrong_names_its_rank_and_nothing_stays(wrong):
+    with opened(wrong, pools="all=2@threads") as roles:
+        assert_each_names_its_rank(roles)
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_in_a_process_names_its_rank_and_where_loading_hangs_the_lines(wrong, request):
+    """Last: it ends the run of this module, since a process has one on Ray at a time."""
+    request.getfixturevalue("processes").close()
+    with opened(wrong, pools="all=2", ray_address=request.getfixturevalue("ray_address")) as roles:
+        assert_each_names_its_rank(roles)
+        pipe = wrong.with_name("pipe")
+        os.mkfifo(pipe)
+        slow = Pool("slow", roles.prepared.engine.pools["all"].actors[:1], roles.prepared.engine.pools["all"].transport)
+        slow.making = [slow.actors[0].make.options(concurrency_group="model").remote(timeit, SLOW.format(str(pipe)))]
+        assert pipe.read_text() == "loads"
         with pytest.raises(PlanError, match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n") as late:
             wait_for_models([slow], 0.2)
         assert re.search(r"timeit\.py:\d+ in timeit\n.*within 0\.2 s\n.*--load-timeout 0\.4", str(late.value))
-    finally:
-        roles.close()
