@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tiers",)
+gc.disable()  # until tests are collected: modules that are imported are no garbage, and looking through them takes seconds
 sys.dont_write_bytecode = False  # tests, and the processes that they start, compile a module once
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
@@ -57,8 +58,14 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish(session):
-    gc.freeze()  # a collection need not go through all that was imported
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Garbage is looked for from then on, and not among all that was imported."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure(config):

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -26,6 +25,8 @@ def test_jsonl_skips_blank_lines_and_a_byte_order_mark(tmp_path):
 
 
 def test_all_formats_give_the_same_records(tmp_path, jsonl):
+    import datasets
+
     table = pyarrow.Table.from_pylist(ROWS)
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"), num_proc=None)
@@ -38,6 +39,8 @@ def test_all_formats_give_the_same_records(tmp_path, jsonl):
 
 
 def test_a_saved_dictionary_of_splits_gives_train_or_the_one_asked_for(tmp_path):
+    import datasets
+
     parts = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:2]))
     parts.save_to_disk(str(tmp_path / "saved"))
     assert len(open_data(tmp_path / "saved")) == 6

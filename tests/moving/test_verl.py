@@ -16,7 +16,7 @@ from rlflow.runs.packaged import packaged
 HERE = Path(__file__).parent
 WHOLE = HERE / "fixtures" / "verl-0.9.1-ppo_trainer.yaml"
 SCRIPT = HERE / "fixtures" / "verl-grpo.sh"
-LEAVES = dict(verl._leaves(yaml.safe_load(WHOLE.read_text())))
+LEAVES = dict(verl._leaves(yaml.load(WHOLE.read_text(), yaml.CSafeLoader)))
 
 
 def made(**given):

@@ -4,13 +4,14 @@ import ast
 import importlib
 import inspect
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reasoning_gym.factory import DATASETS
 
 from rlflow.data.frozen import frozen
+from rlflow.extras import require
 from rlflow.rewards import plain, scorers
 
 EVALUATES = {"eval", "exec", "compile", "parse_expr", "sympify", "S", "lambdify", "parse_latex", "__import__", "import_module", "system",
@@ -18,6 +19,12 @@ EVALUATES = {"eval", "exec", "compile", "parse_expr", "sympify", "S", "lambdify"
 HARMLESS = {"json.loads"}  # reads data
 
 
+def datasets():
+    """reasoning-gym's tasks by name: class of the data, and of its settings."""
+    return require("reasoning_gym.factory", extra="tasks").DATASETS
+
+
+@cache
 def functions(module):
     tree = ast.parse(inspect.getsource(module))
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -48,7 +55,7 @@ def called(module_name, name, seen):
 
 def test_the_tasks_whose_scorers_evaluate_text_are_those_that_are_known():
     found = set()
-    for task, (kind, _) in DATASETS.items():
+    for task, (kind, _) in datasets().items():
         owner = next(each for each in kind.__mro__ if "score_answer" in vars(each))
         if called(owner.__module__, "score_answer", set()) & EVALUATES:
             found.add(task)
@@ -56,7 +63,7 @@ def test_the_tasks_whose_scorers_evaluate_text_are_those_that_are_known():
 
 
 def rows(task, size=6):
-    kind, config = DATASETS[task]
+    kind, config = datasets()[task]
     return kind(config=config(size=size, seed=7))
 
 
