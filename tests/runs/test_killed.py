@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import threading
+from functools import partial
 
 import faults
 import powerloss
@@ -21,6 +22,7 @@ from rlflow.watch import status
 from rlflow.watch.reporter import make_reporter
 
 ITERATIONS = 3
+DRAWN = 5  # places at which a run is killed outside of the tests that try each
 WHOLE = ("settings.json", "identity.json", "graph.json", "status.json", "bounds.json")
 
 
@@ -47,6 +49,12 @@ def straight(tmp_path_factory):
     with faults.watching(*faults.below(out, lambda name, args: calls.append(name))):
         folder = null_run(out, "straight").folder
     return content(folder), len(calls)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run that has iterations left, for copies to go on from."""
+    return null_run(tmp_path_factory.mktemp("begun"), iterations=2).folder
 
 
 def check_end(folder, wanted):
@@ -88,11 +96,35 @@ def tried(points, out, wanted, action, settle=lambda folder: None):
     return found
 
 
+def go_on(folder):
+    resume.resume(folder, {"iterations": ITERATIONS}, make_reporter(quiet=True))
+
+
+def laid_out(begun, out):
+    """A copy of the run as ``cut``."""
+    shutil.copytree(begun, out / "cut", symlinks=True)
+
+
 def ordered(found):
     """Once there is a checkpoint there always is one. The run's status is written with the time too, so on a slow machine the checkpoint
     comes a few changes later than in another run."""
     first = found.index(True)
     return all(found[first + 4 :])
+
+
+def drawn(places):
+    return sorted(random.Random(0).sample(range(places), DRAWN))
+
+
+@pytest.mark.slow
+def test_killed_at_drawn_changes_of_its_folder_a_run_ends_the_same(straight, tmp_path):
+    wanted, calls = straight
+    assert any(tried(drawn(2 * calls), tmp_path, wanted, lambda folder: null_run(folder.parent)))
+
+
+@pytest.mark.slow
+def test_killed_at_drawn_changes_of_its_folder_a_resumed_run_ends_the_same(straight, begun, tmp_path):
+    assert all(tried(drawn(200), tmp_path, straight[0], go_on, partial(laid_out, begun)))
 
 
 @pytest.mark.slow
@@ -104,11 +136,8 @@ def test_killed_at_any_change_of_its_folder_a_run_ends_the_same(straight, tmp_pa
 
 
 @pytest.mark.slow
-def test_killed_at_any_change_of_its_folder_a_resumed_run_ends_the_same(straight, tmp_path):
-    wanted, _ = straight
-    go_on = lambda folder: resume.resume(folder, {"iterations": ITERATIONS}, make_reporter(quiet=True))  # noqa: E731
-    found = tried(range(0, 200, 11), tmp_path, wanted, go_on, lambda out: in_child(lambda: null_run(out, iterations=2)))
-    assert all(found)
+def test_killed_at_any_change_of_its_folder_a_resumed_run_ends_the_same(straight, begun, tmp_path):
+    assert all(tried(range(0, 200, 11), tmp_path, straight[0], go_on, partial(laid_out, begun)))
 
 
 def stopped_before_the_end(out):
