@@ -1,18 +1,38 @@
 """A small task of real data and the packaged model, so that a run takes seconds."""
 
-import json
+import shutil
+from functools import cache
+from pathlib import Path
 
 import pytest
-
-import rlflow.tasks
-
-MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+from run_faults import run, small
 
 
 @pytest.fixture
 def task(tmp_path):
     """Keywords of a small run on sums from a file."""
-    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 20)]
-    path = tmp_path / "sums.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"model": MODEL, "data": str(path), "prompts": 8, "iterations": 2, "held_out": 16, "out": str(tmp_path / "runs"), "lr": 1e-3}
+    return small(tmp_path)
+
+
+def saving(keywords):
+    """Of a run that is saved after each of its five iterations."""
+    return {**keywords, "iterations": 5, "held_out": 0, "save_every": 1}
+
+
+@pytest.fixture
+def sums(tmp_path):
+    """Keywords of a run on 24 questions: three iterations of 8 prompts are an epoch."""
+    return saving(small(tmp_path, 24))
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory):
+    """``straight(name, **changes)``: the folder of a run that nothing happens to, with keywords as ``sums`` has them. Each is made once,
+    and tests copy what they change (``copied``)."""
+    return cache(lambda name, **changes: run(name, saving(small(tmp_path_factory.mktemp("straight"), 24)), "straight", **changes).folder)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A run's folder, copied, so that a test may go on with it."""
+    return lambda folder: Path(shutil.copytree(folder, tmp_path / "runs" / folder.name, symlinks=True))

@@ -52,6 +52,12 @@ def write_sums(path: Path, count: int = 24) -> Path:
     return path
 
 
+def small(folder: Path, count: int = 200) -> dict[str, Any]:
+    """Keywords of a small run on so many sums from a file; the file and the run lie in the folder."""
+    data = str(write_sums(folder / "sums.jsonl", count))
+    return {"model": MODEL, "data": data, "prompts": 8, "iterations": 2, "held_out": 16, "out": str(folder / "runs"), "lr": 1e-3}
+
+
 def run(name: str, keywords: Mapping[str, Any], run_name: str, **changes: Any) -> Any:
     hp, more = FLOWS[name]
     flow = load_flow(name)

@@ -4,10 +4,11 @@ is left out and counted, and the run goes on; where nothing good is left it stop
 import json
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
-from run_faults import BAD, MARK, command, content, left_over, marked, unequal
+from run_faults import BAD, MARK, command, content, left_over, marked, small, unequal
 
 import rlflow
 from rlflow.author import verbs
@@ -192,24 +193,29 @@ def tensors(folder):
     return load_latest(folder).snapshot.tensors
 
 
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """Tensors of a run of so many iterations in which the rows that would be bad are not there."""
+    return cache(lambda iterations: tensors(bad_run(small(tmp_path_factory.mktemp("without")), "without", iterations=iterations,
+                                                    **{"hp.drop": True}).folder))  # fmt: skip
+
+
 @pytest.mark.parametrize("place", ["scores", "values"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_rows_that_are_not_finite_are_left_out_as_if_they_were_not_there(place, value, task):
+def test_rows_that_are_not_finite_are_left_out_as_if_they_were_not_there(place, value, task, without):
     with_them = bad_run(task, "with", **{"hp.place": place, "hp.value": value})
-    without = bad_run(task, "without", **{"hp.drop": True})
     for line in lines(with_them.folder):
         for role in ("actor", "critic"):
             assert (line[f"{role}.update/left_out"], line[f"{role}.update/rows"], line[f"{role}.update/skipped_steps"]) == (2, 6, 0)
-    assert list(unequal(tensors(with_them.folder), tensors(without.folder))) == []
+    assert list(unequal(tensors(with_them.folder), without(3))) == []
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_of_logprobs_that_are_not_finite_only_who_reads_them_leaves_rows_out(value, task):
+def test_of_logprobs_that_are_not_finite_only_who_reads_them_leaves_rows_out(value, task, without):
     with_them = bad_run(task, "with", iterations=1, **{"hp.place": "logprobs", "hp.value": value})
-    without = bad_run(task, "without", iterations=1, **{"hp.drop": True})
     (line,) = lines(with_them.folder)
     assert (line["actor.update/left_out"], line["critic.update/left_out"]) == (2, 0)
-    one, two = tensors(with_them.folder), tensors(without.folder)
+    one, two = tensors(with_them.folder), without(1)
     groups = [group for group in one if group.startswith("actor")]
     assert list(unequal({group: one[group] for group in groups}, {group: two[group] for group in groups})) == []
 

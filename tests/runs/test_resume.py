@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -21,41 +22,20 @@ from rlflow.watch.reporter import Quiet, make_reporter
 pytestmark = pytest.mark.slow
 
 
-
-@pytest.fixture
-def sums(task, tmp_path):
-    """24 questions: three iterations of 8 prompts are an epoch."""
-    path = Path(task["data"])
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:24]))
-    return {**task, "iterations": 5, "held_out": 0, "save_every": 1, "lr": 1e-3, "out": str(tmp_path / "runs")}
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """What a run comes to that nothing happens to."""
-    found = {}
-
-    def of(name, sums):
-        key = (name, sums["iterations"])
-        if key not in found:
-            out = tmp_path_factory.mktemp("straight")
-            found[key] = content(run(name, {**sums, "out": str(out)}, "straight").folder)
-        return found[key]
-
-    return of
-
-
 def assert_same(one, two):
     assert list(differences(one, two)) == []
     assert sum(len(group) for group in one.tensors.values()) > 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)  # among them nodes of each kind
-def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
-    wanted = straight(name, sums)
+def own_nodes(name):
+    """The nodes of a flow that does something; of another than ppo, those that ppo does not have."""
+    return [node for node in nodes(name) if name == "ppo" or node not in nodes("ppo")]
+
+
+def assert_killed_at(name, places, sums, wanted):
+    """Killed as each of these nodes begins and resumed, a run ends as it would have."""
     assert wanted.iteration == sums["iterations"]
-    for number, node in enumerate(node for node in nodes(name) if name == "ppo" or node not in nodes("ppo")):
+    for number, node in enumerate(places):
         def cut(node=node, number=number):
             signal_at(node, 2, signal.SIGKILL)
             run(name, sums, f"cut-{number}")
@@ -67,7 +47,16 @@ def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sum
         assert_same(content(folder), wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)
+def test_killed_at_a_drawn_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
+    assert_killed_at(name, random.Random(0).sample(own_nodes(name), 2), sums, content(straight(name)))
+
+
+@pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)  # among them nodes of each kind
+def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
+    assert_killed_at(name, own_nodes(name), sums, content(straight(name)))
+
+
 @pytest.mark.parametrize(("first", "second"), [(4, 5), (3, 6)], ids=["twice within an epoch", "twice at its edge"])
 def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums, straight):
     sums = {**sums, "iterations": 8}
@@ -85,11 +74,11 @@ def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums, straight
 
     assert in_child(cut_again) == -signal.SIGKILL
     assert resumed(folder) == 0
-    assert_same(content(folder), straight("grpo", sums))
+    assert_same(content(folder), content(straight("grpo", iterations=8)))
 
 
-def test_the_price_of_kl_goes_on_from_where_it_was(sums):
-    straight = content(run("ppo_adaptive", {**sums, "iterations": 4}, "straight").folder)
+def test_the_price_of_kl_goes_on_from_where_it_was(sums, straight):
+    straight = content(straight("ppo_adaptive", iterations=4))
     first = run("ppo_adaptive", {**sums, "iterations": 2}, "first").folder
     resume.resume(first, {"iterations": 4}, Quiet())
     assert_same(content(first), straight)
@@ -97,7 +86,6 @@ def test_the_price_of_kl_goes_on_from_where_it_was(sums):
     assert len(set(betas)) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("node", "number"), [
     ("actor.generate", signal.SIGINT), ("reward", signal.SIGTERM), ("gae", signal.SIGINT), ("critic.update", signal.SIGTERM),
     ("actor.update", signal.SIGINT), ("actor.update", signal.SIGTERM),
@@ -114,7 +102,7 @@ def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, n
     assert load_latest(folder).snapshot.iteration == (3 if node.endswith("update") else 2)  # weights that change change whole
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
     assert resumed(folder) == 0
-    assert_same(content(folder), straight("ppo", sums))
+    assert_same(content(folder), content(straight("ppo")))
 
 
 def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
@@ -140,18 +128,18 @@ def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["evaluated", "as an earlier version saved it"])
-def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_evaluated_once(known, sums):
-    sums = {**sums, "iterations": 2, "held_out": 4, "save_every": 0}
-    straight = run("grpo", sums, "straight").folder
+def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_evaluated_once(known, sums, straight):
+    changes = {"iterations": 2, "held_out": 4, "save_every": 0}
+    straight = straight("grpo", **changes)
 
     def cut():
         final.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
         if not known:
             real = state.snapshot
             state.snapshot = lambda prepared, at, cursor: real(prepared, replace(at, here=None), cursor)
-        run("grpo", sums, "cut")
+        run("grpo", {**sums, **changes}, "cut")
 
-    folder = straight.parent / "cut"
+    folder = Path(sums["out"]) / "cut"
     assert in_child(cut) == -signal.SIGKILL
     assert not (folder / "final").exists()
 
@@ -192,8 +180,8 @@ def test_a_changed_stage_body_is_refused_with_the_difference_and_a_fork_takes_it
     assert load_latest(first).snapshot.iteration == 2
 
 
-def test_other_settings_are_refused_by_resume_and_taken_by_fork(sums):
-    first = run("grpo", {**sums, "iterations": 2}, "first").folder
+def test_other_settings_are_refused_by_resume_and_taken_by_fork(straight, copied):
+    first = copied(straight("grpo", iterations=2))
     with pytest.raises(PlanError, match="keeps its settings"):
         resume.resume(first, {"hp.clip": "0.1"}, Quiet())
     with pytest.raises(PlanError, match="has done its iterations"):
@@ -225,8 +213,8 @@ def test_a_fork_to_a_backend_with_other_weights_says_what_does_not_fit(sums, bef
     assert resume.fork(first, {"iterations": 2, "backend": before, "name": "other"}, Quiet()).folder.name == "other"  # the remedy
 
 
-def test_a_run_that_is_held_is_not_resumed(sums):
-    first = run("grpo", {**sums, "iterations": 2}, "first").folder
+def test_a_run_that_is_held_is_not_resumed(straight, copied):
+    first = copied(straight("grpo", iterations=2))
     with Lock(first), pytest.raises(RunHeld, match=str(os.getpid())):
         resume.resume(first, {"iterations": 3}, Quiet())
 
