@@ -10,7 +10,6 @@ from planted import BACKENDS, FILES
 
 from rlflow.errors import FlowError
 
-pytestmark = pytest.mark.slow
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 
 
@@ -33,18 +32,21 @@ def test_a_fault_in_a_file_is_named(tmp_path, proven, fault):
     assert expected in named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", BACKENDS)
 def test_a_fault_in_a_backend_is_named(proven, fault):
     name, settings, half, kind, expected = BACKENDS[fault]
     assert expected in falsified(proven(name, half, kind, **{"hp.max_tokens": 6, **settings}))
 
 
+@pytest.mark.slow
 def test_without_a_fault_nothing_is_falsified_and_all_is_put_back(proven):
     claims = proven("ppo", **{"hp.max_tokens": 6})
     assert falsified(claims) == []
     assert {"reward-reaches", "reward-direction", "sampler-follows", "micro-batches", "frozen"} <= {claim.name for claim in claims}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", [5, -5])
 def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar):
     source = (ALGORITHMS / "grpo.py").read_text().replace("compare(batch, deviation=hp.deviation)", "passed(batch)")
@@ -58,6 +60,7 @@ def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar)
     assert {claims[name].verdict for name in ("reward-direction", "weights-direction", "weights-scores")} == {"proved"}
 
 
+@pytest.mark.slow
 def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven):
     source = (ALGORITHMS / "grpo.py").read_text().replace("* clipped_gain(ratio, advantages, clip, clip)", "* ratio")
     path = tmp_path / "watched.py"
@@ -69,6 +72,7 @@ def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven
     assert "weights-scores" not in claims
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_learn_together_are_named():
     command = [sys.executable, "-m", "rlflow.cli.main", "prove", "ppo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone",
                "--critic.trainer", "planted_ranks.uneven", "--threads", "1", "--held_out", "0", "--hp.max_tokens", "6", "--hp.samples", "4"]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlflow.proof.rehearsal import JudgedRows
-from rlflow.proof.reward_claims import of_rows
+from rlflow.proof.rehearsal import JudgedRows, uneven
+from rlflow.proof.reward_claims import differing, of_rows, reward_claims
 
 SCORES = torch.tensor([0.0, 1.0, 0.5, float("nan")])
 
@@ -31,3 +31,26 @@ def test_a_reward_that_gives_no_row_a_score_is_named_with_the_reason():
     claim = of_rows(JudgedRows("reward", none, none, none), reasons={"judge/raised": "RuntimeError: no such judge"})
     assert claim.verdict == "falsified"
     assert "gives no row a score (3 rows; judge/raised: RuntimeError: no such judge)" in str(claim)
+
+
+def test_missing_scores_are_counted_beside_what_is_known():
+    claim = of_rows(JudgedRows("reward", SCORES, SCORES, SCORES), reasons={"judge/raised": "no\n judge"})
+    assert claim.number == ("0 of 4 rows have another score where the same rows are judged in another order; 1 have no score; "
+                            "judge/raised: no judge")  # fmt: skip
+    assert of_rows(JudgedRows("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith("in another order")
+
+
+@pytest.mark.parametrize(("other", "count"), [([0.0, 1.0, float("nan")], 0), ([0.1, 1.2, float("nan")], 1), ([0.0, float("nan"), 0.0], 2)])
+def test_scores_differ_by_more_than_what_is_close(other, count):
+    assert differing(torch.tensor([0.0, 1.0, float("nan")]), torch.tensor(other), 0.1) == count
+
+
+def test_equal_scores_that_are_not_0_show_nothing():
+    claim = of_rows(JudgedRows("reward", torch.ones(3), torch.ones(3), torch.zeros(3)))
+    assert claim.sentence == "it pays all rows of the rehearsal the same"
+
+
+def test_each_call_of_a_reward_has_its_claim_with_its_line(grpo):
+    [claim] = reward_claims(grpo.stage, dict, uneven(0))
+    assert (claim.name, claim.subject, claim.verdict) == ("reward-rows", "reward", "proved")
+    assert claim.place.path.endswith("grpo.py")
