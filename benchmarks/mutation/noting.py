@@ -1,5 +1,5 @@
 """A plugin of pytest in a probed copy: says to which row hits go, and writes a line for each test: its row, those of the fixtures that it
-shares with others, how long it took and whether it failed."""
+shares with others and how long it took."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class Notes:
         self.lines = folder / "tests.jsonl"
         self.rows = 1
         self.shared: dict[tuple[str, str], int] = {}
-        self.failed = False
 
     def _to(self, row: int) -> None:
         self.current[:HEAD] = row.to_bytes(HEAD, "little")
@@ -34,7 +33,7 @@ class Notes:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        row, since, self.failed = self._new(), time.monotonic(), False
+        row, since = self._new(), time.monotonic()
         self._to(row)
         try:
             return (yield)
@@ -42,7 +41,8 @@ class Notes:
             self._to(0)
             used = [shared for (name, base), shared in self.shared.items()
                     if name in getattr(item, "fixturenames", ()) and item.nodeid.startswith(base)]  # fmt: skip
-            line = {"test": item.nodeid, "rows": [row, *used], "seconds": round(time.monotonic() - since, 4), "failed": self.failed}
+            made = range(row, self.rows)  # its own, and those of shared fixtures that it was the first to need
+            line = {"test": item.nodeid, "rows": sorted({*made, *used}), "seconds": round(time.monotonic() - since, 4)}
             with self.lines.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -57,9 +57,6 @@ class Notes:
             return (yield)
         finally:
             self._to(before)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed |= report.failed
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,11 +20,9 @@ CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"  # nothing, 
 
 @dataclass(frozen=True)
 class Covered:
-    """What a run of a suite has shown. seconds: of each test. failed: tests that did, of which the judging makes sure itself. covering: by
-    the name of a mutant, the tests that reach it."""
+    """What a run of a suite has shown. seconds: of each test. covering: by the name of a mutant, the tests that reach it."""
 
     seconds: dict[str, float]
-    failed: list[str]
     covering: dict[str, list[str]]
 
     def saved(self, path: Path) -> None:
@@ -65,8 +63,7 @@ def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
         reached = {number for row in test["rows"] for number in probe.hits(notes / "hits", row, len(mutated))}
         for number in sorted(reached):
             covering[name(*mutated[number])].append(test["test"])
-    seconds = {test["test"]: test["seconds"] for test in tests}
-    return Covered(seconds, [test["test"] for test in tests if test["failed"]], covering)
+    return Covered({test["test"]: test["seconds"] for test in tests}, covering)
 
 
 def probed(source: str, here: dict[int, Mutant]) -> str:
