@@ -18,7 +18,7 @@ def test_flags_of_two_plans_are_told_from_those_of_both():
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "code", "says"), [
     ("--stream 4", 0, "proved"), ("--seed 1", 2, "falsified"), ("--actor.micro_tokens 200", 0, "proved"),
-    ("--pools all=2", 0, "proved"), ("--actor.generator vllm", 0, "unproved"),
+    ("--pools all=2@threads", 0, "proved"), ("--actor.generator vllm", 0, "unproved"),
 ])  # fmt: skip
 def test_two_plans_of_one_text_agree_or_differ_from_a_column_on(monkeypatch, capsys, plan, code, says):
     small = ["--threads", "1", "--prompts", "4", "--hp.samples", "4", "--hp.max_tokens", "4", "--hp.minibatch", "16"]

@@ -1,14 +1,11 @@
-"""What a plan says of columns that move is what workers of a run on pools really send each other."""
+"""What a plan says of columns that move is what ranks of a run on pools really send each other."""
 
 from collections import Counter
 
-import numpy as np
 import pytest
-import ray
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.parcels import opened
 from rlflow.cluster.rpc.pool import Pool
@@ -20,9 +17,9 @@ TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", 
 
 @pytest.fixture
 def sent(monkeypatch):
-    """(iteration, node, pool that sends, pool that receives, batch) of everything that one worker sends another for a node's call."""
+    """(iteration, node, pool that sends, pool that receives, batch) of everything that one rank sends another for a node's call."""
     moved, senders = [], {}
-    send, sliced, short_call = Pool.send, Calls._sliced, Pool.short_call
+    send = Pool.send
 
     def sending(self, rank, method, *args, **keywords):
         ref = send(self, rank, method, *args, **keywords)
@@ -30,43 +27,25 @@ def sent(monkeypatch):
             senders[ref] = self.name
         return ref
 
-    def slicing(self, name, *args):
-        there = sliced(self, name, *args)
-        senders.update((parcel.tobytes(), name) for _, parcels in there for parcel in parcels)
-        return there
-
-    def watch(pool, frame, transfers):
-        call = Call.unpacked(frame)
-        node = TARGETS.get(call.arguments.get("role"), {}).get(call.op) or call.arguments.get("function")
-        for parcel in call.rows(transfers) if node else ():
-            of, rows = (parcel.tobytes(), parcel) if isinstance(parcel, np.ndarray) else (parcel, ray.get(parcel))
-            moved.append((call.iteration, node, senders[of], pool.name, opened(rows)))
-
     def running(run):
         def watched(self, rank, frame, transfers, group):
-            watch(self, frame, transfers)
+            call = Call.unpacked(frame)
+            node = TARGETS.get(call.arguments.get("role"), {}).get(call.op) or call.arguments.get("function")
+            for ref in call.rows(transfers) if node else ():
+                [rows] = self.transport.values([ref], 60.0)
+                moved.append((call.iteration, node, senders[ref], self.name, opened(rows)))
             return run(self, rank, frame, transfers, group)
 
         return watched
 
-    def calling(self, what, frames, seconds):
-        call = short_call(self, what, frames, seconds)
-        for frame in frames.values() if call is not None else ():
-            watch(self, frame, ())
-        return call
-
     monkeypatch.setattr(Pool, "send", sending)
-    monkeypatch.setattr(Calls, "_sliced", slicing)
-    monkeypatch.setattr(Pool, "short_call", calling)
     for name in ("run", "run_chunks"):
         monkeypatch.setattr(Pool, name, running(getattr(Pool, name)))
     return moved
 
 
-@pytest.mark.slow
-def test_columns_that_move(planned_as, sent, monkeypatch, tmp_path):
-    monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
-    rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
+def test_columns_that_move(planned_as, sent, tmp_path):
+    rlflow.run(load_flow("grpo"), backend="null", pools="train=2@threads,rollout=2@threads", prompts=8, iterations=2, out=str(tmp_path),
                **{"hp.samples": 2, "hp.max_tokens": 16})
     moved = Counter()
     for iteration, node, source, target, batch in sent:

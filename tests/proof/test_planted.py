@@ -74,8 +74,9 @@ def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven
 
 @pytest.mark.slow
 def test_ranks_that_do_not_learn_together_are_named():
-    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "ppo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone",
-               "--critic.trainer", "planted_ranks.uneven", "--threads", "1", "--held_out", "0", "--hp.max_tokens", "6", "--hp.samples", "4"]
+    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "ppo", "--pools", "all=2@threads", "--actor.trainer",
+               "planted_ranks.alone", "--critic.trainer", "planted_ranks.uneven", "--threads", "1", "--held_out", "0",
+               "--hp.max_tokens", "6", "--hp.samples", "4"]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     wrong = [line for line in ended.stdout.splitlines() if line.startswith("falsified")]

@@ -116,13 +116,13 @@ def test_a_setting_of_the_flow_names_a_service_and_a_stage_gets_its_url(asking):
         flow(roles.take(), **roles)
 
 
-@pytest.mark.slow
-def test_workers_of_pools_find_services_too(asking):
+@pytest.mark.parametrize("pools", ["all=1@threads", pytest.param("all=1", marks=pytest.mark.slow)])
+def test_workers_of_pools_find_services_too(asking, pools):
     (asking / "mine.py").write_text(REWARD)
-    flags = {**FLAGS, "reward": f"{asking / 'mine.py'}:asks", "reward_network": True, "pools": "all=1"}
+    flags = {**FLAGS, "reward": f"{asking / 'mine.py'}:asks", "reward_network": True, "pools": pools}
     result = rlflow.run("grpo", out=str(asking), **flags, **{"service.judge": LITTLE})
     assert [line["reward/mean"] for line in lines(result.folder)] == [1.0] * 2
-    result = rlflow.run(str(asking / "asking.py"), **{**read_toml(asking / "run.toml"), "pools": "all=1"})
+    result = rlflow.run(str(asking / "asking.py"), **{**read_toml(asking / "run.toml"), "pools": pools})
     assert [line["judged/score"] for line in lines(result.folder)] == [1.0] * 2
 
 

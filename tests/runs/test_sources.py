@@ -58,7 +58,7 @@ def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goe
 @pytest.mark.slow
 def test_on_pools_sources_have_the_rewards_and_numbers_of_one_process_also_where_the_run_was_cut(ground):
     alone = rlflow.run("grpo", **settings(ground, name="alone")).folder
-    pooled = rlflow.run("grpo", **settings(ground, name="pooled", iterations=1, pools="train=2,rollout=1")).folder
+    pooled = rlflow.run("grpo", **settings(ground, name="pooled", iterations=1, pools="train=2@threads,rollout=1@threads")).folder
     resume(pooled, {"iterations": "3"}, Quiet())
     assert lines(pooled, "samples.jsonl") == lines(alone, "samples.jsonl")
     for found, wanted in zip(lines(pooled), lines(alone), strict=True):

@@ -20,7 +20,7 @@ class Trainer(local.Trainer):
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
-        self.peers = Alone()
+        self.peers = Alone(self.peers.group)
 
     def backward(self, objective):
         self.optimizer.zero_grad()
