@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
-    "launching": "errors author services.declare watch",
+    "launching": "errors author placement services.declare watch",
     "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlflow import PlanError
 from rlflow.columns import row, text, token
-from rlflow.placement import GRAIN, Placement, parse_pools, parse_shares, shared_kind, typical_bytes
+from rlflow.placement import GRAIN, Placement, in_threads, parse_pools, parse_shares, shared_kind, typical_bytes
 
 
 def test_a_column_of_unknown_kind_counts_as_a_number_for_each_row():
@@ -29,7 +29,20 @@ def test_pools_name_their_part_of_each_device():
     assert parse_shares("train=2,rollout=2") == {}
 
 
+def test_ranks_of_all_pools_are_threads_or_none_are():
+    text = "train=2@threads, rollout=1@threads"
+    assert in_threads(text)
+    assert parse_pools(text) == {"train": 2, "rollout": 1}
+    assert (parse_shares(text), shared_kind(text)) == ({}, "")
+    assert not in_threads("all=2")
+    assert not in_threads("a=1@gpu0.5,b=1@gpu0.5")
+    with pytest.raises(PlanError, match="some pools are threads of this process and others are not") as refused:
+        in_threads("train=2@threads,rollout=1,rest=1@cpu0.5")
+    assert refused.value.problems[0].remedy == "add @threads to rollout, rest"
+
+
 @pytest.mark.parametrize(("text", "told"), [
+    ("a=2@thread", "names no pool"), ("a=2@threads0.5", "names no pool"), ("a=0@threads", "names no pool"),
     ("a=2@gpu0", "names no part of a device"), ("a=2@gpu1.5", "names no part of a device"), ("a=2@gpu0.00001", "names no part of a device"),
     ("a=2@tpu0.5", "names no pool"), ("a=2@gpu", "names no pool"), ("a=0@gpu0.5", "names no pool"), ("a=1,a=1@gpu0.5", "names no pool"),
     ("a=1@gpu0.5,b=1@cpu0.5", "devices of several kinds"),

@@ -189,7 +189,7 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",
         resizes=hasattr(kind, "resize_passes"), pieces=hasattr(kind, "pieces"), live=bool(getattr(kind, "live", False)),
         shares="share" in vars(kind), destinations=hasattr(kind, "destinations"),
-        threads=bool(getattr(kind, "threads", False)),
+        threads=bool(vars(kind).get("threads", False)),  # not from a base: what a class adds to it may need processes
     )  # fmt: skip
 
 

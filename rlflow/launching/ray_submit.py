@@ -27,4 +27,4 @@ def _environment(secrets: list[str]) -> list[str]:
 
 def _joins(target: LaunchTarget) -> bool:
     """Whether the command of the run says already that it joins the Ray, or needs none."""
-    return target.apart or "ray_address" in target.flags or "pools" not in target.flags
+    return target.apart or "ray_address" in target.flags or not target.on_ray

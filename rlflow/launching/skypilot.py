@@ -57,7 +57,7 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     exports = [f'export {service.variable}="{urls.get(service.name, service.run)}"' for service in target.services]
     ray = [f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job", f"ray start --head --port={RAY_PORT} --disable-usage-stats"]
     run = [*exports, *(ray if target.apart else []), *(_ray_waits(target) if target.apart else []), target.command(urls)]
-    return _task(target, MAIN, run, "tasks,cluster" if "pools" in target.flags else "tasks", **_machine(target))
+    return _task(target, MAIN, run, "tasks,cluster" if target.on_ray else "tasks", **_machine(target))
 
 
 def _ray_waits(target: LaunchTarget) -> list[str]:

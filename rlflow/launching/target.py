@@ -14,6 +14,7 @@ from annotated_types import Ge
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, listed
+from rlflow.placement import in_threads
 from rlflow.services.declare import Service, in_place, split_services
 from rlflow.watch.secrets import masked, telling
 
@@ -62,6 +63,11 @@ class LaunchTarget:
         return self.settings.nodes > 1
 
     @property
+    def on_ray(self) -> bool:
+        """Whether the run has pools of Ray workers."""
+        return has_ray_pools(self.flags)
+
+    @property
     def own(self) -> list[tuple[Service, int]]:
         """The services that are started here, each with its port."""
         return [(service, FIRST_PORT + number) for number, service in enumerate(each for each in self.services if not each.external)]
@@ -78,6 +84,11 @@ class LaunchTarget:
         for service in self.services:
             words += _of_service(service, known.get(service.name), started)
         return " ".join([*words, *(["--ray-address", "auto"] if self.apart and "ray_address" not in self.flags else [])])
+
+
+def has_ray_pools(flags: Mapping[str, Any]) -> bool:
+    """Whether the flags of a run name pools of Ray workers: none, and pools of threads, are one process. Raises PlanError."""
+    return bool(flags.get("pools")) and not in_threads(str(flags["pools"]))
 
 
 def _of_service(service: Service, url: str | None, started: bool) -> list[str]:
@@ -146,8 +157,8 @@ def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[st
         where = listed(f"--{flag}" for flag in secret_flags) if secret_flags else f"--{HEAD}.secret with {len(wrong[0])} characters"
         raise PlanError.of("job-secret", "a secret does not belong into what is printed", found=where,
                            expected="names of variables of the environment", remedy=f"export NAME=…, and --{HEAD}.secret NAME")
-    if settings.nodes > 1 and "pools" not in flags:
-        raise PlanError.of("job-nodes", f"a run without pools uses one machine of {settings.nodes}",
+    if settings.nodes > 1 and not has_ray_pools(flags):
+        raise PlanError.of("job-nodes", f"the run uses one machine of {settings.nodes}, since it has no pools of processes",
                            found=f"--{HEAD}.nodes {settings.nodes}", expected=f"--pools, or --{HEAD}.nodes 1",
                            remedy="--pools train=8,rollout=8, or all=16")
     if not re.fullmatch(r"([A-Za-z][\w.-]*(:[1-9][0-9]*)?)?", settings.accelerators or ""):

@@ -32,6 +32,38 @@ def test_what_cannot_be_meant_is_refused(planned_as, line, code, found, remedy):
     assert [(problem.code, problem.found, problem.remedy) for problem in refused.value.problems] == [(code, found, remedy)]
 
 
+WITH = f"--model {FOLDER} --data chain_sum"
+PROCESSES = "--pools all=2, whose ranks are processes"
+
+
+@pytest.mark.parametrize(("line", "names"), [
+    pytest.param(f"ppo {WITH} --pools all=2@threads --critic.trainer fsdp --actor.generator vllm",
+                 ["the trainer fsdp of role 'critic'", "the generator vllm of role 'actor'"], marks=pytest.mark.slow),  # imports vLLM
+    (f"grpo {WITH} --pools all=2@threads --actor.trainer deepspeed", ["the trainer deepspeed of role 'actor'"]),
+    ("grpo --pools all=2@threads --weights alltoall --ray-address auto", ["--weights alltoall", "--ray-address joins a Ray"]),
+    ("grpo --pools all=2@threads --weights segment", ["--weights segment"]),
+])  # fmt: skip
+def test_what_needs_processes_is_refused_for_ranks_that_are_threads(planned_as, line, names):
+    with pytest.raises(PlanError) as refused:
+        planned_as(line)
+    problems = refused.value.problems
+    assert [(problem.code, problem.remedy) for problem in problems] == [("pool-threads", PROCESSES)] * len(names)
+    assert all(problem.message.startswith(name) for problem, name in zip(problems, names, strict=True))
+
+
+def test_pools_of_threads_and_of_processes_are_refused_together(planned_as):
+    with pytest.raises(PlanError, match="some pools are threads of this process and others are not"):
+        planned_as("grpo --pools train=1@threads,rollout=1")
+
+
+@pytest.mark.parametrize("flags", ["", "--weights gather", "--memory 20GiB", "--stream 2", "--staleness 1"])
+def test_all_else_is_planned_for_threads_as_for_processes(planned_as, flags):
+    threads, processes = (planned_as(f"grpo --pools train=2{kind},rollout=1{kind} {flags}") for kind in ("@threads", ""))
+    assert (threads.steps, threads.edges, threads.memory) == (processes.steps, processes.edges, processes.memory)
+    assert threads.placement.threads
+    assert not processes.placement.threads
+
+
 def test_all_that_does_not_fit_is_said_at_once(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as("miles_1735::uncorrected --pools all=2 --staleness 2 --reward.pool all")

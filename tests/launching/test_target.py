@@ -140,7 +140,8 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
 @pytest.mark.parametrize(("flags", "told"), [
     ([], "no --for"),
     (["--for", "slurm"], "skypilot, kuberay or ray"),
-    (["--for", "ray", "--job.nodes", "2"], "a run without pools uses one machine of 2"),
+    (["--for", "ray", "--job.nodes", "2"], "the run uses one machine of 2"),
+    (["--for", "ray", "--job.nodes", "2", "--pools", "all=2@threads"], "the run uses one machine of 2"),
     (["--for", "ray", "--job.node", "2"], "job.node"),
     (["--for", "ray", "--job.accelerators", "8xH100"], "names no accelerators"),
     (["--for", "ray", "--tracker.api_key", "0123456789abcdef"], "--tracker.api_key"),
@@ -156,6 +157,14 @@ def test_what_cannot_be_printed_is_refused(flags, told):
         print_job("grpo", flags)
     assert told in str(refused.value)
     assert "0123456789abcdef" not in str(refused.value)
+
+
+def test_pools_of_threads_join_no_ray(capsys):
+    for pools, joins in (("all=2", True), ("all=2@threads", False)):
+        assert print_job("grpo", ["--pools", pools, "--for", "ray"]) == 0
+        assert ("--ray-address" in capsys.readouterr().out) is joins
+        assert print_job("grpo", ["--pools", pools, "--for", "skypilot"]) == 0
+        assert ("cluster]" in capsys.readouterr().out) is joins
 
 
 def test_documents_are_read_as_they_were_and_lines_stand_as_lines():

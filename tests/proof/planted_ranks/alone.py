@@ -18,6 +18,8 @@ class Alone(Peers):
 class Trainer(local.Trainer):
     """A local trainer with such ranks."""
 
+    threads = True
+
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
         self.peers = Alone(self.peers.group)
