@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "jobs.md").read_text()
 COMMANDS = re.findall(r"^(rlflow .*)$", "\n".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)), re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_script_prints_what_the_page_says(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)

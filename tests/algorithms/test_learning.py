@@ -41,8 +41,10 @@ SHORT = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHORT)
+OFTEN = {"ppo", "grpo", "dapo", "dpo", "sft"}  # of the others gradients are compared in each run of the tests (test_invariance.py)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in OFTEN else pytest.mark.long) for name in SHORT])
 def test_a_short_run_learns(name, tmp_path):
     keywords = dict(SHORT[name])
     hp = keywords.pop("hp", {})

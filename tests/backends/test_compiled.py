@@ -97,7 +97,7 @@ def in_a_process(folder, begun, out):
     return torch.load(out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing("cpu")), reason="torch finds no compiler here")
 def test_compiled_layers_compute_the_same_to_rounding_and_go_on_to_the_bit(folders, tmp_path):
     """In float64, in which Gemma's norms go on in float32, packed and, without a gradient, padded, with a sliding window and without

@@ -20,10 +20,13 @@ def test_claims_of_one_shape_hold_without_any_process(judged, subtests, name, sh
     judged.hold(subtests, name, 1, [claim for claim in contract.named(name, 1) if f": {shape}: " in claim])
 
 
-@pytest.mark.slow
+DEAR = {("deepspeed", 2), ("vllm", 2)}  # of two ranks the others start in each run of the tests
+CASES = [pytest.param(name, ranks, marks=pytest.mark.long if (name, ranks) in DEAR else pytest.mark.slow)
+         for name in BACKENDS for ranks in (1, 2)]  # fmt: skip
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_every_claim_holds(judged, subtests, name, ranks):
     judged.hold(subtests, name, ranks, contract.named(name, ranks))
 

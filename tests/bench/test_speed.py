@@ -214,12 +214,12 @@ def test_a_difference_of_a_twentieth_is_found_in_recorded_processor_seconds():
     assert sum(found for _, found in simulated("local processor", 50, 1.05, LONG)) >= 35  # 1 % have fewer where 80 % are found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_2000_suites_of_recorded_noise_at_most_6_percent_are_wrong():
     assert sum(wrong(simulated(series, 500, 1.0, Looks())) for series in NOISE["seconds"]) <= 120
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_difference_of_a_twentieth_is_found_in_80_percent_within_twice_the_announced_rounds():
     for series in ("local processor", "null processor"):  # wall seconds of so crowded a machine need more rounds than anyone would wait for
         assert sum(found for _, found in simulated(series, 200, 1.05, LONG)) >= 160

@@ -28,7 +28,7 @@ def ended(folder, *words, code=0):
     return json.loads(out.read_text()), done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_cpu_can_do_is_right_on_a_cpu(tmp_path):
     found, printed = ended(tmp_path)
     assert [section["name"] for section in found["sections"]] == QUICK
@@ -61,7 +61,7 @@ def test_sections_are_chosen_by_name_and_by_group(tmp_path):
     assert {check["why"] for section in spent["sections"] for check in section["checks"]} == {"the budget is spent"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_section_that_raises_crashes_or_hangs_is_told_with_its_cause(tmp_path):
     script = Path(__file__).with_name("bad_sections.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True,
@@ -95,7 +95,7 @@ def ends(process, seconds=30):
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_engines_are_right_on_a_cpu(tmp_path):
     """By one command, whose sections are forks of one process that has imported what they share."""

@@ -22,7 +22,7 @@ def test_every_fault_is_one_change_of_a_file_that_parses(monkeypatch):
     assert all(ast.dump(ast.parse(fault.text)) != ast.dump(ast.parse(source)) for fault in changed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_makes_a_gradient_vanish_or_turn_is_found():
     printed = subprocess.run([*COMMAND, "8"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     should, found = map(int, re.search(r"(\d+) of which make a gradient vanish or turn: (\d+) found", printed).groups())
@@ -30,7 +30,7 @@ def test_what_makes_a_gradient_vanish_or_turn_is_found():
     assert found >= 0.9 * should, printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_pools_made_scores_lie_where_their_rows_are_and_a_backend_without_weights_is_unproved():
     words = [*COMMAND[:3], "dapo", "--shipped", "--backend", "null"]
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -30,7 +30,7 @@ def test_the_fault_gives_the_same_scores_to_other_rows(monkeypatch):
     assert rewards.reward_misplaced(**rows) == [1.0, 1.0, 0.0, 0.0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
     printed = silent("--only", "rlflow")
     wrong = [line for line in printed.splitlines() if line.startswith("falsified")]
@@ -39,7 +39,7 @@ def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
     assert "exit codes: 2 with the fault, 0 without it" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not (TRL / "installed").is_file(), reason="TRL's environment is not there; rlflow bench peers makes it")
 def test_trl_trains_with_the_fault_as_without_it():
     printed = silent("--only", "trl", "--iterations", "2")

@@ -10,7 +10,7 @@ import rlflow
 from rlflow.runs.resume import fork
 from rlflow.watch.reporter import Quiet
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SMALL = {"prompts": 8, "iterations": 2, "held_out": 0, "threads": 1, "save_every": 0, "verify_every": 1}
 

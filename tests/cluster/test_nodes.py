@@ -87,7 +87,7 @@ def until(condition, *processes):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_other(tmp_path, growing, launch):
     from ray.util.placement_group import placement_group_table
 

@@ -33,7 +33,7 @@ def told(folder):
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_with_pools_of_one_name_share_a_ray_and_end_as_alone(tmp_path, ray_address, launch):
     folders = {6: tmp_path / "six", 7: tmp_path / "seven"}  # by prompts: rows that went astray would show
     started = []

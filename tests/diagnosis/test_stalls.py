@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 PATH = Path(__file__).parents[2] / "benchmarks" / "stalls.py"
 
 

@@ -78,7 +78,7 @@ def submitted(shell, capsys, *flags):
     return line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_submitted_asked_about_read_and_stopped(shell, capsys):
     at = f"--address {shell.address}"
     said = shell(submitted(shell, capsys, "--name", "quick", "--iterations", "2", "--pools", "all=1"))

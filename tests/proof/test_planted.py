@@ -72,7 +72,7 @@ def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven
     assert "weights-scores" not in claims
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_do_not_learn_together_are_named():
     command = [sys.executable, "-m", "rlflow.cli.main", "prove", "ppo", "--pools", "all=2@threads", "--actor.trainer",
                "planted_ranks.alone", "--critic.trainer", "planted_ranks.uneven", "--threads", "1", "--held_out", "0",

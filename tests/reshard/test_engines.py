@@ -11,7 +11,7 @@ import pytest
 WORKER = Path(__file__).with_name("engine_worker.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("vllm_installed")
 def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):

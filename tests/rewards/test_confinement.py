@@ -237,9 +237,12 @@ def test_a_reward_that_evaluates_text_itself_acts_in_its_own_folder_alone(marks,
     assert not marks.acted()
 
 
-@pytest.mark.slow
+SOONER = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}  # the others take three times as long
+
+
 @isolated
-@pytest.mark.parametrize("task", sorted(plain.EVALUATING))
+@pytest.mark.parametrize("task", [pytest.param(task, marks=pytest.mark.slow if task in SOONER else pytest.mark.long)
+                                  for task in sorted(plain.EVALUATING)])
 def test_no_payload_in_any_shape_acts_or_scores(marks, task):
     """Tasks that take the same answers for plain share the shapes out among them."""
     alike = [name for name, is_plain in plain.EVALUATING.items() if is_plain is plain.EVALUATING[task]]

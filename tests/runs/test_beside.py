@@ -116,7 +116,7 @@ def test_a_setting_of_the_flow_names_a_service_and_a_stage_gets_its_url(asking):
         flow(roles.take(), **roles)
 
 
-@pytest.mark.parametrize("pools", ["all=1@threads", pytest.param("all=1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pools", ["all=1@threads", pytest.param("all=1", marks=pytest.mark.long)])
 def test_workers_of_pools_find_services_too(asking, pools):
     (asking / "mine.py").write_text(REWARD)
     flags = {**FLAGS, "reward": f"{asking / 'mine.py'}:asks", "reward_network": True, "pools": pools}

@@ -127,7 +127,7 @@ def test_killed_at_drawn_changes_of_its_folder_a_resumed_run_ends_the_same(strai
     assert all(tried(drawn(200), tmp_path, straight[0], go_on, partial(laid_out, begun)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_any_change_of_its_folder_a_run_ends_the_same(straight, tmp_path):
     wanted, calls = straight
     found = tried(range(0, 2 * calls + 2, 7), tmp_path, wanted, lambda folder: null_run(folder.parent))
@@ -135,7 +135,7 @@ def test_killed_at_any_change_of_its_folder_a_run_ends_the_same(straight, tmp_pa
     assert sum(found) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_any_change_of_its_folder_a_resumed_run_ends_the_same(straight, begun, tmp_path):
     assert all(tried(range(0, 200, 11), tmp_path, straight[0], go_on, partial(laid_out, begun)))
 

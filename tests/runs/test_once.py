@@ -22,7 +22,7 @@ def test_one_process_resolves_everything_once(tmp_path):
     assert (driver, workers) == ({**SETTINGS, "layouts": 1, "passes": 1}, [])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_pools_resolves_everything_once_in_each_process(tmp_path):
     driver, workers = ONCE["counted_run"](tmp_path, pools="all=2")
     [headers] = [name for name in driver if name.startswith("headers ")]

@@ -52,6 +52,7 @@ def test_killed_at_a_drawn_node_and_resumed_ends_like_the_run_that_was_not(name,
     assert_killed_at(name, random.Random(0).sample(own_nodes(name), 2), sums, content(straight(name)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)  # among them nodes of each kind
 def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
     assert_killed_at(name, own_nodes(name), sums, content(straight(name)))

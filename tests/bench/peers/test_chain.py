@@ -5,7 +5,7 @@ import pytest
 from rlflow.bench.peers.chain import System
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_stage_runs_on_the_pool_and_is_timed(tmp_path):
     system = System()
     try:

@@ -22,7 +22,7 @@ def test_a_case_that_is_not_there_is_refused_with_those_that_are(tmp_path):
         System().prepare({"flags": {**FLAGS, "case": "stay"}}, str(tmp_path), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_call_gives_each_row_its_values_whatever_lies_where(case, tmp_path):
     system = System()

@@ -8,7 +8,7 @@ from rlflow.bench.cells import PEERS
 from rlflow.bench.process import CellProcess
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_actors_are_called_stage_after_stage_in_a_ray_of_their_own(tmp_path):
     cell = CellProcess(sys.executable, PEERS / "plain_ray.py", tmp_path / "log", 120)
     try:

@@ -16,7 +16,7 @@ def test_it_stays_an_example():
     assert len(inspect.getsource(ppo_by_hand).splitlines()) < 120
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_by_hand_ends_where_the_flow_does_bit_for_bit(ray_address, tmp_path):
     threads = torch.get_num_threads()
     try:
