@@ -1,5 +1,6 @@
 """However a run ends, its exit code, its words and status.json say so, what was saved is gone on from, and no process of it is left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -126,8 +127,9 @@ def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
         os.kill(run.pid, signal.SIGKILL)
     assert run.ended() == (0 if end == "done" else -signal.SIGKILL)
     if end.startswith("watchdog"):  # which was killed before it could end anything, or after it was replaced
-        for pid in run.left():
-            os.kill(pid, signal.SIGKILL)
+        for pid in marked(run.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     else:
         assert run.left() == []
     if end == "run killed":
