@@ -33,8 +33,8 @@ def proven(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def prepared_grpo(tmp_path_factory):
-    """A run of GRPO on four prompts, ready to be rehearsed."""
-    settings = {"hp.max_tokens": 4, "hp.samples": 4, "prompts": 4}
+    """A run of GRPO with a reference on four prompts, ready to be rehearsed."""
+    settings = {"hp.max_tokens": 4, "hp.samples": 4, "hp.beta": 0.1, "prompts": 4}
     with contextlib.closing(prepared(tmp_path_factory.mktemp("grpo"), "grpo", **settings)) as context:
         yield context
 

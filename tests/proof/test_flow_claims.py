@@ -9,7 +9,7 @@ from rlflow import loss
 from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.proof import flow_claims
-from rlflow.proof.pushes import Push
+from rlflow.proof.pushes import Push, learned_rows, pushed
 from rlflow.proof.rehearsal import RecordedUpdate, RehearsalRecord, ScoredRows, uneven
 from rlflow.training.objective import New
 
@@ -124,6 +124,19 @@ def test_a_hole_is_made_at_the_second_token_of_each_row_that_has_three():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
     assert flow_claims._with_holes(mask).int().tolist() == [[1, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1]]
     assert mask.all(1).tolist() == [True, False, False]
+
+
+def test_a_loss_is_looked_at_one_large_step_up_and_one_down(grpo):
+    update = learned_rows(grpo.base.updates[0])
+    here, (up, down) = grpo.new(update).logprobs, grpo.far(update)
+    assert torch.equal(up.logprobs, flow_claims._step("logprobs", here, 1))
+    assert torch.equal(down.logprobs, flow_claims._step("logprobs", here, -1))
+
+
+def test_of_rows_too_short_for_a_hole_nothing_is_said_about_holes(grpo):
+    update = _update(rows([[5, 6], [7]], advantages=[[1.0, 2.0], [3.0]]))
+    found = list(grpo.beyond(update, pushed(update, grpo.new(update))))
+    assert [(claim.name, claim.verdict) for claim in found] == [("padding", "proved"), ("holes", "unproved")]
 
 
 def test_a_large_step_is_uneven_and_leaves_log_probs_below_zero():

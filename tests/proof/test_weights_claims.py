@@ -15,7 +15,7 @@ STATE = {
     "parameters/ids": torch.ones(2).long(), "adapters/b.weight": torch.full((2, 2), 2.0), "exp_avg/a.weight": torch.ones(2, 2),
     "steps": torch.tensor(3),
 }  # fmt: skip
-OF_UPDATE = ["weights-move", "weights-direction", "parameters", "micro-batches", "row-order", "weights-scores"]
+OF_UPDATE = ["weights-move", "weights-direction", "parameters", "frozen", "micro-batches", "row-order", "weights-scores"]
 
 
 def changed(**tensors):
@@ -75,11 +75,11 @@ def test_a_sound_run_has_these_claims_about_its_weights_all_proved_with_its_line
     claims.flow.rescored = [claims.flow.pushed_by(uneven(1), 1.0)]
     found = list(claims.claims())
     assert [claim.name for claim in found] == [*OF_UPDATE, "sampler", "sampler", "sampler-follows"]
-    assert [claim.subject for claim in found] == ["actor.update"] * len(OF_UPDATE) + ["actor"] * 3
+    assert [claim.subject for claim in found] == ["actor.update"] * 3 + ["reference"] + ["actor.update"] * 3 + ["actor"] * 3
     assert {claim.verdict for claim in found} == {"proved"}
     assert all(claim.place is not None for claim in found)
     assert found[2].number == "24 parameters"
-    assert [claim.sentence.rpartition(" ")[2] for claim in found[6:8]] == ["1", "0.6"]
+    assert [claim.sentence.rpartition(" ")[2] for claim in found[7:9]] == ["1", "0.6"]
 
 
 def test_all_is_put_back_and_samplers_get_their_weights_again(claims):
@@ -127,6 +127,15 @@ def test_weights_that_do_not_move_are_named_and_then_have_no_direction(claims, u
 def test_parameters_without_gradient_are_named_of_adapters_alone_where_there_are_any(claims, update, after, verdict, number):
     [claim] = claims.parameters(update, {}, {name: torch.full((2,), float(value)) for name, value in after.items()})
     assert (claim.verdict, claim.number) == (verdict, number)
+
+
+def test_a_model_that_is_not_trained_and_changes_is_named(claims, update):
+    frozen = claims.frozen_logprobs(update)
+    assert list(frozen) == ["reference"]
+    assert [claim.verdict for claim in claims.others(update, frozen)] == ["proved"]
+    [changed] = claims.others(update, {"reference": frozen["reference"] + 0.5})
+    assert (changed.verdict, changed.subject, changed.number) == ("falsified", "reference", "log-probs apart by 0.5")
+    assert list(claims.others(update, {})) == []
 
 
 def test_where_nothing_can_be_told_a_claim_says_why(claims, update):
