@@ -11,6 +11,7 @@ import rlflow.tasks
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.trainer import Trainer
 from rlflow.checkpoints import Snapshot, Writer, export, host_copy, load_latest, model_files, role_tensors, trainer_state
+from rlflow.cli.resume import export_model
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
@@ -121,6 +122,16 @@ def test_a_damaged_checkpoint_is_not_exported_and_a_run_gives_its_newest_good_on
         export(run / "checkpoints/step-00000002", tmp_path / "out")
     done = export(run, tmp_path / "out")
     assert (done.path.name, len(done.rejected)) == ("step-00000001", 1)
+
+
+def test_the_command_says_which_checkpoint_is_damaged_and_what_it_wrote(tmp_path, actor, capsys):
+    run = save(save(tmp_path / "run", ("actor", actor)), ("actor", actor), iteration=2)
+    (run / "checkpoints/step-00000002/actor.optimizer.safetensors").write_bytes(b"")
+    (run / "metrics.jsonl").touch()  # by which a folder is known as a run's
+    assert export_model(str(run), str(tmp_path / "out"), None) == 0
+    damaged, wrote = capsys.readouterr().out.splitlines()
+    assert damaged.startswith("step-00000002 is damaged and not used: ")
+    assert wrote == f"wrote {tmp_path / 'out'} from {run / 'checkpoints' / 'step-00000001'}"
 
 
 def test_an_export_that_finds_no_room_leaves_nothing(tmp_path, disk, actor):

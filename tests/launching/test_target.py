@@ -77,6 +77,15 @@ def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_m
     assert given["--ray-address"] == "auto"
 
 
+def test_the_path_at_which_a_service_is_asked_for_its_health_goes_with_it_where_it_is_not_the_usual_one(capsys):
+    assert print_job("grpo", ["--service.search", "serve", "--service.search.health", "/is it up", "--service.judge", "judge",
+                              "--for", "skypilot"]) == 0  # fmt: skip
+    run = next(task["run"] for task in yaml.safe_load_all(capsys.readouterr().out) if task["name"] == "run")
+    command = shlex.split(next(line for line in run.splitlines() if line.startswith("rlflow run")))
+    assert command[command.index("--service.search.health") + 1] == "/is it up"
+    assert "--service.judge.health" not in command
+
+
 def rayjob_schema():
     return json.loads(gzip.decompress((HERE / "crd" / "rayjob-v1.schema.json.gz").read_bytes()))
 

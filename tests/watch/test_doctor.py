@@ -55,3 +55,10 @@ def test_doctor_is_no_judge(monkeypatch, capsys):
 def test_gpus_are_listed_with_their_memory():
     assert doctor.gpus({"gpus": [("NVIDIA H100", 80 * 2**30), ("NVIDIA A10", 24 * 2**30)]}) == "NVIDIA H100, 80 GiB; NVIDIA A10, 24 GiB"
     assert doctor.gpus({}).endswith("(--device cpu)") or "driver" in doctor.gpus({})
+
+
+def test_of_the_client_of_mlflow_alone_doctor_says_what_its_pages_need(monkeypatch):
+    monkeypatch.setattr(doctor, "version", lambda name: None)
+    assert doctor.remarks("mlflow-skinny", "3.0", {}) == "the client; its pages need pip install mlflow"
+    monkeypatch.setattr(doctor, "version", lambda name: "3.0")
+    assert doctor.remarks("mlflow-skinny", "3.0", {}) == ""
