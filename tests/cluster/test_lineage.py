@@ -77,7 +77,7 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
     (tmp_path / "fault.json").write_text(json.dumps(FAULTS[name]))
     file = tmp_path / "lineage.py"
     file.write_text(FLOWS.read_text() + "\n\nimport dying  # counts the calls of workers, and kills them at those that fault.json names\n")
-    small = SMALL | {"reward_write": ("/",), "heartbeat": 3.0}
+    small = SMALL | {"reward_write": ("/",), "heartbeat": 15.0}
     died = told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "died"), pools="all=2", ray_address=ray_address, **small).folder)
     assert all((tmp_path / f"{place}.calls").exists() for place in FAULTS[name])
     (tmp_path / "fault.json").write_text("{}")

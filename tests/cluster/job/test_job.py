@@ -168,9 +168,9 @@ def test_a_job_on_a_real_ray(ray_address):
         with pytest.raises(RemoteError, match=r"LookupError: no such file \(rank 0 of pool 'actor'\)"):
             actor.call_rank0(Policy.fails).result()
 
-        quick, slow = lonely.call(Policy.waits, 0.0), critic.options(seconds=0.5).call_each(Critic.waits, [0.0, 30.0, 0.0, 30.0])
+        quick, slow = lonely.call(Policy.waits, 0.0), critic.options(seconds=5).call_each(Critic.waits, [0.0, 60.0, 0.0, 60.0])
         assert wait([slow, quick], seconds=60, count=1) == ([quick], [slow])
-        with pytest.raises(Late, match=r"no answer to 'waits' from rank 1 of pool 'critic', rank 3 of pool 'critic' after 0.5 s"
+        with pytest.raises(Late, match=r"no answer to 'waits' from rank 1 of pool 'critic', rank 3 of pool 'critic' after 5 s"
                                        r"; rank 1 .*when last heard of it ran (waits|nothing)"):
             slow.result()
         actor.call_rank0(Policy.dies)
