@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlflow.cluster.health.monitor import Death
 
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards
+ENDING_SECONDS = 0.5  # how long calls may take to end; what goes on for longer may be waiting for a rank that failed
 
 
 @dataclass
@@ -56,7 +57,9 @@ class ThreadFleet:
         for future in closing:
             with contextlib.suppress(RemoteError):
                 future.result()
-        threads.close(*self.pools.values())
+        if not threads.close(*self.pools.values(), seconds=ENDING_SECONDS):
+            threads.forget(*self.pools.values())
+            threads.close(*self.pools.values())
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:

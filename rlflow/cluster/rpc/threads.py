@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import contextvars
+import gc
 import threading
 import time
 from collections import deque
@@ -192,10 +193,17 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
     return made
 
 
-def close(*pools: Pool[Any]) -> None:
-    """End the threads of pools. A call that never returns keeps its thread, which ends with the process."""
-    lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + CLOSED_SECONDS
+def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
+    """End the threads of pools; whether all ended in time. A call that never returns keeps its thread, which ends with the process."""
+    lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + seconds
     for each in lanes:
         each.close(0.0)  # all at once
-    for each in lanes:
-        each.close(max(limit - time.monotonic(), 0.0))
+    ended = [each.close(max(limit - time.monotonic(), 0.0)) for each in lanes]
+    return all(ended)
+
+
+def forget(*pools: Pool[Any]) -> None:
+    """Let go of the objects of ranks. A torch group ends with the last reference, and then ranks that wait for its rank wait no longer."""
+    for member in (member for pool in pools for member in pool.actors):
+        member.host.instance = None
+    gc.collect()

@@ -268,14 +268,15 @@ def test_threads_end_with_their_pool():
     assert not any(thread.is_alive() for thread in ours)
 
 
-def test_a_rank_that_hangs_keeps_no_thread_of_another(monkeypatch):
-    monkeypatch.setattr(threads, "CLOSED_SECONDS", 0.0)
+def test_a_rank_that_hangs_keeps_no_thread_of_another():
     before, stuck = set(threading.enumerate()), Rank()
     with pool_of(stuck, Rank(), Rank()) as pool:
         ours, hanging = set(threading.enumerate()) - before, pool.send(0, "wait", group="model")
         assert pool.call("numbered", 1).result() == [1, 1, 1]
-    for thread in ours - {pool.actors[0].lanes._threads[0]}:
-        thread.join(60)
-    assert [thread.name for thread in ours if thread.is_alive()] == ["model"]
-    stuck.go.set()
-    assert values(pool, hanging) == ["went"]
+        assert not threads.close(pool, seconds=0.0)
+        for thread in ours - {pool.actors[0].lanes._threads[0]}:
+            thread.join(60)
+        assert [thread.name for thread in ours if thread.is_alive()] == ["model"]
+        stuck.go.set()
+        assert values(pool, hanging) == ["went"]
+        assert threads.close(pool)
