@@ -40,7 +40,7 @@ def spin():
 FAULTS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stop,
-    "hold": lambda: ctypes.PyDLL(None).pause(),  # PyDLL keeps the lock
+    "hold": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),  # keeps the lock, whatever signal comes
     "spin": spin,
     "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),  # the child comes back too
 }

@@ -20,7 +20,7 @@ from rlflow.watch.reporter import Quiet
 from rlflow.watchdog import kin
 
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
-HEARTBEAT = 3.0
+HEARTBEAT = 6.0  # a busy machine lets a sound worker wait for some of it
 LINE = next(number for number, line in enumerate(Path(HANGING).read_text().splitlines(), 1) if '"hold": lambda' in line)
 SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT,
          "commit_every": 0}
