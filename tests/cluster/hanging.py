@@ -57,7 +57,7 @@ def happen(here, fault, place, call, count):
         FAULTS[fault]()
 
 
-@stage(gives="advantages", timeout=6)
+@stage(gives="advantages", timeout=15)
 def judge(scores, mask, *, fault, place, call, count):
     happen("judge", fault, place, call, count)
     return torch.where(mask, scores[:, None], 0.0)
