@@ -15,6 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from rlflow.cluster import launch
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Death, HealthMonitor, WatchedWorker, end
+from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
@@ -33,7 +34,7 @@ class Fleet:
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
     groups: Mapping[str, PlacementGroup]  # pool → its placement in Ray
     rendezvous_points: dict[str, str]  # pool → where its ranks meet
-    threads: int  # of each worker
+    starting: WorkerStart  # how Ray starts workers
     heartbeat: float  # seconds without a heartbeat after which a worker is killed; 0: never
     loading: float  # seconds that loading models may take
     roles: Mapping[str, str]  # pool → its roles, for messages
@@ -41,7 +42,6 @@ class Fleet:
     placed: Callable[[Collection[str]], Placement]  # the placement where these pools are on several machines
     controllers: Controllers = field(default_factory=Controllers)
     waiting: float = launch.PLACED_SECONDS  # how long a pool may wait for room in the cluster
-    python: str | None = None  # the command that starts workers instead of Python (`rlflow.cluster.forking`)
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     watched: list[WatchedWorker] = field(default_factory=list)  # all workers that were ever started
 
@@ -50,7 +50,7 @@ class Fleet:
 
     def start(self) -> None:
         """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where one cannot be made."""
-        self.pools |= launch.make_workers(self.setups, self.groups, self.threads, self.python)
+        self.pools |= launch.make_workers(self.setups, self.groups, self.starting)
         launch.wait_for_models(self.pools.values(), self.loading)
         self._watch()
 
@@ -66,7 +66,7 @@ class Fleet:
         self.placement = self.placed(launch.apart(self.groups))
         setups = {name: [replace(setup, rendezvous=self.rendezvous_points[name], placement=self.placement) for setup in self.setups[name]]
                 for name in names}
-        for name, pool in launch.make_workers(setups, self.groups, self.threads, self.python).items():
+        for name, pool in launch.make_workers(setups, self.groups, self.starting).items():
             self.pools[name].take_over(pool)
         launch.wait_for_models((self.pools[name] for name in names), self.loading)
         self._watch()

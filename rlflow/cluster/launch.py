@@ -22,6 +22,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
+from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
@@ -93,10 +94,12 @@ def run_folder(name: str, address: str | None) -> Path:
                                     f"at most {longest} bytes", remedy="set TMPDIR to such a folder") from error
 
 
-def start(address: str | None, ranks: int, folder: Path, insecure: bool = False, commits: int = 0) -> Controllers:
+def start(
+    address: str | None, ranks: int, folder: Path, insecure: bool = False, commits: int = 0, workers: WorkerStart | None = None
+) -> Controllers:
     """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes of commits, with its files in
-    the run's ``folder``. Gives the controlling processes of a Ray that was started. Raises PlanError where there is no Ray to join, it does
-    not start, or it would be open to others."""
+    the run's ``folder``. ``workers``: how a Ray that is started here starts workers. Gives the controlling processes of a Ray that was
+    started. Raises PlanError where there is no Ray to join, it does not start, or it would be open to others."""
     refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -118,7 +121,7 @@ def start(address: str | None, ranks: int, folder: Path, insecure: bool = False,
                 return Controllers()
             _quieten()
             private.share(folder)  # Ray gives all users rights to its own folder: what it lies in keeps them away
-            with _on_loopback():
+            with _on_loopback(), (workers or WorkerStart(1, agents=True)).applied():
                 ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                          _temp_dir=str(folder / RAY), object_store_memory=store_bytes(commits), **quiet)
             return Controllers.of_this_process()
@@ -247,22 +250,24 @@ def resources(which: str) -> dict[str, float]:
     return dict(getattr(ray, which)())
 
 
-def make_workers(
-    setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int, python: str | None = None
-) -> dict[str, Pool[Worker]]:
-    """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. ``python``: the command that starts them instead of
-    Python, where all nodes are this machine. Gives the pools by name."""
-    environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
-    if python is not None and all_here():
-        environment["py_executable"] = python
-    pools = {}
+def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], start: WorkerStart) -> dict[str, Pool[Worker]]:
+    """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. Gives the pools by name."""
+    pools, asked = {}, asked_of_ray(start)
     for name, ranks in setups.items():
         need = rank_needs(ranks[0].placement, name, "GPU" in groups[name].bundle_specs[0])
-        resources = {"num_cpus": need["CPU"], "runtime_env": environment, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
+        resources = {"num_cpus": need["CPU"], **asked, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
         options = ranks[0].config.options
         meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].rendezvous.startswith("/") else None
         pools[name] = make_pool(name, own_process, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
     return pools
+
+
+def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The options of an actor with which Ray starts its process as ``start`` says. ``variables``: more variables of its environment."""
+    if start.built_in and not variables:
+        return {}
+    here = {"py_executable": start.python} if start.python is not None and all_here() else {}
+    return {"runtime_env": {"env_vars": {**start.variables, **(variables or {})}, **here}}
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float) -> None:

@@ -13,6 +13,7 @@ from rlflow.cluster import launch
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.forking import servers
 from rlflow.cluster.health.controllers import Controllers
+from rlflow.cluster.lean import WorkerStart
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.memory.footprint import footprint
@@ -35,8 +36,8 @@ def on_ray(
         folder = launch.run_folder(watchdog.name, options.ray_address)
         watchdog.remove_in_the_end(folder)
         threads = threads_of_rank(options, _on(placed))
-        python = _forking(placed, folder, threads)
-        groups, controllers = _room(placed, folder, started, watchdog, note)
+        starting = WorkerStart(threads, _forking(placed, folder, threads))
+        groups, controllers = _room(placed, folder, starting, started, watchdog, note)
         if spread := launch.apart(groups):
             plan = make_plan(plan.program, place_across_machines(placed, plan.program, spread))
         placement = plan.placement or _on(placed)
@@ -46,8 +47,8 @@ def on_ray(
         def placement_on(spread: Collection[str]) -> Placement:
             return _on(place_across_machines(placed, plan.program, spread))
 
-        fleet = Fleet(folder, ranks, groups, rendezvous_points, threads, options.heartbeat, options.load_timeout,
-                      roles_of(placement), placement, placement_on, controllers, options.wait_for_nodes, python)  # fmt: skip
+        fleet = Fleet(folder, ranks, groups, rendezvous_points, starting, options.heartbeat, options.load_timeout,
+                      roles_of(placement), placement, placement_on, controllers, options.wait_for_nodes)  # fmt: skip
         started.callback(fleet.stop)
         who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -71,7 +72,7 @@ def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
 
 
 def _room(
-    placed: PlacedRoles, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+    placed: PlacedRoles, folder: Path, starting: WorkerStart, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
 ) -> tuple[launch.Groups, Controllers]:
     """Reserve the ranks of each pool on a Ray that is started or joined."""
     options = placed.options
@@ -79,7 +80,7 @@ def _room(
     note(f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
     memory = room_for_commits(placed.roles, options)
     with watchdog.marking():
-        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory)
+        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory, starting)
     started.callback(launch.leave, controllers)
     return launch.place_pools(_on(placed), device_in(options.device) == "cuda", options.wait_for_nodes), controllers
 

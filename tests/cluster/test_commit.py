@@ -12,6 +12,7 @@ from rlflow.cluster.health import monitor
 from rlflow.cluster.health.controllers import GCS, Controllers
 from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.health.monitor import Death, WatchedWorker
+from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.threads import ThreadTransport
 from rlflow.cluster.sharding.shard_map import WorkerId
@@ -63,7 +64,7 @@ def placement(name):
 @pytest.fixture
 def workers():
     """Of a fleet without pools."""
-    fleet = Fleet(Path("/nowhere"), {}, {}, {}, 1, 0.0, 1.0, {}, placement("before"), lambda apart: placement("after"))
+    fleet = Fleet(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {}, placement("before"), lambda apart: placement("after"))
     engine = SimpleNamespace(models={}, placement=fleet.placement, ran=lambda: [], traffic=lambda: {})
     return Workers(fleet, engine, ())
 

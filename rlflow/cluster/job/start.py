@@ -24,6 +24,7 @@ from rlflow.cluster.health.monitor import HealthMonitor, Newcomers
 from rlflow.cluster.job.here import Here
 from rlflow.cluster.job.layout import Layout, check_room
 from rlflow.cluster.job.member import JobMember, Seat
+from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import PlanError, RemoteError
@@ -93,8 +94,9 @@ def start(terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout
     watchdog.remove_in_the_end(folder)
     private.share(folder)
     python = None if any(layout.bundle.gpus for layout in layouts) else servers.executable(folder, IMPORTED, terms.threads)
+    starting = WorkerStart(terms.threads, python, agents=any(role.env for role in roles.values()))
     with watchdog.marking():
-        controllers = launch.start(terms.address, _processors(layouts), folder, terms.insecure)
+        controllers = launch.start(terms.address, _processors(layouts), folder, terms.insecure, workers=starting)
     over.callback(launch.leave, controllers)
     check_room(layouts, [node["Resources"] for node in launch.ray_nodes() if node["Alive"]])
     started = Started(terms, controllers)
@@ -103,7 +105,7 @@ def start(terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout
     needs = {name: need.resources() for layout in layouts for name, need in layout.needs.items()}
     points = launch.rendezvous_points(started.groups, folder)
     for name, role in roles.items():
-        started.pools[name] = _pool(terms, name, role, started.groups[name], points[name], needs[name], python)
+        started.pools[name] = _pool(terms, name, role, started.groups[name], points[name], needs[name], starting)
     return started
 
 
@@ -147,7 +149,7 @@ def _nodes_for(layout: Layout) -> list[str]:
 
 
 def _pool(
-    terms: Terms, name: str, role: RoleStart, group: PlacementGroup, point: str, need: Mapping[str, float], python: str | None
+    terms: Terms, name: str, role: RoleStart, group: PlacementGroup, point: str, need: Mapping[str, float], starting: WorkerStart
 ) -> Pool[JobMember]:
     """Start the processes of a role."""
     ranks = group.bundle_count
@@ -157,13 +159,10 @@ def _pool(
     kind = by_value(role.kind)
     seats = [Seat(rlflow.__version__, kind, role.arguments, place, role.distributed, device, terms.threads, terms.interface, terms.insecure)
              for place in places]  # fmt: skip
-    environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": str(terms.threads), "TOKENIZERS_PARALLELISM": "false", **role.env}}
-    if python is not None and launch.all_here():
-        environment["py_executable"] = python
     meet = (terms.interface, terms.insecure) if role.distributed and not point.startswith("/") else None
     gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
-    return make_pool(name, JobMember, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), runtime_env=environment,
-                     **gpus)  # fmt: skip
+    return make_pool(name, JobMember, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), **gpus,
+                     **launch.asked_of_ray(starting, role.env))  # fmt: skip
 
 
 def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
