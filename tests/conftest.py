@@ -5,6 +5,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read when torch is imported
 os.environ["RAY_AUTH_MODE"] = "token"  # as a Ray that a run starts has it; read when Ray is imported, which the first test file may do
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # no test starts a Ray by calling one that has ended
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112, the same
 
 import gc

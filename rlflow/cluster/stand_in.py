@@ -16,5 +16,7 @@ if __name__ == "__main__":  # started without the packages of the environment
 
     from rlflow.watchdog import kin
 
-    kin.die_with(os.getppid())
-    signal.pause()
+    parent = os.getppid()
+    kin.die_with(parent)
+    if parent != 1:  # else the raylet had ended before
+        signal.pause()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -77,9 +77,6 @@ from rlflow.training.protocols import Trainer
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
 from rlflow.watchdog.beside import Watchdog
-
-if TYPE_CHECKING:
-    from rlflow.runs.pools import WorkerSetups
 
 QUIET = Quiet()
 
@@ -220,7 +217,12 @@ def _assemble(
         from rlflow.runs import pools  # a run in one process loads nothing of it
 
         setups = pools.worker_setups(program, config, training, traced_with, updates)
-        runtime = _on_pools(plan, placed, setups, prompts, watchdog, note)
+        if placed.where.threads:
+            runtime = pools.in_threads(plan, options, setups, prompts)
+        else:
+            from rlflow.runs.ray_pools import on_ray  # needs Ray
+
+            runtime = on_ray(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
 
@@ -293,19 +295,6 @@ def kept_files(folder: Path | None) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
     except OSError as error:
         raise unreadable(folder, error) from error
-
-
-def _on_pools(
-    plan: Plan, placed: PlacedRoles, setups: WorkerSetups, prompts: Prompts, watchdog: Watchdog, note: Callable[[str], None]
-) -> Runtime:
-    """Start the pools of a run."""
-    if placed.where.threads:
-        from rlflow.runs.pools import in_threads
-
-        return in_threads(plan, placed.options, setups, prompts)
-    from rlflow.runs.ray_pools import on_ray  # needs Ray
-
-    return on_ray(plan, placed, setups, prompts, watchdog, note)
 
 
 def _in_process(

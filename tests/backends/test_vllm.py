@@ -17,7 +17,7 @@ CHECKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", CHECKS)
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=[pytest.mark.long] * (ranks > 1)) for ranks in CHECKS])
 def test_its_own_checks_hold(judged, subtests, ranks):
     judged.hold(subtests, "vllm", ranks, CHECKS[ranks])
 

@@ -173,7 +173,7 @@ def small(tmp_path):
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_suite_judges_mutants_by_the_tests_that_reach_them_in_whatever_process(small, tmp_path):
     verdicts = tmp_path / "verdicts.json"
     command = [sys.executable, "benchmarks/mutation", "--tree", str(small), "--json", str(verdicts)]
@@ -187,7 +187,7 @@ def test_a_suite_judges_mutants_by_the_tests_that_reach_them_in_whatever_process
     assert {covering for (before, _), (_, _, covering) in found.items() if "value > 0" in before} == {3}  # two share what has reached it
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_test_that_does_not_end_kills_one_that_fails_anyhow_does_not_and_the_source_is_as_it_was(small, tmp_path):
     path, every = Path("rlflow/small.py"), [f"tests/test_small.py::test_{name}" for name in ("broken", "of_another_process", "first")]
     tree = Tree.copied(small, tmp_path / "judged" / "t")
