@@ -79,7 +79,7 @@ def gone(pid):
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], 10)[0])
+        return bool(select.select([handle], [], [], 60)[0])
     finally:
         os.close(handle)
 
