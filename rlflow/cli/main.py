@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -336,6 +337,7 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (0, 2) and not launcher.leaves_at_once():
+        gc.freeze()  # else the interpreter looks once more for garbage in all modules, which takes a third of a second
         sys.exit(code)
     os._exit(code)
 
