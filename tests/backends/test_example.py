@@ -29,7 +29,7 @@ def test_what_is_claimed_of_a_trainer_of_one_shape_holds(judged, subtests):
     judged.hold(subtests, NAME, 1, claims(r"Trainer: llama: "))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_does_what_the_contract_promises(judged, subtests):
     """It knows no shapes: a trainer of two, and the generator, which computes each row's prompt anew for each token, of one."""
     judged.hold(subtests, NAME, 1, claims(r"Trainer: (?:llama|gemma3|reward)\b|Generator: llama\b"))

@@ -38,7 +38,7 @@ def test_two_ranks_end_as_without_a_limit(both):
     both(pools="all=2@threads")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shards_and_plans_of_weights_end_as_without_a_limit(both, ray_address):
     moved = both(pools="all=2", ray_address=ray_address, **{"actor.trainer": "fsdp"})
     assert moved["actor.sync/inbound"] == moved["actor.sync/bound"] > 0

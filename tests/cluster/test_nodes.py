@@ -114,7 +114,7 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
     assert runs[0].returncode == 0, said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_waits_for_a_machine_in_the_place_of_one_that_is_lost_and_goes_on_by_itself(tmp_path, launch):
     from ray.cluster_utils import Cluster
 

@@ -131,14 +131,14 @@ def assert_nothing_left(run):
     assert [path for path in run.rendezvous_points if path.exists()] == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # a pool that is started anew loads its models, and here three times
 @pytest.mark.parametrize(("pools", "faults", "back"), [
     # in a collective; in the evaluation after two iterations
-    (TWO, {"update": [6], "generate": [16]}, ["iterations 0 to 1", "iterations 0 to 1"]),
+    pytest.param(TWO, {"update": [6], "generate": [16]}, ["iterations 0 to 1", "iterations 0 to 1"], id="two ranks", marks=pytest.mark.long),
     # while iteration 1 trains, and while the rows of the next one are there or being sampled
-    (AHEAD, {"generate": [3], "update": [6]}, ["iterations? [01]", "iterations? [123]"]),
-], ids=["two ranks", "sampling ahead"])  # fmt: skip
+    pytest.param(AHEAD, {"generate": [3], "update": [6]}, ["iterations? [01]", "iterations? [123]"], id="sampling ahead",
+                 marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_run_whose_workers_died_ends_as_if_they_had_not(straight, tmp_path, ray_address, pools, faults, back):
     run = Ended(tmp_path / "died", faults, {"ray_address": ray_address, **pools})
     whole = straight(**pools)

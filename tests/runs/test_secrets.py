@@ -147,8 +147,8 @@ def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
     assert resume(tmp_path / "told", {"iterations": 2, "hp.api_key": CANARY}, Quiet()).iterations == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", [[], ["--pools", "all=1"]], ids=["one process", "pools"])
+@pytest.mark.parametrize("where", [pytest.param([], id="one process", marks=pytest.mark.slow),
+                                   pytest.param(["--pools", "all=1"], id="pools", marks=pytest.mark.long)])
 def test_a_real_run_with_trackers_shows_no_secrets_in_the_process_table_in_rays_logs_or_to_trackers(planted, tmp_path, where):
     """The stage itself looks at what all processes show, and at what Ray keeps of them."""
     subprocess.run("git init -q . && git remote add origin https://me:kanarie-git-remote@host/x.git", shell=True, check=True)

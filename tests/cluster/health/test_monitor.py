@@ -58,7 +58,7 @@ def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place
     assert gone(text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_address):
     text = failing(tmp_path, ray_address, backend="null", **{"hp.fault": "spin", "hp.place": "judge", "hp.call": 2})
     assert re.search(r"stage 'judge' .* no answer to 'stage' from rank [01] of pool 'all' after 15 s", text)
