@@ -20,9 +20,7 @@ def test_claims_of_one_shape_hold_without_any_process(judged, subtests, name, sh
     judged.hold(subtests, name, 1, [claim for claim in contract.named(name, 1) if f": {shape}: " in claim])
 
 
-DEAR = {("fsdp", 2), ("deepspeed", 2), ("vllm", 2)}  # each on one rank is in the default tier
-CASES = [pytest.param(name, ranks, marks=pytest.mark.long if (name, ranks) in DEAR else pytest.mark.slow)
-         for name in BACKENDS for ranks in (1, 2)]  # fmt: skip
+CASES = [pytest.param(name, ranks, marks=pytest.mark.slow if ranks == 1 else pytest.mark.long) for name in BACKENDS for ranks in (1, 2)]
 
 
 @pytest.mark.timeout(900)

@@ -134,7 +134,7 @@ def assert_nothing_left(run):
 @pytest.mark.timeout(900)  # a pool that is started anew loads its models, and here three times
 @pytest.mark.parametrize(("pools", "faults", "back"), [
     # in a collective; in the evaluation after two iterations
-    pytest.param(TWO, {"update": [6], "generate": [16]}, ["iterations 0 to 1", "iterations 0 to 1"], id="two ranks", marks=pytest.mark.long),
+    pytest.param(TWO, {"update": [6], "generate": [16]}, ["iterations 0 to 1"] * 2, id="two ranks", marks=pytest.mark.long),
     # while iteration 1 trains, and while the rows of the next one are there or being sampled
     pytest.param(AHEAD, {"generate": [3], "update": [6]}, ["iterations? [01]", "iterations? [123]"], id="sampling ahead",
                  marks=pytest.mark.slow),
