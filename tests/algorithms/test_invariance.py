@@ -33,6 +33,8 @@ from rlflow.training.objective import New
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[!_]*.py"))
 SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
 ALSO = {"beta": 0.3, "dual_clip": 1.5}  # what may be off by default and is turned on by a number

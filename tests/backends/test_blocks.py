@@ -10,6 +10,8 @@ from rlflow.backends.local import Generator, decode
 from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec, Sampling
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 UNEVEN = Batch.of(prompt_tokens=[[5, 6, 7, 8], [9], list(range(5, 24)), [30, 31]])
 EVEN = Batch.of(prompt_tokens=[[5, 6, 7, 8], [9, 10, 11, 12], [3, 4, 5, 6], [30, 31, 32, 33]])
 SEEDS = range(32)

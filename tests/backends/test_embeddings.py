@@ -13,6 +13,8 @@ from rlflow.backends.local.sampling import LARGE
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.training.protocols import ModelSpec
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 CONFIG = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
           "head_dim": 4, "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
 

@@ -13,6 +13,8 @@ from rlflow.batch import Batch, padding
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.protocols import ModelSpec
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 class Recorder(Trainer):
     """A trainer that keeps the gradient of its last step and does not take it."""

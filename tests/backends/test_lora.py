@@ -14,6 +14,8 @@ from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 SHAPES = ["gpt2", "llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3"))]
 PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 25))])
 

@@ -13,6 +13,8 @@ from rlflow.bench.journal import read
 from rlflow.bench.process import CellFailed, CellProcess
 from rlflow.bench.results import block_seconds
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 COUNTING = Path(__file__).parent / "counting.py"
 TWO = """
     [suite]

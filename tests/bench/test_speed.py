@@ -12,6 +12,8 @@ from suites import NOISE, cells, suite
 from rlflow.bench.forecast import FARTHEST
 from rlflow.bench.speed import Block, Looks, finished, judged
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 SECONDS = arrays(np.float64, st.tuples(st.integers(2, 14), st.just(2)), elements=st.floats(1e-6, 1e6))
 LONG = Looks(maximum=768, growth=2)  # the recorded machine was crowded
 

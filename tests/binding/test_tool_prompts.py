@@ -23,6 +23,8 @@ from rlflow.errors import PlanError
 from rlflow.execution.episodes import Episodes, Speech
 from rlflow.training.protocols import Sampling
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 FILE = Path(__file__).parents[1] / "environments" / "calculator.py"
 TEMPLATE = """{%- if tools %}Tools: {{ tools | tojson }}. Call as <tool_call>{...}</tool_call>.
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>

@@ -10,6 +10,8 @@ from rlflow.cli.bench import duration, made
 from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 COUNTING = Path(__file__).parents[1] / "bench" / "counting.py"
 TWO = f"""
 [suite]

@@ -15,6 +15,8 @@ from rlflow.cluster.sharding.shard_map import RemoteColumn
 from rlflow.execution.engine import Chunks
 from rlflow.training.protocols import Sampling
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 flows = load(Path(__file__).parent / "flows.py")
 COLUMNS = (
     "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",

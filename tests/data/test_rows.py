@@ -11,6 +11,8 @@ from rlflow.data.encode import TokenizerEncoder, Wording
 from rlflow.data.json_fields import Wanted
 from rlflow.data.mixed import mixed
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 def decoded(folder, batch, column="prompt_tokens", row=0):
     piece = torch.split(batch.data[column].value, batch.data[column].lengths.tolist())[row]

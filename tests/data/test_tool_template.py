@@ -9,6 +9,8 @@ from rlflow.data.encode import TokenizerEncoder
 from rlflow.data.tool_template import check_folder
 from rlflow.errors import PlanError
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 TEMPLATE = """{%- if tools %}{{ bos_token + eos_token }}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>.
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""

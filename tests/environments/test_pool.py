@@ -10,6 +10,8 @@ from rlflow.environments.pool import EnvironmentPool, Failure
 from rlflow.environments.spec import parse_environment
 from rlflow.errors import PlanError
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 TALK = {"echo": True}
 
 

@@ -16,6 +16,8 @@ from rlflow.execution.executor import Executor
 from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 generated = load(Path(__file__).parent / "generated.py")
 
 

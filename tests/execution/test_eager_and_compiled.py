@@ -13,6 +13,8 @@ from rlflow.errors import SkipIteration
 from rlflow.execution.eager import Role
 from rlflow.trace.compile import TraceOptions, compile_flow
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 @stage(gives="prompt")
 def question(completion):

@@ -19,6 +19,8 @@ from rlflow.execution.episodes import Episodes, Speech
 from rlflow.seeds import row_seeds
 from rlflow.training.protocols import ModelSpec, Sampling
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 ASKING = Asking()
 SPEECH = Speech(lambda texts, sampled: ASKING.speak((), texts, sampled), lambda text: ASKING.encode((), [text])[0],
                 lambda rows: ASKING.decode((), rows))  # fmt: skip

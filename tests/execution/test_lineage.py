@@ -18,6 +18,8 @@ from rlflow.execution.lineage import cut_rows, ragged, whole_completions
 from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 LINEAGE = load(Path(__file__).parent / "lineage.py")
 MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
 NAMES = ["critique", "correction", "debate", "raft", "marked", "harder", "vine", "redone"]

@@ -21,6 +21,8 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.lookahead import Ahead
 from rlflow.passes import plan
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 ITERATIONS, PROMPTS = 6, 5
 generated = load(Path(__file__).parent / "generated.py")
 EMA = load(Path(__file__).parent / "ema.py")

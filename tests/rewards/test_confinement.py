@@ -16,6 +16,8 @@ from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import _verdict
 from rlflow.rewards.process import Died, WorkerProcess
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 SEEING = '''
 import json, os, resource, socket, sys, urllib.request
 from pathlib import Path

@@ -16,6 +16,8 @@ from rlflow.rewards.forms import OPENRLHF, VERL, by_batch, by_row, form_of
 from rlflow.rewards.spec import wanted
 from rlflow.rewards.text import reads
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 VERL_FILE = '''
 import re
 

@@ -21,6 +21,8 @@ from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import computed
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
     (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)

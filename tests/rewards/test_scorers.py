@@ -9,6 +9,8 @@ from rlflow.data import open_data
 from rlflow.rewards import bind, parse_reward
 from rlflow.rewards.scorers import exact
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 @pytest.mark.parametrize(
     ("completion", "answer", "score"),

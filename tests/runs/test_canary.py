@@ -11,6 +11,8 @@ from rlflow.backends import local
 from rlflow.batch import Batch
 from rlflow.runs.canary import canary_rows, canary_warnings
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 class Deaf(local.Generator):
     """Hears of new weights and keeps one matrix as it was."""

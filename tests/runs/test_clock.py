@@ -9,6 +9,8 @@ import rlflow
 from rlflow.runs.resume import resume
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 CRITIQUE = f"{Path(__file__).parents[1] / 'execution' / 'lineage.py'}::critique"
 EMA = f"{Path(__file__).parents[1] / 'execution' / 'ema.py'}::ema"
 SMALL = {"backend": "null", "prompts": 6, "threads": 1, "held_out": 0, "save_every": 0}

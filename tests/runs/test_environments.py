@@ -21,6 +21,8 @@ from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
 from rlflow.watch.reporter import make_reporter
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 FILE = Path(__file__).parents[1] / "environments" / "again.py"
 HP = {"hp.max_tokens": 16, "hp.samples": 4}
 

@@ -14,6 +14,8 @@ from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 FLOWS = {
     "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
     "ppo_adaptive": {"max_tokens": 6, "minibatch": 4, "dual_clip": 3.0, "warmup": 1},

@@ -19,6 +19,8 @@ from rlflow.runs.resume import fork, resume
 from rlflow.watch.recorded import recorded
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 JUDGES = '''
 def even(completion):
     """Whether the number said is even: the small model is right too seldom for figures that tell anything apart."""

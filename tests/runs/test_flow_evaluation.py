@@ -13,6 +13,8 @@ from rlflow.watch.history import summarised
 from rlflow.watch.plain import accuracy
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 FLOWS = Path(__file__).parent / "flows" / "judged.py"
 TIMES = ("seconds", "response/tokens_per_second")
 

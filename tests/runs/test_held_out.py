@@ -10,6 +10,8 @@ from rlflow import ask, flow, leave_one_out, loss, stage, text
 from rlflow.runs.report import summary
 from rlflow.watch.recorded import recorded, sampled_share
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 SMALL = {"model": MODEL, "prompts": 4, "iterations": 2, "eval_every": 1, "save_every": 0, "threads": 1, "hp.max_tokens": 3}
 
 

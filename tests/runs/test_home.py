@@ -18,6 +18,8 @@ from rlflow.runs import resume
 from rlflow.watch import status
 from rlflow.watch.reporter import Quiet, make_reporter
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 ITERATIONS = 4
 
 

@@ -21,6 +21,8 @@ from rlflow.runs.session import start_run
 from rlflow.runs.weights import DigestReader, compare_weights, digest, weight_file
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 REWARD = "from scale import times\n\n\ndef score(completion):\n    from inner import add\n    return times(len(completion)) + add(1)\n"
 FILES = {
     "judge/rules.py": REWARD,

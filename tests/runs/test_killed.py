@@ -21,6 +21,8 @@ from rlflow.runs import resume
 from rlflow.watch import status
 from rlflow.watch.reporter import make_reporter
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 ITERATIONS = 3
 DRAWN = 5  # places at which a run is killed outside of the tests that try each
 WHOLE = ("settings.json", "identity.json", "graph.json", "status.json", "bounds.json")

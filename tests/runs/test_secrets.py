@@ -13,6 +13,8 @@ from rlflow.errors import PlanError
 from rlflow.runs.resume import resume
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 CANARY = "kanarie-7d1f3b9a{}"
 BY_NAME = ("WANDB_API_KEY", "HF_TOKEN", "MY_SECRET", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GITHUB_PAT", "DB_PASS", "AWS_AUTH",
            "MYSQL_PWD", "SERVICE_BEARER", "PGPASSWORD")  # fmt: skip

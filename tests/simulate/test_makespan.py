@@ -10,6 +10,8 @@ from rlflow.graph.model import Op
 from rlflow.passes.rank import rank
 from rlflow.simulate import simulate
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 ALGORITHMS = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[a-z]*.py"))
 PLACEMENTS = ("one pool", "rollout beside train", "actor beside others")
 TIMES = {  # seconds by kind of node

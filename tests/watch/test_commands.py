@@ -21,6 +21,8 @@ from rlflow.watch.follow import follow
 from rlflow.watch.plain import Plain
 from rlflow.watch.tables import settings, sparkline
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 @pytest.fixture
 def runs(finished, tmp_path):

@@ -14,6 +14,8 @@ from rlflow.cluster.forking import servers
 from rlflow.cluster.forking.request import Request, send
 from rlflow.watchdog import kin
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 SCRIPT = """
 import json, os, sys
 print(json.dumps({"pid": os.getpid(), "parent": os.getppid(), "words": sys.argv[1:], "folder": os.getcwd(), "name": __name__,

@@ -6,6 +6,8 @@ from rlflow.environments.pool import EnvironmentPool
 from rlflow.environments.shipped.python import Python
 from rlflow.environments.spec import parse_environment
 
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
 
 def output(code, **settings):
     turn = Python(**settings).step(f"I compute.\n```python\n{code}\n```")
