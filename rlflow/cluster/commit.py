@@ -72,7 +72,7 @@ class WorkerFleet(Protocol):
         """The death of a worker, waited for at most so many seconds; None where none is known by then."""
 
     def lost(self) -> str | None:
-        """A text that says what has died without which no worker can be started; None where all is well."""
+        """Names the dead process without which no worker can be started; None if all are alive."""
 
     def unwatch(self) -> None:
         """Find no more deaths. Calls that still wait for a dead worker raise Dead."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlflow.cluster.health.monitor import Death
 
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards
-ENDING_SECONDS = 0.5  # how long calls may take to end; what goes on for longer may be waiting for a rank that failed
+ENDING_SECONDS = 0.5  # how long calls may take to end; a longer call may be waiting for a rank that failed
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ThreadFleet:
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Make all workers side by side, and wait until they have loaded. Raises PlanError with the error of one that has not."""
+        """Make all workers side by side, and wait until they have loaded. Raises PlanError if a rank fails to load, with its error."""
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
             store = cast(Any, dist).HashStore()

@@ -1,4 +1,4 @@
-"""Replies as bytes: what a call gave or raised, for a process or thread that shares no object with the one that answers."""
+"""Replies: the answer or the exception of a call, as bytes. Caller and rank share no objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_answer(answer: Any) -> bytes:
 
 
 def of_error(error: Exception) -> bytes:
-    """The reply with an exception, or, where it cannot be pickled, with one of the same text that stands for it."""
+    """The reply with an exception. If it cannot be pickled, the reply has a RaisedElsewhere with its type and text."""
     try:
         raw = pickled(error)
         cloudpickle.loads(raw)

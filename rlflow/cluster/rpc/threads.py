@@ -50,7 +50,7 @@ class ThreadRank:
     lanes: Lanes = field(default_factory=lambda: Lanes(GROUPS))
 
     def submit(self, group: str, job: Callable[[], None]) -> None:
-        """Run a job in the threads of a group, outside of what is set for the thread that calls."""
+        """Run a job in the threads of a group, without the context variables of the calling thread."""
         contextvars.Context().run(self.lanes.submit, group, job)
 
 
