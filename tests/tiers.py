@@ -133,6 +133,15 @@ class Budget:
         if self.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def by_folder(self) -> dict[str, float]:
+        """Seconds of the tests in each folder of tests/; `.` has the files beside the folders."""
+        found: dict[str, float] = {}
+        for name, (seconds, _) in self.costs.items():
+            inside = name.partition("::")[0].split("/")[1:]
+            folder = inside[0] if len(inside) > 1 else "."
+            found[folder] = found.get(folder, 0.0) + seconds
+        return found
+
     def pytest_terminal_summary(self, terminalreporter):
         if not self.costs or self.tier is None:
             return
@@ -140,5 +149,7 @@ class Budget:
         terminalreporter.section(f"{total:.0f} s of processor time in {len(self.costs)} tests; the dearest")
         for name, (seconds, _) in sorted(self.costs.items(), key=lambda each: -each[1][0])[:DEAREST]:
             terminalreporter.line(f"{seconds:7.1f} s  {name}")
+        folders = sorted(self.by_folder().items(), key=lambda each: -each[1])
+        terminalreporter.line("by folder: " + ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in folders))
         for problem in self.problems:
             terminalreporter.line(problem, red=True)
