@@ -118,10 +118,11 @@ class Judged:
         """One text per rank, empty where the claim holds."""
         if ranks == 1 and name in (*IN_PROCESS, EXAMPLE):
             return [self._here(name, *claim.split(": ")[:2]).get(claim, "not asked: an earlier claim failed")]
-        names = ",".join(IN_PROCESS) if name in IN_PROCESS and ranks == 2 else name
-        if (names, ranks) not in self.kept:
-            self.kept[names, ranks] = self._there(names, ranks)
-        found = [each[name] for each in self.kept[names, ranks]]
+        asked = "contract,own" if name not in IN_PROCESS else "contract" if ": " in claim else "own"
+        names = ",".join(IN_PROCESS) if asked == "contract" else name
+        if (names, ranks, asked) not in self.kept:
+            self.kept[names, ranks, asked] = self._there(names, ranks, asked)
+        found = [each[name] for each in self.kept[names, ranks, asked]]
         if "unusable" in found[0]:
             self.lacking(found[0]["unusable"])
         return [each.get(claim, "not asked: an earlier claim failed") for each in found]
@@ -133,13 +134,13 @@ class Judged:
             self.kept[name, half, case] = contract.judged(ground, half, case)
         return self.kept[name, half, case]
 
-    def _there(self, names, ranks):
+    def _there(self, names, ranks, asked):
         """By rank, backend and claim. Nothing can be compiled there; what was printed is a claim too."""
-        folder = self.folder / f"{names}-{ranks}"
+        folder = self.folder / f"{names}-{ranks}-{asked}"
         folder.mkdir()
         outs = [folder / f"{rank}.json" for rank in range(ranks)]
         if {*names.split(",")} <= {*IN_PROCESS}:
-            return self._forks(names, folder, outs)
+            return self._forks(names, folder, outs, asked)
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
                                     "CC": "/nonexistent", "CXX": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(folder / "compiled")}
         begun = []
@@ -157,11 +158,11 @@ class Judged:
         also = [{"printed": text, "compiled": str(folder) if (folder / "compiled").exists() else ""} for text in printed]
         return [{name: claims | more for name, claims in each.items()} for each, more in zip(said, also, strict=True)]
 
-    def _forks(self, names, folder, outs):
+    def _forks(self, names, folder, outs, asked):
         """The same of ranks that are forks of this process, which has imported what they need."""
         contract, ranks = importlib.import_module("contract"), len(outs)
-        children = [forked(partial(contract.main, names, rank, ranks, folder / "meeting", self.models, out), out.with_suffix(".raised"))
-                    for rank, out in enumerate(outs)]  # fmt: skip
+        children = [forked(partial(contract.main, names, rank, ranks, folder / "meeting", self.models, out, asked),
+                           out.with_suffix(".raised")) for rank, out in enumerate(outs)]  # fmt: skip
         try:
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         except BaseException:  # the test's time is over

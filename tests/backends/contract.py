@@ -165,9 +165,10 @@ def judged(ground: Ground, half: str, case: str) -> dict[str, str]:
     return found
 
 
-def everything(ground: Ground, own: dict[str, Any]) -> dict[str, str]:
+def everything(ground: Ground, own: dict[str, Any], contract: bool) -> dict[str, str]:
+    """What there is to say against each claim of the contract, where it is asked about, and each check of the backend's own."""
     found: dict[str, str] = {}
-    for half in ("Trainer", "Generator") if ground.ranks <= 2 else ():
+    for half in ("Trainer", "Generator") if contract else ():
         for case in cases(ground.name, half, ground.ranks) if hasattr(ground.backend, half) else ():
             found |= judged(ground, half, case)
             if any(found.values()):
@@ -196,7 +197,7 @@ def checks(name: str, ranks: int) -> dict[str, Any]:
     return dict(importlib.import_module(module).CHECKS.get(ranks, {})) if (HERE / f"{module}.py").exists() else {}
 
 
-def main(names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Path) -> None:
+def main(names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Path, asked: str = "contract,own") -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     alone, found = joined(rank, ranks, meeting), {}
@@ -204,7 +205,7 @@ def main(names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Pa
     for name in names.split(","):
         ground = Ground(name, rank, ranks, models, meeting.parent, alone)
         try:
-            found[name] = everything(ground, checks(name, ranks))
+            found[name] = everything(ground, checks(name, ranks) if "own" in asked else {}, "contract" in asked)
         except Unusable as error:
             found[name] = {"unusable": str(error)}
     out.write_text(json.dumps(found))

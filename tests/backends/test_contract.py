@@ -30,7 +30,8 @@ def test_every_claim_holds(judged, subtests, name, ranks):
 
 
 def test_a_missing_package_fails_and_is_skipped_on_request_alone(judged, monkeypatch):
-    monkeypatch.setitem(judged.kept, ("their.backend", 2), [{"their.backend": {"unusable": "the package 'theirs' is not installed"}}] * 2)
+    missing = {"unusable": "the package 'theirs' is not installed"}
+    monkeypatch.setitem(judged.kept, ("their.backend", 2, "contract,own"), [{"their.backend": missing}] * 2)
     monkeypatch.delenv("RLFLOW_SKIP_ENGINES", raising=False)
     with pytest.raises(pytest.fail.Exception, match=r"'theirs' is not installed: `make setup` (.*)RLFLOW_SKIP_ENGINES=1"):
         judged.said("their.backend", 2, "any claim")
