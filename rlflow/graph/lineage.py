@@ -117,10 +117,9 @@ def _setting(node: Node, name: str, absent: int = 1) -> int:
 
 def ahead_of_training(graph: Graph) -> set[int]:
     """The nodes that sample, and what they sample from, but for the data: what runs ahead of training."""
-    makers = {node.rows_axis: node.id for node in reversed(graph.nodes) if node.makes is not None or node.op is Op.DATA}
     ahead: set[int] = set()
     for node in reversed(graph.nodes):
         if node.op in (Op.GENERATE, Op.REPEAT) or node.id in ahead:
-            ahead |= {node.id, makers.get(node.axis, node.id), *(item.column.node for item in node.inputs)}
-            ahead |= {makers[part] for part in (graph.axes[node.rows_axis].parts if node.op is Op.CONCAT else ())}
+            makers = {graph.makers[axis] for axis in graph.works_on(node) if axis in graph.makers}
+            ahead |= {node.id, *makers, *(item.column.node for item in node.inputs)}
     return {i for i in ahead if graph.nodes[i].op not in (Op.DATA, Op.STATE)}

@@ -175,20 +175,31 @@ class Graph:
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads nothing of its
-        own rows still waits for whatever makes them."""
+        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads no column of some
+        rows that it works on still waits for whatever makes them."""
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
-        makers = {node.rows_axis: node.id for node in reversed(self.nodes) if node.makes is not None or node.op is Op.DATA}
         for node in self.nodes:
             for item in node.inputs:
                 _edge(graph, item.column.node, node.id, "columns", item.parameter)
-            here = any(self.nodes[item.column.node].rows_axis == node.axis for item in node.inputs)
-            if not here and makers.get(node.axis, node.id) != node.id and node.op is not Op.STATE:
-                _edge(graph, makers[node.axis], node.id, "columns", "rows")
+            read = {self.nodes[item.column.node].rows_axis for item in node.inputs}
+            for maker in [self.makers[axis] for axis in self.works_on(node) if axis in self.makers and axis not in read]:
+                if maker != node.id:
+                    _edge(graph, maker, node.id, "columns", "rows")
         for before, after, role in weight_order(self.nodes):
             _edge(graph, before, after, "weights", role)
         return graph
+
+    @cached_property
+    def makers(self) -> dict[int, int]:
+        """Axis → the id of the node that makes its rows."""
+        return {node.rows_axis: node.id for node in reversed(self.nodes) if node.makes is not None or node.op is Op.DATA}
+
+    def works_on(self, node: Node) -> tuple[int, ...]:
+        """The axes whose rows a node needs: those of its inputs, and of a join those of each part."""
+        if node.op is Op.STATE:
+            return ()
+        return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
 
     def readers(self) -> dict[Column, list[int]]:
         """The ids of the nodes that read each column. Columns that nothing reads are absent."""

@@ -1,5 +1,8 @@
 """Flows of drawn shapes: rows that are asked, chosen and joined in any order that the contract allows, and then learned from."""
 
+import random
+import time
+
 import torch
 from hypothesis import strategies as st
 
@@ -7,7 +10,7 @@ from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, r
 from rlflow.execution.account import WITH_GROUP
 from rlflow.training.rows import broken_columns, group_of, with_groups
 
-STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "up")  # what a shape's steps are drawn from
+STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "joined", "up")  # what a shape's steps are drawn from
 SHAPES = {
     "source": st.sampled_from(["prompts", "chosen", "groups", "picked", "kept"]), "samples": st.integers(2, 3),
     "steps": st.lists(st.sampled_from(STEPS), max_size=4), "modulus": st.integers(2, 5), "of_groups": st.booleans(),
@@ -15,12 +18,12 @@ SHAPES = {
 }  # fmt: skip
 
 
-@loss
+@loss(unrewarded="rows of a drawn flow may be thrown away")
 def likelihood(new, worth, weights, policy_version):
     return -new.logprobs * worth[:, None] * weights, {}
 
 
-@loss(rows="group")
+@loss(rows="group", unrewarded="rows of a drawn flow may be thrown away")
 def likelihood_of_groups(new, worth, weights, policy_version):
     return -new.logprobs * worth[:, None] * weights, {}
 
@@ -101,16 +104,20 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
             return ask(without(rows, "question") | again(rows), "question", after="tokens")
         return ask(without(rows, step) | (half if step == "half" else third)(rows), tokens_until=step)
 
+    def chosen(rows, step):
+        if step == "coin":
+            return choose(without(rows, "coin") | of_rows(rows, modulus=modulus), "coin")
+        return choose(rows, top="scores", count=1 if step == "best" else 3, per="group" if step == "best" else "batch")
+
     def applied(rows, before, step, actor, reward):
         """The rows after a step, and those that it began with where the step can go back to them."""
-        if step == "coin":
-            return choose(without(rows, "coin") | of_rows(rows, modulus=modulus), "coin"), before
-        if step in ("best", "top"):
-            return choose(rows, top="scores", count=1 if step == "best" else 3, per="group" if step == "best" else "batch"), before
-        if step == "join":
+        if step in ("coin", "best", "top"):
+            return chosen(rows, step), rows if before is None else before
+        if step in ("join", "joined"):
             names = ("prompt", "answer", "prompt_tokens", "tokens", "mask", "completion", "sampled_logprobs", "scores", "temperature",
                      "policy_version")
-            return (concat(rows.select(*names), before.select(*names)), None) if before is not None else (rows, None)
+            parts = [batch.select(*names) for batch in (rows, before) if batch is not None]
+            return (concat(*(parts if step == "join" else reversed(parts))) if len(parts) == 2 else rows), None
         if step == "up":
             return (without(before, "value") | mean_score(rows), None) if before is not None else (rows, None)
         more = actor.generate(without(asked(rows, step), "scores"), samples=2, max_tokens=4)
@@ -129,6 +136,24 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
             actor.update(batch, likelihood_of_groups if of_groups and not number else likelihood, minibatch=minibatch)
 
     return generated
+
+
+VERBS = ("stage", "reward", "forward", "ask", "choose", "concat")
+
+
+def slowed(engine, seed):
+    """Each call of these verbs of the engine begins a little later, by as much as the seed says."""
+    drawn = random.Random(seed)
+    for verb in VERBS:
+        setattr(engine, verb, _late(getattr(engine, verb), drawn))
+
+
+def _late(call, drawn):
+    def late(*args, **options):
+        time.sleep(drawn.choice([0.0, 0.0, 0.02]))
+        return call(*args, **options)
+
+    return late
 
 
 class Seen:

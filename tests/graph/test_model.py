@@ -3,7 +3,7 @@
 import networkx as nx
 import pytest
 
-from rlflow import flow, loss
+from rlflow import choose, concat, flow, loss
 from rlflow.graph.model import Node, Op, weight_order
 from rlflow.trace.compile import compile_flow
 
@@ -48,6 +48,19 @@ def test_updates_of_one_model_keep_program_order_and_later_sampling_waits():
     assert "actor.update" in graph.before("actor.update#2")
     assert "actor.update#2" in graph.before("actor.generate#2")
     assert nx.dag_longest_path_length(graph.order) == 7
+
+
+def test_joined_rows_wait_for_what_makes_each_part():
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        best = choose(batch, top="scores", count=1, per="group")  # whose columns are all of the rows that it chose from
+        both = concat(batch, best)
+        both |= actor.logprobs(both)
+        actor.update(both, policy_loss)
+
+    assert "choose" in compile_flow(f).graph.before("concat")
 
 
 def node(number, op, role, **fields):

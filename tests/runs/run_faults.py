@@ -190,12 +190,21 @@ def left_over(mark: str, name: str = MARK, seconds: float = 5.0) -> list[int]:
 
 
 def at(node: str, iteration: int, action: Callable[[], object]) -> None:
-    """Have this process do something as a node begins."""
+    """Have this process do something as a node of one iteration begins."""
+
+    def begins(name: str, of: int) -> None:
+        if (name, of) == (node, iteration):
+            action()
+
+    at_each(begins)
+
+
+def at_each(action: Callable[[str, int], object]) -> None:
+    """Have this process do something as each node begins, with its name and the iteration."""
     perform = executor._Run._perform
 
     def performing(self: Any, unit: int) -> None:
-        if self.plan.node(unit).name == node and self.engine.iteration == iteration:
-            action()
+        action(self.plan.node(unit).name, self.engine.iteration)
         perform(self, unit)
 
     executor._Run._perform = performing  # type: ignore[method-assign]
@@ -275,8 +284,9 @@ def killed_holder(folder: Path, iterations: int, scratch: Path) -> Said:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines of metrics, without times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Lines of metrics, without times. There is no file where every iteration was skipped."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
