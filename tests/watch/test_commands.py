@@ -180,8 +180,9 @@ def test_watch_once_prints_one_picture(called, runs):
 DOCTOR = """
 import sys
 from rlflow.cli.watch import print_doctor
-print_doctor()
+code = print_doctor()
 print({"torch", "transformers", "wandb", "mlflow"} & set(sys.modules))
+sys.exit(code)
 """
 
 
