@@ -5,8 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.watch import lines
-from rlflow.watch.lines import LINE, Lines, WaitingLines
+from rlflow.watch.lines import LINE, WAITING, Lines, WaitingLines
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=8))
@@ -42,13 +41,11 @@ def test_lines_of_threads_do_not_mix():
     assert heard == [b"second", b"first ends"]
 
 
-def test_waiting_lines_are_taken_once_and_the_oldest_go(monkeypatch):
+def test_waiting_lines_are_taken_once_and_the_oldest_go():
     waiting = WaitingLines()
     waiting.hear(b"one\ntwo\nthr")
     assert waiting.take() == b"one\ntwo\n"
     waiting.hear(b"ee\n")
     assert (waiting.take(), waiting.take()) == (b"three\n", b"")
-    monkeypatch.setattr(lines, "WAITING", 2)
-    few = WaitingLines()
-    few.hear(b"1\n2\n3\n")
-    assert few.take() == b"2\n3\n"
+    waiting.hear(b"".join(b"%d\n" % number for number in range(WAITING + 2)))
+    assert waiting.take() == b"".join(b"%d\n" % number for number in range(2, WAITING + 2))

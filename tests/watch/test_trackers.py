@@ -141,28 +141,24 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(info, metrics, stage
 
 def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end(info, metrics, stages, monkeypatch):
     monkeypatch.setitem(trackers.CLOSE_SECONDS, "done", 0.05)
-    monkeypatch.setattr(trackers, "WAITING", 8)
     out, free = io.StringIO(), threading.Event()
     tracker = Failing("none")
     tracker.log = lambda step, metrics: free.wait()
     view = Plain(out)
-    background = Background("mine", tracker, view.note)
-    told(Several(view, [background]), info, metrics, stages, 3)
+    told(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 3)
     free.set()
-    background._thread.join()
     assert "failed and is left out from here on: it had not finished" in out.getvalue()
 
 
-def test_a_tracker_that_falls_behind_is_left_out(info, metrics, stages, monkeypatch):
-    monkeypatch.setattr(trackers, "WAITING", 8)
-    out, free, tracker = io.StringIO(), threading.Event(), Failing("none")
+def test_a_tracker_that_falls_behind_is_left_out(info):
+    said, free, tracker = [], threading.Event(), Failing("none")
     tracker.start = lambda run, settings: str(free.wait())
-    view = Plain(out)
-    background = Background("mine", tracker, view.note)
-    told(Several(view, [background]), info, metrics, stages, 12)
+    background = Background("mine", tracker, said.append)
+    background.start(info)
+    for number in range(trackers.WAITING + 9):
+        background.evaluation(number, {})
     free.set()
-    assert out.getvalue().count("left out from here on: 8 records wait for it") == 1
-    background._thread.join()
+    assert said == [f"tracker mine failed and is left out from here on: {trackers.WAITING} records wait for it"]
 
 
 def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
