@@ -70,11 +70,6 @@ def test_the_mapping_itself_is_left_alone():
     assert given == {"a": {"token": CANARY}}
 
 
-@pytest.fixture
-def remembering(monkeypatch):
-    monkeypatch.setattr(secrets, "_remembered", set())
-
-
 KEY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj\n" * 3
 SHAPED = {
     "OpenAI": "sk-proj-Ab3dEf6hIj9kLm2nOp5qRs8tUv1wXy4z", "Stripe": "sk_live_51H8abcdefghijklmnop", "GitHub": "ghp_" + "a1B2" * 9,
@@ -142,11 +137,11 @@ def test_a_secret_is_known_as_text_quotes_it(monkeypatch, value):
         assert not any(part in text for part in ("91", "rd", "MIIE", "c=d"))
 
 
-def test_what_a_flag_was_given_is_masked_where_an_error_repeats_it(remembering):
-    remember({"hp.api_key": CANARY, "actor": {"pass": ["first-canary", "second-canary"]}, "hp.key_dim": "64", "lr": "0.123456"})
+def test_what_a_flag_was_given_is_masked_where_an_error_repeats_it():
+    remember({"hp.api_key": "given-canary", "actor": {"pass": ["first-canary", "second-canary"]}, "hp.key_dim": "64", "lr": "0.123456"})
     remember({"auth": "abc", "reward": ("file.py:function",), "hp.prompt_key": "question", "pad_token": "endoftext"})
     remember({"pass_metric": "accuracy"})
-    assert masked(f"no {CANARY} in first-canary second-canary 64 0.123456 abc") == "no *** in *** *** 64 0.123456 abc"
+    assert masked("no given-canary in first-canary second-canary 64 0.123456 abc") == "no *** in *** *** 64 0.123456 abc"
     assert masked("question endoftext accuracy file.py:function") == "question endoftext accuracy file.py:function"
     remember({"api_key": "letters", "db_pass": "onlyletters", "hf_token": "wordlike", "pass": "plainword", "prompt_key": "q1w2e3r4"})
     assert masked("letters onlyletters wordlike plainword q1w2e3r4") == "*** *** *** *** ***"

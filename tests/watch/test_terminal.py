@@ -55,8 +55,9 @@ def test_only_terminals_are_replaced_and_only_while_inside(monkeypatch):
         with steady():
             assert isinstance(sys.stdout, Steady)
             assert sys.stderr is null
+            outer = sys.stdout
             with steady():
-                assert sys.stdout._stream is stream
+                assert sys.stdout is outer
         assert sys.stdout is stream
     os.close(other)
 
