@@ -9,9 +9,6 @@ import pytest
 
 from rlflow.cli.watch import watch_run
 from rlflow.watch import status
-from rlflow.watch.follow import info
-from rlflow.watch.history import summarised
-from rlflow.watch.live import Live
 
 
 class Screen:
@@ -85,22 +82,6 @@ def test_it_exits_as_the_run_came_to_its_end_and_leaves_no_thread(run, screen, i
     assert ("\x1b[?25h" in shown.text) == terminal  # the cursor is back
     assert (signal.getsignal(signal.SIGINT) is signal.default_int_handler) == terminal  # the way out, also where it was ignored
     assert state in shown.text
-
-
-def test_the_view_is_left_as_the_run_goes_on_where_watching_is_interrupted(run, screen, interrupt, monkeypatch):
-    shown, states = screen(True), []
-    stop = Live.stop
-    monkeypatch.setattr(Live, "stop", lambda self, state="": states.append(state) or stop(self, state))
-
-    def interrupted(folder, view):
-        view.start(info(summarised(folder)))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("rlflow.cli.watch.follow", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        watch_run(run("running"), once=False)
-    assert states == ["running"]
-    assert "\x1b[?25h" in shown.text
 
 
 @pytest.mark.parametrize("state", ["done", "failed"])
