@@ -12,20 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.checkpoints import names
-from rlflow.watchdog import dog as dogs
 from rlflow.watchdog import kin
 from rlflow.watchdog.board import Board
 from rlflow.watchdog.dog import ASKED_SECONDS, FAILED, GRACE_SECONDS, INTERRUPTED, SILENT_SECONDS, TICK, Dog, Messages, WatchedRun
 
 
 @pytest.fixture
-def dog(monkeypatch):
-    monkeypatch.setattr(dogs, "say", said.append)
-    said.clear()
+def dog():
     return Dog(os.getpid(), "", "name", Board.new())
-
-
-said: list[str] = []
 
 
 def until(dog, seconds, state="S", beats=False):
@@ -72,7 +66,7 @@ def test_without_a_node_under_way_nothing_is_late_or_deaf(dog):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, number):
+def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, number):
     with dog.board.during("judge", 0, 1800.0):
         until(dog, 30)
         dog.signalled(bytes([number]))
@@ -80,8 +74,8 @@ def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, number):
     assert (code, dog.warned) == (INTERRUPTED, True)
     assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
     assert why.startswith("stopped: stage 'judge' of iteration 0 kept the interpreter's lock")
-    assert said == ["stopping: stage 'judge' of iteration 0 keeps the interpreter's lock; if it does not let go within "
-                    f"{ASKED_SECONDS - TICK:.0f} s the run ends as it was last saved"]  # fmt: skip
+    assert capfd.readouterr().err == ("stopping: stage 'judge' of iteration 0 keeps the interpreter's lock; if it does not let go within "
+                                      f"{ASKED_SECONDS - TICK:.0f} s the run ends as it was last saved\n")  # fmt: skip
 
 
 def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(dog):
@@ -128,7 +122,7 @@ def told(dog, folder, **status):
     (folder / "status.json").write_text(json.dumps({**running, **status}))
 
 
-def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_path):
+def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_path, capfd):
     told(dog, tmp_path)
     for iteration, revision in ((2, 1), (10, 1), (10, 2), (11, 1)):
         (tmp_path / "checkpoints" / names.step(iteration, revision)).mkdir(parents=True)
@@ -136,21 +130,22 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
             (tmp_path / "checkpoints" / names.step(iteration, revision) / names.MANIFEST).touch()
     with dog.board.during("judge", 12, 1.0):
         dog.look("S", TICK)
-        dog._report("failed", "because")
+        dog.stop(FAILED, "because")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
-    assert found["error"] == said[-1] == f"because\nsaved as {names.step(10, 2)}; go on with: rlflow resume runs/mine"
+    assert found["error"] == f"because\nsaved as {names.step(10, 2)}; go on with: rlflow resume runs/mine"
+    assert capfd.readouterr().err == found["error"] + "\n"
     assert [path.name for path in tmp_path.glob(".status*")] == []
 
 
 @pytest.mark.parametrize("status", [{"state": "done"}, {"process": {"pid": 1}}, {"process": None}])
-def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, status):
+def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, capfd, status):
     told(dog, tmp_path, **status)
     before = (tmp_path / "status.json").read_text()
-    dog._report("failed", "because")
+    dog.stop(FAILED, "because")
     dog.vanished(None)
     assert (tmp_path / "status.json").read_text() == before
-    assert said == ["because\nno checkpoint was written: start the run again"]
+    assert capfd.readouterr().err == "because\nno checkpoint was written: start the run again\n"
 
 
 @pytest.mark.parametrize(("ending", "state", "says"), [
@@ -159,7 +154,7 @@ def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, st
     (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed", "crashed with SIGSEGV"),
     (lambda: os.kill(os.getpid(), signal.SIGKILL), "running", "was killed by SIGKILL while"),
 ], ids=["0", "7", "SEGV", "KILL"])
-def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(dog, tmp_path, ending, state, says):
+def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(dog, tmp_path, capfd, ending, state, says):
     """One that was killed from outside counts as died by being gone."""
     dog.pid = os.fork()
     if dog.pid == 0:
@@ -174,11 +169,12 @@ def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(dog, tmp_path, e
         dog.vanished(kin.stat(dog.pid))
     os.waitpid(dog.pid, 0)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == state
-    assert says in said[-1]
-    assert said[-1].endswith("start the run again")
+    said = capfd.readouterr().err
+    assert says in said
+    assert said.endswith("start the run again\n")
 
 
-def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_too(monkeypatch):
+def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_too():
     """It may first be scheduled when its parent is gone: as long as it lives the pipe of messages is open."""
     receiving, sending = os.pipe()
     os.set_blocking(receiving, False)
@@ -192,7 +188,7 @@ def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_
             if listened:  # at the first look nothing has come yet
                 os.write(sending, json.dumps({"fork": fork.pid}).encode() + b"\n")
                 os.close(sending)
-                monkeypatch.setattr(dog, "listen", messages.listen)
+                dog.listen = messages.listen
             listened.append(messages.listen())
             return listened[-1]
 
@@ -220,11 +216,14 @@ def test_a_pipe_that_nobody_writes_to_any_more_wakes_the_watchdog_once():
     os.set_blocking(reading, False)
     poll = select.poll()
     poll.register(reading, select.POLLIN)
-    assert dogs._read(reading, poll) is None
-    os.write(writing, b"beat")
-    assert (dogs._read(reading, poll), dogs._read(reading, poll)) == (b"beat", None)
+    dog = Dog(os.getpid(), "", "name", Board.new())
+    messages = Messages(dog, reading, poll)
+    assert messages.listen() is True
+    os.write(writing, b'{"folder": "/nowhere"}\n')
+    assert messages.listen() is True
+    assert dog.folders == ["/nowhere"]
     os.close(writing)
     assert poll.poll(0) != []
-    assert (dogs._read(reading, poll), dogs._read(reading, poll)) == (b"", b"")
+    assert (messages.listen(), messages.listen()) == (False, False)
     assert poll.poll(0) == []
     os.close(reading)
