@@ -73,7 +73,7 @@ def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(dog):
         pid = until(lambda: dog.process not in killed and dog.process)
         os.kill(pid, signal.SIGKILL)
         killed.add(pid)
-    until(lambda: not dog._thread.is_alive())
+    until(lambda: "watchdog" not in [thread.name for thread in threading.enumerate()])
     with dog.marking():
         child = subprocess.Popen(["sleep", "600"])
     dog.close()
