@@ -8,7 +8,6 @@ import time
 import pytest
 
 from rlflow import durable
-from rlflow.process import Process
 
 
 def names(folder):
@@ -36,25 +35,19 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
     assert names(tmp_path / "old" / "inner") == ["new"]
 
 
-def dead_process():
-    """A process that is gone, as it was."""
-    words = [sys.executable, "-c", "from rlflow.process import Process; print(Process.this().as_json())"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+LEAVES = """
+import sys
+from pathlib import Path
+from rlflow import durable
+durable.aside(Path(sys.argv[1]) / "file").write_text("")
+durable.aside(Path(sys.argv[1]) / "folder", "removing").mkdir()
+"""
 
 
-def test_what_a_dead_process_left_goes_and_a_living_ones_stays(tmp_path, monkeypatch):
-    import json
-
-    from rlflow.process import parsed
-
+def test_what_a_dead_process_left_goes_and_a_living_ones_stays(tmp_path):
     own = durable.aside(tmp_path / "own")
     own.write_text("")
-    dead = parsed(json.loads(dead_process()))
-    with monkeypatch.context() as patch:
-        patch.setattr(Process, "this", classmethod(lambda cls: dead))
-        for name in ("file", "folder"):
-            left = durable.aside(tmp_path / name, "removing")
-            left.mkdir() if name == "folder" else left.write_text("")
+    subprocess.run([sys.executable, "-c", LEAVES, str(tmp_path)], check=True)
     assert len(names(tmp_path)) == 3
     durable.clear(tmp_path, older=60.0)
     assert len(names(tmp_path)) == 3
