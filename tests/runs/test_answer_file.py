@@ -1,11 +1,12 @@
 """The file of an evaluation's answers is whole or not there."""
 
+import errno
 import json
 import os
+import resource
 
 import pytest
 
-from rlflow import durable
 from rlflow.runs.answer_file import answer_file, name_of
 
 
@@ -35,14 +36,14 @@ def test_nothing_is_left_where_the_evaluation_ends_early_or_has_no_answers(tmp_p
     assert os.listdir(path.parent) == []
 
 
-def test_a_disk_that_refuses_answers_is_told_once_and_ends_nothing(tmp_path, monkeypatch):
-    def full(file, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(durable, "write_all", full)
-    failures = []
-    with answer_file(tmp_path / name_of(0), failures.append) as keep:
-        keep({})
-        keep({})
-    assert [error.errno for error in failures] == [28]
+def test_a_disk_that_refuses_answers_is_told_once_and_ends_nothing(tmp_path):
+    failures, before = [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))  # as a disk that is full
+    try:
+        with answer_file(tmp_path / name_of(0), failures.append) as keep:
+            keep({"prompt": "one"})
+            keep({"prompt": "two"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [error.errno for error in failures] == [errno.EFBIG]
     assert os.listdir(tmp_path / "evaluations") == []
