@@ -18,13 +18,13 @@ NODE, SERVICES = sys.modules["ray._private.node"].Node, sys.modules["ray._privat
 STAND_IN_COMMAND = f"{sys.executable} -I -S {STAND_IN}"
 
 
-SETUP, FLAGS, NODE_ID = "/ray/setup_worker.py", "default_worker.py --webui= PLACEHOLDER", "ab" * 28
+SETUP = str(Path(sys.modules["ray._private.node"].__file__).parent / "workers" / "setup_worker.py")
+FLAGS, NODE_ID = "default_worker.py --webui= PLACEHOLDER", "ab" * 28
 
 
 @pytest.fixture
-def raylet(tmp_path, monkeypatch):
+def raylet(tmp_path):
     """The command of a raylet as Ray makes it, as far as it matters here. ``raylet(python)``: with another Python."""
-    monkeypatch.setattr(lean, "_setup_worker", lambda: SETUP)
 
     def command(python=sys.executable):
         return ["/ray/raylet", f"--python_worker_command={python} {SETUP} {FLAGS}", "--dashboard_agent_command=python agent.py",
