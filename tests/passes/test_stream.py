@@ -34,12 +34,13 @@ def test_the_local_backend_streams_rewards_and_the_null_backend_forwards_too(pla
     assert none.time.makespan < planned_as(f"ppo {TWO}").time.makespan
 
 
-def test_a_reward_that_is_a_model_is_streamed_where_its_backend_is_exact(planned_as, judging, monkeypatch):
-    assert "to reward" in streamed(planned_as("grpo --stream 2 --reward math"))
-    monkeypatch.setattr(null.Trainer, "row_exact", False)
+def test_a_reward_that_is_a_model_is_streamed_where_its_backend_is_exact(planned_as, judging):
+    local, judged = f"grpo --model {MODEL} {TWO} --stream 2 --reward math", f"--reward {judging}"
+    assert "to reward" in streamed(planned_as(local))
+    assert "to reward" in streamed(planned_as(f"grpo --stream 2 --reward math {judged}"))
     with pytest.raises(PlanError, match="nothing in flow 'grpo' can be scored before") as refused:
-        planned_as(f"grpo --stream 2 --reward math --reward {judging}")
-    assert "not to reward (rounds a row by the rows beside it)" in refused.value.problems[0].found
+        planned_as(f"{local} {judged}")
+    assert "not to reward, actor.logprobs (rounds a row by the rows beside it)" in refused.value.problems[0].found
 
 
 def test_a_backend_without_chunks_streams_nothing(planned_as, monkeypatch):
