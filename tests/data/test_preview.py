@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlflow.data import open_data
 from rlflow.data.faults import Room
-from rlflow.data.preview import _summary, preview
+from rlflow.data.preview import preview
 
 
 def write(folder, records):
@@ -58,8 +58,9 @@ def test_a_field_within_a_field_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "high"), [(1, 1), (19, 19), (20, 19), (21, 20), (100, 95)])
-def test_lengths_are_summed_up_by_the_middle_one_and_that_of_ninety_five_in_a_hundred(count, high):
-    shown = _summary(range(count, 0, -1))
+def test_lengths_are_summed_up_by_the_middle_one_and_that_of_ninety_five_in_a_hundred(tmp_path, count, high):
+    data = open_data(write(tmp_path, [{"prompt": "x" * length} for length in range(count, 0, -1)]))
+    shown = preview(data, 0).prompts
     assert (shown.count, shown.shortest, shown.median, shown.longest_of_95, shown.longest) == (count, 1, (count + 1) // 2, high, count)
 
 

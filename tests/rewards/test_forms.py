@@ -1,6 +1,5 @@
 """Reward functions and records of verl and OpenRLHF are known by their parameters and fields, and are used as they are."""
 
-import ast
 import json
 import math
 from pathlib import Path
@@ -144,16 +143,13 @@ def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf, patient):
 
 
 @given(NAMES, st.booleans(), st.booleans())
-def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is(names, rest, later):
+def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is(tmp_path_factory, names, rest, later):
     form = form_of(names)
     assert (form is VERL) == ({"solution_str", "ground_truth"} <= set(names))
     assert (form is OPENRLHF) == (form is not VERL and "queries" in names and bool({"prompts", "labels"} & set(names)))
-    definition = f"{'async ' * later}def f({', '.join([*names, *['**rest'] * rest])}): pass"
-    node = ast.parse(definition).body[0]
-    from rlflow.errors import Place
-    from rlflow.rewards.text import _parameters
-
-    read = _parameters(node, Place("f.py", 1))
+    file = tmp_path_factory.getbasetemp() / "form.py"
+    file.write_text(f"{'async ' * later}def f({', '.join([*names, *['**rest'] * rest])}): pass")
+    read = reads(str(file), "f")
     assert read.form is form
     if form:
         assert set(read.required) == {*form.reads, *(set(names) - set(form.parameters))}
