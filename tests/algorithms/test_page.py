@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlflow.author.load import load_flow
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.graph.diff import diff
 from rlflow.trace.compile import compile_flow
 
@@ -22,11 +22,8 @@ def test_every_algorithm_is_in_the_table():
 
 
 @pytest.mark.parametrize("command", re.findall(r"`(rlflow run [^`]+ --[^`]+)`", PAGE))
-def test_a_variant_is_a_setting_that_checks(command, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["rlflow", "check", *shlex.split(command)[2:]])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code, capsys.readouterr()
+def test_a_variant_is_a_setting_that_checks(command, capsys):
+    assert exit_code(["check", *shlex.split(command)[2:]]) == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize(("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S))

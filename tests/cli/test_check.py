@@ -11,17 +11,14 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import read_config, roles_of
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 
 FIXTURES = Path(__file__).parents[1] / "check" / "fixtures"
 
 
-def command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["rlflow", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    return ended.value.code, printed.out + printed.err
+def command(capsys, *words):
+    code, printed = exit_code(list(map(str, words))), capsys.readouterr()
+    return code, printed.out + printed.err
 
 
 @pytest.mark.parametrize(
@@ -33,15 +30,15 @@ def command(monkeypatch, capsys, *words):
         ("variant_number", 2, "refused (7 nodes; 1 error)"),
     ],
 )
-def test_errors_exit_with_2_and_warnings_with_0(monkeypatch, capsys, name, code, verdict):
+def test_errors_exit_with_2_and_warnings_with_0(capsys, name, code, verdict):
     path = FIXTURES / f"{name}.py"
-    ended, printed = command(monkeypatch, capsys, "check", path)
+    ended, printed = command(capsys, "check", path)
     assert (ended, printed.splitlines()[-1]) == (code, f"{path}: {verdict}")
 
 
 @pytest.mark.parametrize("name", ["two_flows", "no_flow", "file_raises"])
-def test_a_file_without_one_flow_exits_with_2(monkeypatch, capsys, name):
-    ended, printed = command(monkeypatch, capsys, "check", FIXTURES / f"{name}.py")
+def test_a_file_without_one_flow_exits_with_2(capsys, name):
+    ended, printed = command(capsys, "check", FIXTURES / f"{name}.py")
     assert ended == 2
     lines = (FIXTURES / f"{name}.py").read_text().splitlines()
     [meant] = [number for number, line in enumerate(lines, 1) if "# <- " in line]
@@ -49,9 +46,9 @@ def test_a_file_without_one_flow_exits_with_2(monkeypatch, capsys, name):
     assert "Traceback" not in printed
 
 
-def test_one_of_two_flows_can_be_named(monkeypatch, capsys):
-    assert command(monkeypatch, capsys, "check", f"{FIXTURES / 'two_flows.py'}::mistaken")[0] == 0
-    ended, printed = command(monkeypatch, capsys, "check", f"{FIXTURES / 'two_flows.py'}::mistakn")
+def test_one_of_two_flows_can_be_named(capsys):
+    assert command(capsys, "check", f"{FIXTURES / 'two_flows.py'}::mistaken")[0] == 0
+    ended, printed = command(capsys, "check", f"{FIXTURES / 'two_flows.py'}::mistakn")
     assert ended == 2
     assert "nearest:  mistaken" in printed
 
@@ -68,34 +65,34 @@ def test_places_are_never_wrapped(tmp_path):
     assert len([line for line in done.stdout.splitlines() if line.startswith(str(path)) and re.search(r"\.py:\d+: ", line)]) == 9
 
 
-def test_a_file_that_is_no_python_is_placed(tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_no_python_is_placed(tmp_path, capsys):
     path = tmp_path / "broken.py"
     path.write_text("def flow(:\n")
-    ended, printed = command(monkeypatch, capsys, "check", path)
+    ended, printed = command(capsys, "check", path)
     assert ended == 2
     assert printed.startswith(f"{path}:1: the file cannot be loaded: SyntaxError")
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(0)", "import sys; sys.exit('bye')", "1 / 0", "import no_such_package"])
-def test_a_file_that_stops_while_it_is_loaded_is_an_error_of_its_line(tmp_path, monkeypatch, capsys, text):
+def test_a_file_that_stops_while_it_is_loaded_is_an_error_of_its_line(tmp_path, capsys, text):
     path = tmp_path / "stops.py"
     path.write_text(f"x = 1\n{text}\n")
-    ended, printed = command(monkeypatch, capsys, "check", path)
+    ended, printed = command(capsys, "check", path)
     assert ended == 2
     assert printed.startswith(f"{path}:2: the file cannot be loaded: ")
 
 
-def test_a_file_that_is_not_there_names_the_nearest(monkeypatch, capsys):
-    ended, printed = command(monkeypatch, capsys, "check", "pp0")
+def test_a_file_that_is_not_there_names_the_nearest(capsys):
+    ended, printed = command(capsys, "check", "pp0")
     assert ended == 2
     assert "nearest:  ppo" in printed
     assert "there is no algorithm file 'pp0'" in printed
 
 
-def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
+def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys):
     path = tmp_path / "loud.py"
     path.write_text('raise ValueError("\\x1b[31mred")\n')
-    _, printed = command(monkeypatch, capsys, "check", path)
+    _, printed = command(capsys, "check", path)
     assert "\x1b" not in printed
     assert "\\x1b[31mred" in printed
 
@@ -170,21 +167,21 @@ def model(tmp_path):
         (CARRIES.replace("m.content", "'' if m.role == 'tool' else m.content"), "does not write what a tool answers"),
     ],
 )
-def test_a_model_that_cannot_be_told_of_tools_is_refused_at_their_class(monkeypatch, capsys, model, template, says):
-    ended, printed = command(monkeypatch, capsys, "check", "grpo", "--env", CALCULATOR, "--model", model(template))
+def test_a_model_that_cannot_be_told_of_tools_is_refused_at_their_class(capsys, model, template, says):
+    ended, printed = command(capsys, "check", "grpo", "--env", CALCULATOR, "--model", model(template))
     assert ended == 2
     assert re.search(rf"^\S*calculator\.py:\d+: the chat template of \S* {says}\n  found: .*\n  expected: .*\n  remedy: ", printed, re.M)
     assert "grpo: refused (7 nodes; 1 error" in printed
 
 
-def test_a_model_that_can_be_told_of_tools_is_right(monkeypatch, capsys, model):
+def test_a_model_that_can_be_told_of_tools_is_right(capsys, model):
     words = ("check", "grpo", "--env", CALCULATOR, "--model", model(CARRIES))
-    assert command(monkeypatch, capsys, *words)[0] == 0
-    assert command(monkeypatch, capsys, "check", "grpo", "--env", CALCULATOR, "--backend", "null")[0] == 0  # which has no model
+    assert command(capsys, *words)[0] == 0
+    assert command(capsys, "check", "grpo", "--env", CALCULATOR, "--backend", "null")[0] == 0  # which has no model
 
 
-def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_tools(monkeypatch, capsys):
-    ended, printed = command(monkeypatch, capsys, "check", "grpo", "--env", CALCULATOR)
+def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_tools(capsys):
+    ended, printed = command(capsys, "check", "grpo", "--env", CALCULATOR)
     assert ended == 2
     assert "the tokenizer of " in printed
     assert "arithmetic_model has none" in printed

@@ -1,12 +1,11 @@
 """`rlflow data` as a user meets it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 
 MODEL = Path(__file__).parents[2] / "rlflow" / "tasks" / "arithmetic_model"
 
@@ -19,10 +18,7 @@ def called(monkeypatch, capsys, tmp_path):
 
     def call(*words):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["rlflow", "data", *words])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
+        return exit_code(["data", *words]), *capsys.readouterr()
 
     return call
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlflow import PlanError
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.cli.plan import shared_devices
 
 NULL = ["--backend", "null"]
@@ -32,14 +32,11 @@ main()
 
 
 @pytest.fixture
-def called(monkeypatch, capsys):
+def called(capsys):
     """Exit code, output and errors of `rlflow plan`."""
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["rlflow", "plan", *words])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
+        return exit_code(["plan", *words]), *capsys.readouterr()
 
     return call
 

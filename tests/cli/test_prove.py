@@ -1,10 +1,9 @@
 """`rlflow prove` from the command line."""
 
-import sys
 
 import pytest
 
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.cli.prove import apart
 from rlflow.errors import PlanError
 
@@ -20,11 +19,8 @@ def test_flags_of_two_plans_are_told_from_those_of_both():
     ("--stream 4", 0, "proved"), ("--seed 1", 2, "falsified"), ("--actor.micro_tokens 200", 0, "proved"),
     ("--pools all=2@threads", 0, "proved"), ("--actor.generator vllm", 0, "unproved"),
 ])  # fmt: skip
-def test_two_plans_of_one_text_agree_or_differ_from_a_column_on(monkeypatch, capsys, plan, code, says):
+def test_two_plans_of_one_text_agree_or_differ_from_a_column_on(capsys, plan, code, says):
     small = ["--threads", "1", "--prompts", "4", "--hp.samples", "4", "--hp.max_tokens", "4", "--hp.minibatch", "16"]
-    monkeypatch.setattr(sys, "argv", ["rlflow", "prove", "grpo", *small, "--as", "--stream 1", "--as", plan])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    printed = capsys.readouterr().out
-    assert (stop.value.code or 0) == code, printed
+    found, printed = exit_code(["prove", "grpo", *small, "--as", "--stream 1", "--as", plan]), capsys.readouterr().out
+    assert found == code, printed
     assert printed.splitlines()[-1].startswith(says)

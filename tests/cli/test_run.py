@@ -11,7 +11,7 @@ import pytest
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.cli.run import packaged_note
 from rlflow.runs.api import resolve_config
 
@@ -46,15 +46,11 @@ def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
-    """The entry point in this process: what it prints and the code it exits with."""
+    """A command in this process: its exit code and what it prints."""
 
     def call(*words):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["rlflow", *words])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capsys.readouterr()
-        return exit.value.code, out, err
+        return exit_code(list(words)), *capsys.readouterr()
 
     return call
 

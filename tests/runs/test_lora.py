@@ -3,7 +3,6 @@
 import contextlib
 import io
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import rlflow
 from rlflow.checkpoints import export, load_latest
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
@@ -71,21 +70,19 @@ def test_adapters_learn_sums(tmp_path):
     assert result.after.sampled > result.before.sampled + 0.15
 
 
-def printed(monkeypatch, *words):
+def printed(*words):
     out = io.StringIO()
-    monkeypatch.setattr(sys, "argv", ["rlflow", *words])
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0), out.getvalue()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        return exit_code(list(words)), out.getvalue()
 
 
-def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(monkeypatch, tmp_path):
+def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(tmp_path):
     file = str(Path(__file__).parents[2] / "algorithms" / "grpo.py")
-    assert printed(monkeypatch, "check", file, "--actor.lora", "8", "--actor.lora-targets", "attention")[0] == 0
-    assert "nearest:  lora" in printed(monkeypatch, "check", file, "--actor.lorra", "8")[1]
-    code, text = printed(monkeypatch, "run", file, "--lora", "-1", "--out", str(tmp_path))
+    assert printed("check", file, "--actor.lora", "8", "--actor.lora-targets", "attention")[0] == 0
+    assert "nearest:  lora" in printed("check", file, "--actor.lorra", "8")[1]
+    code, text = printed("run", file, "--lora", "-1", "--out", str(tmp_path))
     assert (code, "expected: int >= 0" in text) == (2, True)
-    code, text = printed(monkeypatch, "run", file, "--help")
+    code, text = printed("run", file, "--help")
     assert code == 0
     for name in ("lora int >= 0 = 0", "lora_alpha float > 0 = 16.0", "lora_targets 'all-linear' | 'attention' = all-linear"):
         assert f"--ROLE.{name}" in text

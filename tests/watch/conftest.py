@@ -15,7 +15,7 @@ import threading
 import pytest
 
 import rlflow
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.watch import status
 from rlflow.watch.reporter import RunInfo
 
@@ -153,14 +153,10 @@ def written(tmp_path):
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
-    """The entry point in this process: the code it exits with and what it prints."""
+    """A command in this process: its exit code and what it prints."""
 
     def call(*words):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["rlflow", *map(str, words)])
-        monkeypatch.setattr("rlflow.cli.main.leave", sys.exit)  # it would end the test's process
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
+        return exit_code(list(map(str, words))), *capsys.readouterr()
 
     return call
