@@ -13,7 +13,6 @@ import contextlib
 import doctest
 import importlib
 import io
-import os
 import re
 import shlex
 import sys
@@ -32,7 +31,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import flows_of, load
 from rlflow.author.stage import Stage
 from rlflow.check.check import check
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 
 pytestmark = pytest.mark.slow
 
@@ -125,12 +124,8 @@ def commands(block: Block) -> Iterator[tuple[str, int, str]]:
 def run_command(command: str) -> tuple[int, str]:
     """Exit code and output of a line that starts with `rlflow`, in this process: a process each would take a minute."""
     out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        patch.setattr(sys, "argv", shlex.split(command))
-        patch.setattr(os, "_exit", sys.exit)  # the command line leaves so after a failure
-        with pytest.raises(SystemExit) as stop:
-            main()
-    return int(stop.value.code or 0), out.getvalue()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        return exit_code(shlex.split(command)[1:]), out.getvalue()
 
 
 def flows(page: ModuleType, block: Block) -> list[Flow]:

@@ -7,13 +7,12 @@ import json
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from rlflow.backends.local.settings import TrainerSettings
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text()
@@ -49,11 +48,10 @@ def test_a_command_runs(command, folder, tmp_path, monkeypatch):
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", shortened(command))
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code, out.getvalue()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = exit_code(shortened(command)[1:])
+    assert code == 0, out.getvalue()
     assert "prompts go through the chat template of MODEL" in out.getvalue()
     row = json.loads(Path("runs/one/metrics.jsonl").read_text().splitlines()[1])  # after the evaluation
     assert row["actor.update/steps"] == 1
@@ -62,11 +60,8 @@ def test_a_command_runs(command, folder, tmp_path, monkeypatch):
 def test_the_command_that_shows_data_shows_them(folder, monkeypatch, capsys):
     (command,) = (line for line in COMMANDS if line.startswith("rlflow data"))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    with pytest.raises(SystemExit) as stop:
-        main()
-    out = capsys.readouterr().out
-    assert not stop.value.code, out
+    code, out = exit_code(shlex.split(command)[1:]), capsys.readouterr().out
+    assert code == 0, out
     assert "prompts go through the chat template of MODEL" in out
     assert "row 2, gsm8k/train.jsonl:2" in out
 

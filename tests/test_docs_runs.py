@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlflow.author.load import load
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.config.options import Options
 from rlflow.execution import health
 from rlflow.runs.bounds import RunTotals
@@ -48,12 +46,8 @@ def run_command(command: str) -> tuple[int, str]:
         load.cache_clear()  # a file is loaded once per process
         return 0, ""
     out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        patch.setattr(sys, "argv", words)
-        patch.setattr(os, "_exit", sys.exit)  # the command line leaves so after a failure
-        with pytest.raises(SystemExit) as stop:
-            main()
-    return int(stop.value.code or 0), out.getvalue()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        return exit_code(words[1:]), out.getvalue()
 
 
 def normal(text: str) -> str:

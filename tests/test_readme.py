@@ -5,12 +5,11 @@ import contextlib
 import io
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.config.flags import parse_flags
 
 ROOT = Path(__file__).parents[1]
@@ -26,10 +25,9 @@ def printed(command, folder, monkeypatch):
     """Exit code and output of a line that starts with `rlflow`, in this process."""
     out = io.StringIO()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0), out.getvalue().replace(f"{ROOT}/", "")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = exit_code(shlex.split(command)[1:])
+    return code, out.getvalue().replace(f"{ROOT}/", "")
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])

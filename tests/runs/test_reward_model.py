@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,17 @@ from small_models import make
 from transformers import AutoModelForSequenceClassification
 
 import rlflow
-from rlflow.cli.main import main
+from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 
-def run_command(line, monkeypatch):
+def run_command(line):
     out = io.StringIO()
-    monkeypatch.setattr(sys, "argv", shlex.split(line))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code, out.getvalue()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = exit_code(shlex.split(line)[1:])
+    assert code == 0, out.getvalue()
 
 
 def lines(run):
@@ -47,7 +45,7 @@ def test_a_reward_model_learns_pairs_and_its_scores_are_those_of_a_run(tmp_path,
     commands = re.search(r"^```console\n(.*?)^```$", section, re.M | re.S)[1].splitlines()
     assert len(commands) == 2
     for command in commands:
-        run_command(command, monkeypatch)
+        run_command(command)
     accuracy = [row["reward.update/accuracy"] for row in lines("judge") if "reward.update/accuracy" in row]
     assert sum(accuracy[-5:]) > sum(accuracy[:5])
     folder = Path("runs/judge/final/reward")
