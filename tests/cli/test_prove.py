@@ -1,6 +1,5 @@
 """`rlflow prove` from the command line."""
 
-
 import pytest
 
 from rlflow.cli.main import exit_code
