@@ -165,7 +165,9 @@ def test_influence_is_tried_by_size_and_sign():
     settings = {"clip": 0.2, "beta": 0.0}
     assert influential(policy, kinds, settings, frozenset(kinds)) == {"logprobs", "advantages", "weights"}
     assert has_gradient(policy, kinds, settings)
-    assert len(moved(torch.zeros(3))) == 6
+    others = moved(torch.zeros(3))
+    assert len(others) == 6
+    assert all(any(torch.equal(other, -each) for other in others) for each in others)  # as far down as up
 
 
 def test_the_scores_of_one_reward_do_not_stand_for_those_of_another(tmp_path):

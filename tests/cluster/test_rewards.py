@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -120,6 +121,7 @@ def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_
     keywords = {"data": [f"{tmp_path}/a.jsonl:0.6", f"{tmp_path}/b.jsonl:0.4"], "data.template": "Q: {prompt}", "held_out": 0,
                 "reward": [f"{tmp_path}/judges.py:loud@a", f"{tmp_path}/judges.py:of_queries@b"], "prompts": 5, "iterations": 2,
                 "hp.samples": 2}
+    before = set(psutil.Process().children())
     here, there = (rlflow.run("grpo", backend="null", out=str(tmp_path / where), threads=1, **keywords, **pools).folder
                    for where, pools in (("here", {}), ("there", {"pools": "all=2@threads"})))  # fmt: skip
     for file in ("metrics.jsonl", "samples.jsonl"):
@@ -132,6 +134,7 @@ def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_
     printed = [sorted((run / FILE).read_text().splitlines()) for run in (here, there)]
     assert printed[0] == printed[1]
     assert [line.partition(" ")[0] for line in printed[1]] == ["judging"] * 12  # two samples of three prompts, twice
+    assert set(psutil.Process().children()) <= before  # none of those that judged
 
 
 def test_sources_of_the_data_stand_beside_scores_where_a_worker_summarises():

@@ -76,6 +76,12 @@ def test_a_wall_that_does_not_stand_is_found_missing(tmp_path, broken, lacks):
     assert missing - {"signals", "processes"} == lacks - {"signals", "processes"}  # which other walls hold too
 
 
+def test_a_wall_that_the_kernel_puts_up_is_not_found_missing():
+    code = ("import json\nfrom rlflow.isolation import kernel\nkernel.no_new_privileges()\n"
+            "print(json.dumps([kernel.only_change([]), kernel.refuse(kernel.NETWORK)]))")
+    assert within(code) == [wall not in probe.missing() for wall in ("files", "network")]
+
+
 def test_a_machine_that_cannot_be_asked_has_no_wall(monkeypatch):
     probe.missing.cache_clear()
     monkeypatch.setattr("sys.executable", "/nothing")
