@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author.joint import JointLoss
@@ -119,9 +119,8 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
                    remedy=f'declare it: gives={{"{name}": row(torch.float32)}}', severity="note")
 
 
-def gives_count(what: str, names: Sequence[str], columns: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
+def gives_count(what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None) -> Problem:
     """``gives=`` at a call names more or fewer columns than the stage gives."""
-    columns = list(columns)
     return Problem("gives-count", f"{what} gives {len(columns)} columns, not {len(set(names))}", place, definition,
                    found=f"gives={tuple(names)!r}", expected=f"{len(columns)} names, for {listed(columns)}",
                    remedy="name each column that the stage gives")
