@@ -31,7 +31,7 @@ from rlflow.watch.recorded import recorded
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # the planted backend is named as a module
-KEPT = ("metrics.jsonl", "settings.json", "bounds.json", "bounds.txt", "status.json")
+KEPT = ("metrics.jsonl", "figures.json", "settings.json", "bounds.json", "bounds.txt", "status.json")
 SMALL = "--iterations 10 --held-out 256 --save-every 0 --quiet"
 ROWS = {"grpo": "--prompts 32", "rloo": "--prompts 32", "ppo": "--prompts 128", "vapo": "--prompts 128 --hp.warmup 1"}
 POOLS = "--pools train=1,rollout=1"  # in one process nothing is sampled ahead
@@ -202,7 +202,7 @@ def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
     for cell in (each for each in planted if (out / each.name).exists() and stalls(each, out)):
         for each in (cell.twin, cell):
             run = evidence_of(recorded(out / each.name))
-            iterations = [[number, {name: float(f"{value:.4g}") for name, value in values.items() if name in NAMES}]
+            iterations = [[number, {figure.key: float(f"{value:.4g}") for figure, value in values.items() if figure.key in NAMES}]
                           for number, values in run.iterations]
             kept = {"settings": {name: value for name, value in run.settings.items() if name in READ}, "iterations": iterations}
             (folder / f"{each.name}.json").write_text(json.dumps(kept) + "\n")

@@ -11,6 +11,7 @@ from sources import PACKAGE, sources
 
 MAY_IMPORT = {
     "errors": "",
+    "figures": "",
     "interfaces": "errors",
     "own_lines": "errors",
     "columns": "",
@@ -46,15 +47,15 @@ MAY_IMPORT = {
     "reshard": "errors process seeds",
     "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
-    "execution": "errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
+    "execution": "figures errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
                  "deadline watchdog seeds own_lines messages environments",
     "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
-               "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
+               "memory copy_on_write process figures watch deadline watchdog interfaces own_lines messages",
     "launching": "errors author placement services.declare watch",
     "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
-    "data": "errors columns extras axis batch pretrained isolation messages",
-    "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
+    "data": "figures errors columns extras axis batch pretrained isolation messages",
+    "rewards": "figures errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation services.declare",
     "moving": "errors",
     "services.declare": "errors author",
@@ -62,16 +63,16 @@ MAY_IMPORT = {
     "services": "errors deadline services.declare services.addresses watch watchdog",
     "serving": "errors extras pretrained batch columns data rewards environments isolation training binding services.declare",
     "tasks": "",
-    "diagnosis": "",
-    "watch": "errors extras process durable logs interfaces isolation diagnosis",
+    "diagnosis": "figures",
+    "watch": "figures errors extras process durable logs interfaces isolation diagnosis",
     "config": "errors author graph services.declare services.addresses",
-    "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
+    "binding": "figures errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
-    "proof": "errors columns author axis batch seeds graph trace check plan training execution watchdog",
+    "proof": "figures errors columns author axis batch seeds graph trace check plan training execution watchdog",
     "runs": "errors proof extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
-            "training execution data rewards environments tasks "
+            "training execution data figures rewards environments tasks "
             "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines "
             "services services.declare services.addresses",
     "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",

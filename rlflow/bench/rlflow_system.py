@@ -19,6 +19,7 @@ from rlflow.runs.prepare import prepare
 from rlflow.runs.records import TRAFFIC
 from rlflow.runs.resume import resume
 from rlflow.runs.session import start_run
+from rlflow.watch.names import plainly
 from rlflow.watch.recorder import Recorder
 from rlflow.watch.reporter import Metrics, Quiet, Reporter, Rows, RunInfo, Several, State
 
@@ -46,7 +47,7 @@ class Turns(Quiet):
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         """Keep an iteration; where it was the last of a turn the run waits for the next."""
         now = time.perf_counter()
-        finite = {name: value for name, value in metrics.items() if value == value and abs(value) != float("inf")}
+        finite = {name: value for name, value in plainly(metrics).items() if value == value and abs(value) != float("inf")}
         with self._changed:
             self._iterations.append({"iteration": number, "wall": now - self._mark, "metrics": finite})
             self._left -= 1
@@ -56,7 +57,7 @@ class Turns(Quiet):
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Keep an evaluation, whose time does not count."""
         with self._changed:
-            self._evaluations.append({"iteration": number, "metrics": dict(metrics)})
+            self._evaluations.append({"iteration": number, "metrics": plainly(metrics)})
         self._mark = time.perf_counter()
 
     def close(self, state: State, error: str = "") -> None:

@@ -11,6 +11,7 @@ from rlflow.data.json_fields import Wanted
 from rlflow.environments.pool import EnvironmentPool
 from rlflow.environments.spec import EnvironmentSpec, parse_environment
 from rlflow.errors import PlanError
+from rlflow.figures import Cause
 from rlflow.graph.model import Graph, Op
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.process import Hear
@@ -69,9 +70,9 @@ class Environments:
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
         self.pools = {role: EnvironmentPool(spec, allowed) for role, spec in by_role(specs, graph).items()}
 
-    def reasons(self) -> dict[str, str]:
+    def reasons(self) -> dict[Cause, str]:
         """The first message of each cause for which episodes failed."""
-        return {f"env_{cause}": message for pool in self.pools.values() for cause, message in pool.failures.items()}
+        return {Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()}
 
     def heard_by(self, hear: Hear) -> None:
         """Hand on what processes of environments print from now on, from several threads."""

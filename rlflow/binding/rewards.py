@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.flow import Flow
 from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
@@ -25,14 +26,16 @@ from rlflow.data.scorer import Judged
 from rlflow.data.spec import parse_sources
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Engine, Scorer
-from rlflow.execution.tally import PartialMetric, PartialMetrics, merged
+from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, merged
+from rlflow.figures import Cause, Figure, Of
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
-from rlflow.rewards.reward import Reward, bind, same_fields, submit_all, sum_up
+from rlflow.rewards.reward import Reward, Scores, bind, same_fields, submit_all, sum_up
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, wanted
 from rlflow.rewards.text import reads
 from rlflow.rewards.vocabulary import check_same
+from rlflow.trace.arguments import role_names
 from rlflow.training.protocols import ModelSpec, Trainer
 
 
@@ -83,7 +86,7 @@ class Weighted:
     dtype: torch.dtype
     functions: list[Reward]
     models: list[ModelReward | EpisodeReward] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[Cause, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
         """The sum for each row, with metrics."""
@@ -97,20 +100,25 @@ class Weighted:
         """The sum for the rows, when all functions have judged them."""
         batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
-        metrics: dict[str, PartialMetric] = {}
+        metrics: dict[Label, PartialMetric] = {}
         if self.functions:
             scores = sum_up(asked.calls, len(batch), self.dtype)
             total += scores.values.double()
-            self.reasons.update(scores.first)
-            metrics |= {f"missing_{cause}": PartialMetric.sum(count) for cause, count in scores.missing.items()}
-            metrics |= {name: PartialMetric.of(numbers) for name, numbers in scores.others.items()}
-            if len(scores.parts) + len(self.models) > 1:
-                metrics |= {f"{name}_mean": PartialMetric.of(part) for name, part in scores.parts.items()}
+            for name, part in scores.parts.items():
+                metrics |= self._of_part(name, part, len(scores.parts) + len(self.models) > 1)
         for model in self.models:
-            part = model(batch)
-            total += model.spec.weight * part.double()
-            metrics[f"{model.spec.name}_mean"] = PartialMetric.of(part)
+            given = model(batch)
+            total += model.spec.weight * given.double()
+            metrics[Figure(Of.REWARD, "mean", part=model.spec.name)] = PartialMetric.of(given)
         return total.to(self.dtype), metrics
+
+    def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
+        """The metrics of one reward. ``several``: whether its mean is another than that of the sum."""
+        self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
+        metrics: dict[Label, PartialMetric] = {
+            Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count) for cause, count in scores.missing.items()}
+        metrics |= {Figure(Of.LOGGED, key, part=reward): PartialMetric.of(numbers) for key, numbers in scores.others.items()}
+        return metrics | ({Figure(Of.REWARD, "mean", part=reward): PartialMetric.of(scores.values)} if several else {})
 
 
 @dataclass
@@ -134,7 +142,7 @@ class BySource:
         return total, merged(metrics)
 
     @property
-    def reasons(self) -> dict[str, str]:
+    def reasons(self) -> dict[Cause, str]:
         """The first message of each cause for which scores were missing."""
         return {cause: message for each in self.sums.values() for cause, message in each.reasons.items()}
 
@@ -160,17 +168,20 @@ class RewardNames:
     sources: tuple[str, ...] = ()  # names of the sources of data
     judges: Mapping[str, RewardSpec] = field(default_factory=dict)  # held-out set of --eval → the reward that is named for it alone
     made_up: bool = False  # whether scores are the null backend's own, and nothing judges
+    places: Mapping[str, int] = field(default_factory=dict)  # role of ``*rewards`` → its place among ``named``
 
     @staticmethod
-    def of(config: RunConfig) -> RewardNames:
-        """Read the names of rewards. Raises PlanError for a reward or a source that is not there, and a source that nothing judges."""
+    def of(config: RunConfig, flow: Flow) -> RewardNames:
+        """The rewards of a flow's roles. Raises PlanError for a reward or source that is not there, and a source that nothing judges."""
         sources = tuple(source.name for source in parse_sources(config.options.data))
         judges = _judges(config.judges)
         if config.judged_by_nothing:
             return RewardNames(made_up=True)
         own = {role: parse_reward(str(values["reward"])) for role, values in config.roles.items() if values.get("reward")}
         every = default_rewards(config.options.reward, environments_of(config.environments))
-        names = RewardNames(tuple(map(parse_reward, every)), own, sources, judges)
+        several = role_names(flow, len(every)).get(flow.parameters.rest or "", []) if len(every) > 1 else []
+        places = {role: place for place, role in enumerate(several)}
+        names = RewardNames(tuple(map(parse_reward, every)), own, sources, judges, places=places)
         for rewards in (names.named, *((reward,) for reward in own.values())):
             check_sources(rewards, sources)
         return names
@@ -179,8 +190,7 @@ class RewardNames:
         """The rewards of a role: its own, of those for all of ``*rewards`` the one in its place, or all of them."""
         if role in self.own:
             return (self.own[role],)
-        number = role.rpartition("_")[2]
-        return (self.named[int(number)],) if number.isdigit() and len(self.named) > 1 else self.named
+        return (self.named[self.places[role]],) if role in self.places else self.named
 
     def wanted(self, source: str) -> Wanted:
         """The fields that functions among the rewards of a source may ask for."""
@@ -286,7 +296,7 @@ class Rewards:
         self._bound.append(self._by_source((spec for spec in specs if spec.judges_text), models))
         return self._bound[-1]
 
-    def reasons(self) -> dict[str, str]:
+    def reasons(self) -> dict[Cause, str]:
         """The first message of each cause for which scores were missing."""
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ from rlflow.config.options import Options
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.summary import summarise
-from rlflow.execution.tally import PartialMetric
+from rlflow.execution.tally import PartialMetrics
 from rlflow.execution.threads import others_alone
+from rlflow.figures import Cause
 from rlflow.interfaces import Interface
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
@@ -64,7 +65,8 @@ class Worker:
         self.store = ShardStore()
         self.same_rank_transfers: dict[str, SameRankTransfer] = {}
         self.ends: dict[str, End] = {}
-        self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
+        names = RewardNames.of(setup.config, self.program.flow)
+        self.rewards = Rewards(names, setup.data, setup.config.options, setup.config.tokenizer_folder)
         self.printed = WaitingLines()
         self.rewards.heard_by(self.printed.hear)
         self.engine = self._engine()
@@ -151,7 +153,7 @@ class Worker:
                 yield answer._replace(ran=(start, start := time.time())).packed()
             yield self._keep(call, next(rows))._replace(ran=(start, time.time()), received=sum(map(size_of, coming))).packed()
 
-    def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, PartialMetric] | None = None) -> Answer:
+    def _keep(self, call: Call, batch: Batch, tallies: PartialMetrics | None = None) -> Answer:
         """Store a batch under the call's key. Gives the answer about it, with its scalars."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
@@ -354,7 +356,7 @@ class Worker:
         """Metrics of the parts of models that were put away and brought back since the last call."""
         return self.engine.keeper.told()
 
-    def reasons(self) -> dict[str, str]:
+    def reasons(self) -> dict[Cause, str]:
         """The first message for each cause of missing scores."""
         return {**self.rewards.reasons(), **self.environments.reasons()}
 

@@ -17,6 +17,7 @@ from rlflow.data.json_fields import ABSENT
 from rlflow.data.prompts import Prompts, order
 from rlflow.data.shares import turns
 from rlflow.errors import PlanError
+from rlflow.figures import Figure, Of
 
 if TYPE_CHECKING:
     from rlflow.batch import Batch
@@ -125,15 +126,15 @@ class MixedPrompts(Prompts):
             self._orders[source] = (epoch, order(len(own), self.seed, epoch, _number(self._names[source])))
         return own[int(self._orders[source][1][within])]
 
-    def left_out(self, since: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics: cause → how many records were passed over since a ``state``."""
+    def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
+        """Metrics: how many records were passed over since a ``state``, by cause."""
         if not self.faults:
             return {}
         causes: Counter[str] = Counter()
         for source, first in enumerate(self._places(since)):
             passed = (self.faults.get(self._at(source, place)) for place in range(first, self._cursors[source]))
             causes.update(fault.cause for fault in passed if fault)
-        return {f"data/left_out_{cause}": float(count) for cause, count in sorted(causes.items())}
+        return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
         """The state of all cursors, from which ``load`` goes on."""

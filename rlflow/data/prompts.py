@@ -12,6 +12,7 @@ import numpy as np
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused
 from rlflow.errors import PlanError
+from rlflow.figures import Figure, Of
 
 if TYPE_CHECKING:
     from rlflow.batch import Batch
@@ -72,13 +73,13 @@ class Prompts:
         while self._untold:
             yield self._untold.popleft()
 
-    def left_out(self, since: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics: cause → how many records were passed over since a ``state``."""
+    def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
+        """Metrics: how many records were passed over since a ``state``, by cause."""
         if not self.faults:
             return {}
         first = self._position(since)
         causes = Counter(fault.cause for place in range(first, self.position) if (fault := self.faults.get(self._record(place))))
-        return {f"data/left_out_{cause}": float(count) for cause, count in sorted(causes.items())}
+        return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
         """The cursor's state, from which ``load`` goes on."""

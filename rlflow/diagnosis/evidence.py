@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from rlflow.figures import Figure, Of
+
 Series = Sequence[tuple[int, float]]  # (iteration, value)
+Measured = tuple[Of, str]  # what a figure is measured of, and its name
 TOKENS = "funnel/tokens"
 
 
@@ -16,14 +19,16 @@ TOKENS = "funnel/tokens"
 class Evidence:
     """The recorded iterations of a run, and its settings by the names of their flags, such as hp.clip."""
 
-    iterations: Sequence[tuple[int, Mapping[str, float]]]
+    iterations: Sequence[tuple[int, Mapping[Figure, float]]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def series(self, name: str) -> Series:
-        """The values of a metric by iteration; of a metric that several roles or updates have, those of the first one."""
-        names = dict.fromkeys(key for _, values in self.iterations for key in values if key == name or key.endswith(f"/{name}"))
-        own = name if name in names else next(iter(names), name)
-        return [(number, values[own]) for number, values in self.iterations if own in values]
+    def series(self, measured: Measured) -> Series:
+        """The values of a figure by iteration; of a figure that several roles, rewards or updates have, those of the first one."""
+        return self.of(self._first(measured))
+
+    def of(self, figure: Figure | None) -> Series:
+        """The values of one figure by iteration; none of None."""
+        return [(number, values[figure]) for number, values in self.iterations if figure in values] if figure is not None else []
 
     def setting(self, name: str) -> float | None:
         """A setting that is a number; None where there is none of that name."""
@@ -35,9 +40,12 @@ class Evidence:
 
     def policy(self, name: str) -> Series:
         """The values of a metric of the first update that has log-probs to move."""
-        names = (key for _, values in self.iterations for key in values if key.endswith("/funnel/moved"))
-        head = next(names, "").removesuffix("funnel/moved")
-        return [(number, values[head + name]) for number, values in self.iterations if head and head + name in values]
+        update = self._first((Of.UPDATE, "funnel/moved"))
+        return self.of(update and update._replace(name=name))
+
+    def _first(self, measured: Measured) -> Figure | None:
+        figures = dict.fromkeys(figure for _, values in self.iterations for figure in values if (figure.of, figure.name) == measured)
+        return min(figures, key=lambda figure: bool(figure.part), default=None)
 
 
 Measure = Callable[[Evidence], float | None]
@@ -68,19 +76,19 @@ def last_third(series: Series) -> Series:
     return series[-third(series) :]
 
 
-def in_the_end(name: str) -> Measure:
+def in_the_end(of: Of, name: str) -> Measure:
     """The mean of a metric over the second half of the run."""
-    return lambda run: mean(late(run.series(name)))
+    return lambda run: mean(late(run.series((of, name))))
 
 
-def at_first(name: str) -> Measure:
+def at_first(of: Of, name: str) -> Measure:
     """The mean of a metric in the first tenth of the run."""
-    return lambda run: mean(early(run.series(name)))
+    return lambda run: mean(early(run.series((of, name))))
 
 
-def initially(name: str) -> Measure:
+def initially(of: Of, name: str) -> Measure:
     """A metric in the first iteration that has it."""
-    return lambda run: series[0][1] if (series := run.series(name)) else None
+    return lambda run: series[0][1] if (series := run.series((of, name))) else None
 
 
 def setting(name: str) -> Measure:
@@ -90,19 +98,19 @@ def setting(name: str) -> Measure:
 
 def reward(run: Evidence) -> Series:
     """The mean score by iteration."""
-    return run.series("reward/mean")
+    return run.series((Of.REWARD, "mean"))
 
 
 def lowest(run: Evidence) -> float | None:
     """The lowest score of an iteration, in the median over the first tenth of the run: where scores are charged for KL, they fall far below
     what the reward gives later on."""
-    lows = early(run.series("reward/lowest"))
+    lows = early(run.series((Of.SCORES, "lowest")))
     return median(value for _, value in lows) if lows else None
 
 
 def span(run: Evidence) -> float | None:
     """The highest score of the run less the lowest of an iteration."""
-    low, highs = lowest(run), run.series("reward/highest")
+    low, highs = lowest(run), run.series((Of.SCORES, "highest"))
     return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
 
@@ -126,7 +134,7 @@ def _placed(run: Evidence, score: float | None) -> float | None:
 
 def mixed_place(run: Evidence) -> float | None:
     """``place`` of the groups whose scores differ."""
-    return _placed(run, mean(early(run.series("reward/uneven_mean"))))
+    return _placed(run, mean(early(run.series((Of.SCORES, "uneven_mean")))))
 
 
 def improvement(run: Evidence) -> float | None:
@@ -160,7 +168,7 @@ def moved_most(run: Evidence) -> float | None:
 
 def moving(run: Evidence) -> float | None:
     """The share of tokens with a gradient, of the update of the policy or else of the first that counts them, over the second half."""
-    tokens, those = (mean(late(run.policy(name) or run.series(name))) for name in (TOKENS, f"{TOKENS}_with_gradient"))
+    tokens, those = (mean(late(run.policy(name) or run.series((Of.UPDATE, name)))) for name in (TOKENS, f"{TOKENS}_with_gradient"))
     return those / tokens if tokens and those is not None else None
 
 
@@ -178,38 +186,38 @@ def rate(run: Evidence) -> float | None:
 
 def skipped(run: Evidence) -> float | None:
     """The share of optimizer steps that were skipped, their gradient not being finite."""
-    steps, left = mean(run.series("steps")), mean(run.series("skipped_steps"))
+    steps, left = mean(run.series((Of.UPDATE, "steps"))), mean(run.series((Of.UPDATE, "skipped_steps")))
     return left / (steps + left) if steps is not None and left is not None and steps + left else None
 
 
 def uneven(run: Evidence) -> float | None:
     """The share of groups with some difference between their scores, over the second half; 1 where there are no groups."""
-    flat = in_the_end("reward/even_groups")(run)
+    flat = in_the_end(Of.SCORES, "even_groups")(run)
     return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
     """The share of sampled rows that an update was made of, over the second half."""
-    sampled, trained = (mean(late(run.series(f"funnel/rows_{name}"))) for name in ("sampled", "used"))
+    sampled, trained = (mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used"))
     return trained / sampled if sampled and trained is not None else None
 
 
 def drift(run: Evidence) -> float | None:
     """The distance of trainer and sampler in the second half of the run, over that in its first iteration."""
-    first, last = initially("policy/mismatch_mean")(run), in_the_end("policy/mismatch_mean")(run)
+    first, last = initially(Of.ROWS, "policy/mismatch_mean")(run), in_the_end(Of.ROWS, "policy/mismatch_mean")(run)
     return last / max(first, 1e-7) if first is not None and last is not None else None
 
 
 MEASURES: Mapping[str, Measure] = {
     "staleness": setting("staleness"), "beta": setting("hp.beta"), "lr": rate,
-    "mismatch": in_the_end("policy/mismatch_mean"), "mismatch_first": initially("policy/mismatch_mean"), "drift": drift,
-    "factor_first": initially("policy/mismatch_factor"), "kl_sampler": in_the_end("policy/kl_sampler"),
-    "missing": in_the_end("reward/missing_rate"), "moving": moving, "used": used, "skipped": skipped,
+    "mismatch": in_the_end(Of.ROWS, "policy/mismatch_mean"), "mismatch_first": initially(Of.ROWS, "policy/mismatch_mean"), "drift": drift,
+    "factor_first": initially(Of.ROWS, "policy/mismatch_factor"), "kl_sampler": in_the_end(Of.ROWS, "policy/kl_sampler"),
+    "missing": in_the_end(Of.SCORES, "missing_rate"), "moving": moving, "used": used, "skipped": skipped,
     "moved": moved, "moved_most": moved_most, "clipped": clipped,
-    "entropy_early": at_first("policy/entropy"), "entropy": in_the_end("policy/entropy"),
-    "uneven": uneven, "flat": in_the_end("reward/even_groups"), "flat_early": at_first("reward/even_groups"),
-    "flat_lowest": at_first("reward/even_lowest"), "flat_highest": at_first("reward/even_highest"), "mixed_place": mixed_place,
+    "entropy_early": at_first(Of.ROWS, "policy/entropy"), "entropy": in_the_end(Of.ROWS, "policy/entropy"),
+    "uneven": uneven, "flat": in_the_end(Of.SCORES, "even_groups"), "flat_early": at_first(Of.SCORES, "even_groups"),
+    "flat_lowest": at_first(Of.SCORES, "even_lowest"), "flat_highest": at_first(Of.SCORES, "even_highest"), "mixed_place": mixed_place,
     "place": place, "place_now": place_now, "improvement": improvement,
-    "truncated": in_the_end("response/truncated"), "kl": in_the_end("policy/kl_reference"),
-    "explained": in_the_end("critic/explained_variance"), "odds": odds,
+    "truncated": in_the_end(Of.ROWS, "response/truncated"), "kl": in_the_end(Of.ROWS, "policy/kl_reference"),
+    "explained": in_the_end(Of.ROWS, "critic/explained_variance"), "odds": odds,
 }  # fmt: skip

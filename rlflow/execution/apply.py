@@ -19,7 +19,7 @@ from rlflow.batch import DTYPES, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
-from rlflow.execution.tally import PartialMetric, as_kind, merged
+from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
 from rlflow.messages import is_messages, packed
 from rlflow.own_lines import noted_lines, own_lines
 from rlflow.seeds import derived, generator, row_seeds
@@ -32,7 +32,7 @@ LESS_MEMORY = ("remedy: less at once, with --ROLE.micro_tokens for a trainer and
 
 def apply_stage(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
-) -> tuple[Batch, dict[str, PartialMetric]]:
+) -> tuple[Batch, dict[Label, PartialMetric]]:
     """The stage's columns, under the names it gives, over the batch's rows; and its metrics.
 
     ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a result does not fit
@@ -57,7 +57,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
 
 def apply_piece(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
-) -> tuple[Batch, dict[str, PartialMetric]]:
+) -> tuple[Batch, dict[Label, PartialMetric]]:
     """The stage's function on one batch."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)

@@ -25,8 +25,9 @@ from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
-from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated
+from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.execution.threads import alone
+from rlflow.figures import Figure, Of
 from rlflow.trace import rules
 from rlflow.trace.tracer import LEFT_BEHIND
 
@@ -145,7 +146,7 @@ class Session:
     calls: int = 0
     within: bool = False  # a body of `repeat`
     _names: dict[str, int] = field(default_factory=dict)
-    _tallies: dict[str, PartialMetric] = field(default_factory=dict)
+    _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
         """The number of this call in program order and its node's name."""
@@ -160,9 +161,9 @@ class Session:
         value: Tensor = (self.engine.clock() | {n: self.engine.state_data(v) for n, v in self.engine.state.items()})[name].value
         return value
 
-    def log(self, node: str, metrics: PartialMetrics) -> None:
-        """Keep metrics under the node's name."""
-        self.metrics |= accumulated(self._tallies, metrics, f"{node}/")
+    def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
+        """Keep metrics of a node, and of the role that it calls."""
+        self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
         """Run a stage on a batch."""
@@ -289,7 +290,7 @@ class Role:
         session, _, node = self._call("")
         with failing(node, self._engine.iteration, real(node, batch), call_place()):
             result, metrics = self._engine.reward(self._name, batch)
-        session.log(node, metrics)
+        session.log(node, metrics, Of.REWARD, self._name)
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
@@ -312,7 +313,7 @@ class Role:
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
             metrics, rows = self._engine.update(self._name, inputs, loss, {**own, **rest}, call)
-        session.log(node, {**metrics, **rows.metrics})
+        session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
 from rlflow.execution.summary import IterationSummary, summarise
-from rlflow.execution.tally import PartialMetric, PartialMetrics, known
+from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
+from rlflow.figures import Figure, Of
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.messages import Message, as_text
@@ -38,7 +39,7 @@ from rlflow.training.chunks import chunked
 from rlflow.training.protocols import Generator, Sampling, Trainer, as_long
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
-Metrics = dict[str, float]
+Metrics = dict[Figure, float]
 
 
 @dataclass
@@ -266,7 +267,7 @@ class Engine:
         if sound is not None:
             scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(0, torch.tensor(sound, dtype=torch.int64), scores)
             counts = Counter(cause for cause in causes if cause)
-            metrics = {**metrics, **{f"missing_env_{cause}": PartialMetric.sum(count) for cause, count in counts.items()}}
+            metrics = {**metrics, **{Figure(Of.MISSING, cause): PartialMetric.sum(count) for cause, count in counts.items()}}
         data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
         metrics = {"mean": PartialMetric.of(scores), **metrics, "missing": PartialMetric.sum(float(scores.isnan().sum()))}
         return Batch(batch.axis, {"scores": data}), metrics
@@ -462,7 +463,7 @@ def count_of(rows: Batch, where: Tensor | None = None) -> Count:
     return Count.of(rows.axis, rows.data["tokens"].lengths if "tokens" in rows else None, where)
 
 
-def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[str, PartialMetric]:
+def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[Label, PartialMetric]:
     """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
     node, source = names
     sampled = account.sampled.get(source, Count()).groups

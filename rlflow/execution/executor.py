@@ -25,7 +25,8 @@ from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
-from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated
+from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
+from rlflow.figures import Figure, Of
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, StartNode
@@ -33,10 +34,12 @@ from rlflow.spans import RankSpan, Span
 from rlflow.watchdog.board import Board
 from rlflow.watchdog.kin import here_alone
 
+MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}  # what the metrics of a node are of
+
 
 @dataclass
 class Outcome:
-    """The outcome of an iteration: metrics by ``node/name``, the spans in which each node and, on pools, each rank ran, the columns that
+    """The outcome of an iteration: its metrics, the spans in which each node and, on pools, each rank ran, the columns that
     the run records, those of each role where several trained roles sample, and the account of all rows."""
 
     metrics: Metrics = field(default_factory=dict)
@@ -48,11 +51,11 @@ class Outcome:
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
     sampler: str = ""  # the role that gave the recorded completions, where several roles sample
-    tallies: dict[str, PartialMetric] = field(default_factory=dict)  # by the names of metrics; those that were given here
+    tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # of the metrics that were given here
 
-    def log(self, node: str, metrics: PartialMetrics) -> None:
-        """Keep metrics under the node's name."""
-        self.metrics |= accumulated(self.tallies, metrics, f"{node}/")
+    def log(self, node: Node, metrics: PartialMetrics) -> None:
+        """Keep metrics of a node."""
+        self.metrics |= accumulated(self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or ""))
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,10 @@ class Executor:
         return outcome
 
     def _summary(self, outcome: Outcome) -> IterationSummary:
-        """Summarise what the iteration recorded. Where several trained roles sample, health metrics begin with the name of the role."""
+        """Summarise what the iteration recorded. Where several trained roles sample, health metrics are of each role."""
         whole = self.engine.summarise(outcome.records)
         own = {role: self.engine.summarise(records).health for role, records in outcome.policies.items()}
-        named = {f"{role}/{name}": value for role, health in own.items() for name, value in health.items()}
+        named = {figure._replace(role=role): value for role, health in own.items() for figure, value in health.items()}
         return replace(whole, health=named) if named else whole
 
     def _finished(self, run: _Run, outcome: Outcome) -> None:
@@ -289,14 +292,14 @@ class _Run:
             result = self.ready[node.id]
         elif unit in self.plan.in_pieces:
             result, metrics = self._pieces.joined(self.engine, node)
-            self.outcome.log(node.name, metrics)
+            self.outcome.log(node, metrics)
         else:
             batch = self._inputs(unit)
             with failing(node.name, self.engine.iteration, batch, node.place):
                 result, metrics = PERFORM[node.op](self, node, batch)
                 if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
                     raise ValueError(f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}")
-            self.outcome.log(node.name, metrics)
+            self.outcome.log(node, metrics)
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
             self.ledger.sampled(node, result)

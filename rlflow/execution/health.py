@@ -1,5 +1,5 @@
 """Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a model for them. Where several
-trained roles sample, the executor has them measured for each, and puts the role's name before them.
+trained roles sample, the executor has them measured for each.
 
     policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
     policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rlflow.batch import Batch
 from rlflow.columns import SOURCE
+from rlflow.figures import Figure, Of
 from rlflow.maths import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
@@ -37,10 +38,14 @@ EVEN = 0.1  # of the width of all scores: groups with no more than that between 
 READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 
 
-def health(records: Mapping[str, Batch]) -> dict[str, float]:
+def health(records: Mapping[str, Batch]) -> dict[Figure, float]:
     """Metrics of the columns that were recorded; each absent where its columns are."""
     flat = _under_mask(records)
-    return {**_policy(flat), **_critic(flat), **_scores(records), **_funnel(records), **_responses(records), **_episodes(records)}
+    rows = {**_policy(flat), **_critic(flat), **_funnel(records), **_responses(records), **_episodes(records)}
+    figures = {Figure(Of.SCORES, name): value for name, value in _scores(records).items()}
+    figures |= {Figure(Of.ROWS, name): value for name, value in rows.items()}
+    figures |= {Figure(Of.SOURCE, name): value for name, value in _by_source(records).items()}
+    return figures | {Figure(Of.LOGGED, name): value for name, value in _logged(records).items()}
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
@@ -80,9 +85,9 @@ def _scores(records: Mapping[str, Batch]) -> dict[str, float]:
     batch = records["scores"]
     scores = batch["scores"].double()
     present = scores[~scores.isnan()]
-    metrics = {**_by_source(records, scores), "reward/missing_rate": float(scores.isnan().double().mean())}
+    metrics = {"missing_rate": float(scores.isnan().double().mean())}
     if len(present):
-        metrics |= {"reward/lowest": float(present.min()), "reward/highest": float(present.max())}
+        metrics |= {"lowest": float(present.min()), "highest": float(present.max())}
     return metrics | (_groups(batch, present) if _grouped(batch) else {})
 
 
@@ -101,16 +106,16 @@ def _groups(batch: Batch, present: Tensor) -> dict[str, float]:
     """Shares of groups without any difference, and of those with hardly one, in all and at either end of the scores; the mean score of
     the rest."""
     low, high = _extremes(batch)
-    metrics = {"reward/flat_groups": _mean((high <= low).double())}
+    metrics = {"flat_groups": _mean((high <= low).double())}
     if not len(present):
         return metrics
     lowest, highest = float(present.min()), float(present.max())
     near = EVEN * (highest - lowest)
     even = high - low <= near
-    metrics |= {"reward/even_groups": _mean(even.double()), "reward/even_lowest": _mean((even & (low <= lowest + near)).double()),
-                "reward/even_highest": _mean((even & (high >= highest - near)).double())}  # fmt: skip
+    metrics |= {"even_groups": _mean(even.double()), "even_lowest": _mean((even & (low <= lowest + near)).double()),
+                "even_highest": _mean((even & (high >= highest - near)).double())}  # fmt: skip
     others = batch["scores"].double()[~even[batch.axis.slots]]
-    return metrics | ({"reward/uneven_mean": _mean(others)} if len(others) else {})
+    return metrics | ({"uneven_mean": _mean(others)} if len(others) else {})
 
 
 def _funnel(records: Mapping[str, Batch]) -> dict[str, float]:
@@ -128,15 +133,17 @@ def _funnel(records: Mapping[str, Batch]) -> dict[str, float]:
     return {f"funnel/rows_{name}": float(where.sum()) for name, where in rows.items()}
 
 
-def _by_source(records: Mapping[str, Batch], scores: Tensor) -> dict[str, float]:
-    """The mean score of the rows of each source of data, where there are several."""
-    index = records[SOURCE].axis.rows_of(records["scores"].axis) if SOURCE in records else None
+def _by_source(records: Mapping[str, Batch]) -> dict[str, float]:
+    """Source of data → the mean score of its rows, where there are several sources."""
+    if "scores" not in records or SOURCE not in records or not len(records["scores"]):
+        return {}
+    index = records[SOURCE].axis.rows_of(records["scores"].axis)
     if index is None or bool((index < 0).any()):
         return {}
-    names = records[SOURCE][SOURCE]
+    names, scores = records[SOURCE][SOURCE], records["scores"]["scores"].double()
     sources = [names[row] for row in index.tolist()]
     rows = {name: torch.tensor([source == name for source in sources]) for name in sorted(set(sources))}
-    return {f"scores/{name}": _mean(scores[where]) for name, where in rows.items()}
+    return {name: _mean(scores[where]) for name, where in rows.items()}
 
 
 def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
@@ -154,15 +161,19 @@ def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
 def _episodes(records: Mapping[str, Batch]) -> dict[str, float]:
     if "episode" not in records or not len(records["episode"]):
         return {}
-    logged: dict[str, list[float]] = {}
-    for text in records["episode"]["episode"]:
-        for turn in json.loads(text)["turns"] if '"log"' in text else ():
-            for name, value in turn.get("log", {}).items():
-                logged.setdefault(f"env/{name}", []).append(value)
     turns = float(records["turns"]["turns"].double().mean()) if "turns" in records else 0.0
     causes = records["failed"]["failed"] if "failed" in records else ()
-    failed = sum(map(bool, causes)) / max(len(causes), 1)
-    return {**{name: sum(values) / len(values) for name, values in sorted(logged.items())}, "env/turns": turns, "env/failed": failed}
+    return {"env/turns": turns, "env/failed": sum(map(bool, causes)) / max(len(causes), 1)}
+
+
+def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
+    """The mean of the numbers that turns of an environment logged under a name."""
+    logged: dict[str, list[float]] = {}
+    for text in records["episode"]["episode"] if "episode" in records else ():
+        for turn in json.loads(text)["turns"] if '"log"' in text else ():
+            for name, value in turn.get("log", {}).items():
+                logged.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(logged.items())}
 
 
 def _mean(values: Tensor) -> float:

@@ -25,6 +25,7 @@ from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
 from rlflow.execution.tally import known
+from rlflow.figures import Figure, Of
 from rlflow.graph.lineage import ahead_of_training
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
@@ -45,7 +46,7 @@ class Stream(Protocol):
     def load(self, state: Mapping[str, Any]) -> None:
         """Go to a position that ``state`` gave."""
 
-    def left_out(self, since: Mapping[str, Any]) -> Mapping[str, float]:
+    def left_out(self, since: Mapping[str, Any]) -> Mapping[Figure, float]:
         """Metrics: what was passed over since a state."""
 
 
@@ -178,7 +179,7 @@ class Ahead:
         account.end(names[1], End(Fate.CARRIED, node.name, setting=f"groups={groups}"), counted(rest))
         own = {"carried": float(groups_of(opening)), "dropped": float(account.of(Fate.STALE, node.name).groups)}
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
-        outcome.log(node.name, metrics)
+        outcome.log(node, metrics)
         if opening:  # shards of several origins may call a column by several names
             first = [SurplusGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
         return engine.joined([piece.rows for piece in first])
@@ -235,7 +236,8 @@ class Ahead:
             elif axis is not None:
                 rows[node.id] = Batch(axis, {})
             axes[node.rows_axis] = rows[node.id].axis
-        return SampledIteration(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"],
+        metrics = {Figure(Of(of), *rest): value for of, *rest, value in entry.get("figures", ())}
+        return SampledIteration(entry["cursor"], Sampled(prompts, rows, metrics, skipped=entry["skipped"],
                                                         account=Account.from_json(entry["account"])))
 
     def _axis(self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]) -> Axis | None:
@@ -289,8 +291,8 @@ class _Prompts:
 
 def _plain(entry: SampledIteration) -> dict[str, Any]:
     sampled = entry.sampled
-    return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "metrics": dict(sampled.metrics), "skipped": sampled.skipped,
-            "account": sampled.account.as_json()}
+    return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "skipped": sampled.skipped, "account": sampled.account.as_json(),
+            "figures": [[*figure, value] for figure, value in sampled.metrics.items()]}
 
 
 def sampling(plan: Plan) -> Iterator[Node]:

@@ -13,6 +13,7 @@ import torch
 from rlflow.batch import Batch
 from rlflow.columns import Level
 from rlflow.execution.health import health
+from rlflow.figures import Figure
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")
@@ -22,7 +23,7 @@ WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "
 class IterationSummary:
     """The columns that an iteration recorded, in short."""
 
-    health: dict[str, float] = field(default_factory=dict)  # metrics
+    health: dict[Figure, float] = field(default_factory=dict)  # metrics of its rows
     rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
     broken: list[str] = field(default_factory=list)  # rows with a number that is not finite, as ``position.sample``
     scored: int = 0  # rows that have scores, missing ones included

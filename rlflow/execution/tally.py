@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from rlflow.figures import Figure, Of
+
 Kind = Literal["mean", "max", "sum"]
 
 
@@ -50,7 +52,8 @@ class PartialMetric:
         return PartialMetric(self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind)
 
 
-PartialMetrics = Mapping[str, PartialMetric]
+Label = str | Figure  # a metric of a node by its name; a figure where the name alone does not say what it is of
+PartialMetrics = Mapping[Label, PartialMetric]
 DIGITS = 53  # binary digits of a float64
 LOW = 26  # of them the lower ones: up to 2^26 values, sums of either half are exact in float64
 
@@ -69,23 +72,29 @@ def exact_sum(values: Tensor) -> Fraction | float:
     return Fraction(total, 1 << DIGITS - lowest) if lowest <= DIGITS else Fraction(total << lowest - DIGITS)
 
 
-def merged(parts: Sequence[PartialMetrics]) -> dict[str, PartialMetric]:
+def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
     """Merge the metrics of all ranks."""
-    metrics: dict[str, PartialMetric] = {}
+    metrics: dict[Label, PartialMetric] = {}
     for part in parts:
         for name, tally in part.items():
             metrics[name] = metrics[name] + tally if name in metrics else tally
     return metrics
 
 
-def accumulated(tallies: dict[str, PartialMetric], more: PartialMetrics, prefix: str) -> dict[str, float]:
-    """Add metrics of a node to those that it has given before in the iteration, as in each try of a `repeat`; name → value of them all."""
-    named = {f"{prefix}{name}": tally for name, tally in more.items()}
-    tallies |= merged([{name: tallies[name] for name in named if name in tallies}, named])
-    return {name: tallies[name].value for name in named}
+def accumulated(tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]) -> dict[Figure, float]:
+    """Add metrics of a node to those that it has given before in the iteration, as in each try of a `repeat`; the values of them all."""
+    for figure, tally in more.items():
+        tallies[figure] = tallies[figure] + tally if figure in tallies else tally
+    return {figure: tallies[figure].value for figure in more}
 
 
-def known(metrics: Mapping[str, float]) -> dict[str, PartialMetric]:
+def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[Figure, PartialMetric]:
+    """The metrics of a node as figures. ``of``: what those with a plain name are of."""
+    return {label._replace(node=node, role=role) if isinstance(label, Figure) else Figure(of, label, node, role): tally
+            for label, tally in metrics.items()}
+
+
+def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:
     """Numbers that are the same on every rank."""
     return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 

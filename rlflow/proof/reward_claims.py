@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from rlflow.errors import Place
+from rlflow.figures import Cause
 from rlflow.proof.claims import Claim, judged
 from rlflow.proof.rehearsal import JudgedRows, Rehearsals, Scoring
 
 CLOSE = 1e-3  # of two scores of one row, over the spread of all scores: models that judge padded rows round
 
 
-def reward_claims(stage: Rehearsals, reasons: Callable[[], Mapping[str, str]], scoring: Scoring | None) -> Iterator[Claim]:
+def reward_claims(stage: Rehearsals, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None) -> Iterator[Claim]:
     """A claim for each call of a reward in a rehearsal with these scores. Rewards are asked three times. ``reasons``: gives the first
     message of each cause for which scores are missing."""
     for rows in stage.rehearse(scoring, asks=True).judged:
@@ -21,7 +22,7 @@ def reward_claims(stage: Rehearsals, reasons: Callable[[], Mapping[str, str]], s
         yield of_rows(rows, call.place if call else None, reasons())
 
 
-def of_rows(rows: JudgedRows, place: Place | None = None, reasons: Mapping[str, str] | None = None) -> Claim:
+def of_rows(rows: JudgedRows, place: Place | None = None, reasons: Mapping[Cause, str] | None = None) -> Claim:
     """Whether rows are paid the same beside others: a function that scores several rows in one call may give them back in another order."""
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
     causes = "".join(f"; {cause}: {' '.join(message.split())}" for cause, message in (reasons or {}).items())

@@ -10,8 +10,10 @@ environment, send pickles, which a reward's code could forge, both ways, and hav
 
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import in_worker
-from rlflow.rewards.reward import Reward, Scores, bind, score_all
+from rlflow.rewards.reward import Reward, Scores, Sum, bind, score_all
 from rlflow.rewards.spec import RewardSpec, from_function, parse_reward
 from rlflow.rewards.text import reads
 
-__all__ = ["Reward", "RewardPool", "RewardSpec", "Scores", "bind", "from_function", "in_worker", "parse_reward", "reads", "score_all"]
+__all__ = [
+    "Reward", "RewardPool", "RewardSpec", "Scores", "Sum", "bind", "from_function", "in_worker", "parse_reward", "reads", "score_all",
+]  # fmt: skip

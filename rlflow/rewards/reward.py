@@ -34,13 +34,20 @@ REST = ("prompt", "answer")  # columns that a function with **kwargs gets, where
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a batch. Where several rewards are summed, causes are named ``reward/cause``."""
+    """The scores that a reward gives a batch."""
 
     values: Tensor  # float [rows]; NaN where the score is missing
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
     first: Mapping[str, str] = field(default_factory=dict)  # cause → message of the first missing score
-    parts: Mapping[str, Tensor] = field(default_factory=dict)  # reward → its unweighted scores, where several are summed
-    others: Mapping[str, Tensor] = field(default_factory=dict)  # key, or reward_key → numbers beside the scores; NaN where a row has none
+    others: Mapping[str, Tensor] = field(default_factory=dict)  # key → numbers beside the scores; NaN where a row has none
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The weighted sum of the scores of several rewards."""
+
+    values: Tensor  # float [rows]; NaN where a score is missing
+    parts: Mapping[str, Scores]  # reward → its unweighted scores
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
                   others={key: torch.tensor(numbers, dtype=dtype) for key, numbers in results.others.items()})  # fmt: skip
 
 
-def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
+def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
     """The weighted sum of several rewards, float32 or float64 [rows], NaN where any of them has no score. The rewards score in parallel."""
     return sum_up(submit_all(rewards, batch), len(batch), dtype)
 
@@ -132,16 +139,14 @@ def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, An
     return [(reward, reward._submit(batch)) for reward in rewards]
 
 
-def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Scores:
+def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
     """The weighted sum of rewards that rows were handed to, when all have scored them."""
     import torch
 
-    scored = {reward.name: (reward.weight, _scores(reward.judged(call), dtype)) for reward, call in calls}
-    total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(rows, dtype=torch.float64))
-    missing = Counter({f"{name}/{cause}": count for name, (_, part) in scored.items() for cause, count in part.missing.items()})
-    first = {f"{name}/{cause}": message for name, (_, part) in scored.items() for cause, message in part.first.items()}
-    others = {f"{name}_{key}": numbers for name, (_, part) in scored.items() for key, numbers in part.others.items()}
-    return Scores(total.to(dtype), dict(missing), first, {name: part.values for name, (_, part) in scored.items()}, others)
+    parts = {reward.name: _scores(reward.judged(call), dtype) for reward, call in calls}
+    weights = {reward.name: reward.weight for reward, _ in calls}
+    total = sum((weights[name] * part.values.double() for name, part in parts.items()), torch.zeros(rows, dtype=torch.float64))
+    return Sum(total.to(dtype), parts)
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:

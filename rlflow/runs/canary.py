@@ -14,6 +14,7 @@ from rlflow.binding.roles import Roles, has_canary
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine
+from rlflow.figures import Figure, Of
 
 ROWS = 4
 LONGEST = 64  # tokens of a canary
@@ -30,18 +31,18 @@ class Canary:
     rows: Batch  # the tokens that are scored, and prompts before them
     every: int  # iterations from one time to the next
 
-    def __call__(self, iteration: int) -> dict[str, float]:
+    def __call__(self, iteration: int) -> dict[Figure, float]:
         """Metrics of each role: the largest and the mean difference of a token's log-prob, and the mean factor between its
         probabilities."""
         if self.every == 0 or iteration % self.every:
             return {}
-        metrics: dict[str, float] = {}
+        metrics: dict[Figure, float] = {}
         for role in self.roles:
             sampler, trainer = self.engine.score(role, self.rows), self.engine.forward(role, ("logprobs",), self.rows)
             one, other = (self.engine.fetch(batch.select("logprobs")).data["logprobs"].value.double() for batch in (sampler, trainer))
             apart = (one - other).abs()
-            metrics |= {f"canary/{role}_max": float(apart.max()), f"canary/{role}_mean": float(apart.mean()),
-                      f"canary/{role}_factor": float(apart.exp().mean())}
+            measured = {"max": apart.max(), "mean": apart.mean(), "factor": apart.exp().mean()}
+            metrics |= {Figure(Of.CANARY, name, role=role): float(value) for name, value in measured.items()}
         self.engine.finished()
         return metrics
 
@@ -67,13 +68,12 @@ def _token_rows(prompts: Batch) -> Iterator[list[int]]:
     yield from (row.tolist() for row in torch.split(column.value, column.lengths.tolist()))
 
 
-def canary_warnings(metrics: Mapping[str, float], most: float, dtype: str = "float32") -> Iterator[str]:
+def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "float32") -> Iterator[str]:
     """Warnings of canaries that differ by more than a factor of ``most``, or by what rounding makes of it in a shorter dtype."""
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
     limit = f"--max-mismatch {most:g}" + (f", with the rounding of {dtype} {allowed:g}" if allowed > most else "")
-    for name, factor in metrics.items():
-        if name.startswith("canary/") and name.endswith("_factor") and factor > allowed:
-            role = name.removeprefix("canary/").removesuffix("_factor")
-            yield (f"the sampler of role '{role}' scores fixed tokens otherwise than its trainer, by a factor of {factor:.3g} in the mean "
-                   f"({limit}), log-probs by {metrics[f'canary/{role}_max']:.3g} at most: their dtypes or kernels "
+    for figure, factor in metrics.items():
+        if figure.name == "factor" and factor > allowed:
+            yield (f"the sampler of role '{figure.role}' scores fixed tokens otherwise than its trainer, by a factor of {factor:.3g} in "
+                   f"the mean ({limit}), log-probs by {metrics[figure._replace(name='max')]:.3g} at most: their dtypes or kernels "
                    "differ, or a weight did not arrive")

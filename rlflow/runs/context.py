@@ -15,6 +15,7 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
 from rlflow.execution.threads import all_for
+from rlflow.figures import Cause
 from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import Canary
@@ -33,7 +34,7 @@ class Runtime:
     plan: Plan
     engine: Engine
     lanes: Lanes
-    reasons: Callable[[], Mapping[str, str]]  # gives the first message of each cause for which scores are missing
+    reasons: Callable[[], Mapping[Cause, str]]  # gives the first message of each cause for which scores are missing
     close: Callable[[], object]  # ends what was started for it
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as far as recovery is concerned
@@ -52,7 +53,7 @@ class RunContext:
     settings: Mapping[str, Any]  # what settings.json says
     files: Mapping[str, Mapping[str, bytes]]  # trained role → the small files of its model folder, by name
     inputs: Dependencies | None  # what numbers depend on beside settings and plan; None where nobody asked
-    reasons: Callable[[], Mapping[str, str]]  # gives the first message of each cause for which scores are missing
+    reasons: Callable[[], Mapping[Cause, str]]  # gives the first message of each cause for which scores are missing
     stop: Callable[[], None]  # ends everything that was started, but for the watchdog
     watchdog: Watchdog
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0

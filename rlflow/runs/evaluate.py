@@ -15,6 +15,7 @@ from rlflow.columns import SOURCE
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.execution.lanes import Lanes
+from rlflow.figures import Figure, Of
 from rlflow.plan import Plan
 from rlflow.rewards.values import ANSWER as PRED
 from rlflow.runs.pass_rates import Answers, repeated_figures
@@ -36,7 +37,8 @@ class Accuracy:
     sources: dict[str, float] = field(default_factory=dict)  # where data have several sources, shares as sampled/NAME and greedy/NAME
     score: float | None = None  # of a flow's own evaluation, without those that are missing; None where all are
     repeated: dict[str, float] = field(default_factory=dict)  # mean@n, pass@k and maj@k, where several answers are sampled
-    sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures; of further roles as ROLE/FIGURE
+    sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures
+    set_roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # where roles are named, set → role → its figures
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,10 @@ class Evaluation:
         own = measured[self.role].get("", {})
         roles = {role: sets[""] for role, sets in measured.items() if "" in sets} if self.named else {}
         sets = {each.name: {"prompts": float(len(each.prompts))} | measured[self.role][each.name] for each in self.sets if each.name}
-        for role in measured if self.named else ():
-            for name, figures in sets.items():
-                figures |= {f"{role}/{figure}": value for figure, value in measured[role][name].items()}
+        set_roles = {name: {role: each[name] for role, each in measured.items()} for name in sets} if self.named else {}
         sources = {name: value for name, value in own.items() if "/" in name}
         repeated = {name: value for name, value in own.items() if name not in ("sampled", "greedy", *sources)}
-        return Accuracy(own.get("sampled"), own.get("greedy"), roles, sources, None, repeated, sets)
+        return Accuracy(own.get("sampled"), own.get("greedy"), roles, sources, None, repeated, sets, set_roles)
 
     def answers(self, count: int) -> list[dict[str, str]]:
         """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
@@ -235,14 +235,22 @@ class FlowEvaluation:
             executor.engine.finished()
 
 
-def shown(accuracy: Accuracy) -> Mapping[str, float]:
+def shown(accuracy: Accuracy) -> dict[Figure, float]:
     """An accuracy as metrics: that of the first role, or of the flow's own evaluation, by source of data where there are several, where
     roles are named that of each by name, and the figures of each further set."""
-    named = {f"evaluation/{name}": share for name, share in accuracy.sources.items()}
-    named |= {f"evaluation/{role}/{name}": share for role, shares in accuracy.roles.items() for name, share in shares.items()}
-    named |= {f"evaluation/{name}/{figure}": value for name, figures in accuracy.sets.items() for figure, value in figures.items()}
-    figures = {"sampled": accuracy.sampled, "greedy": accuracy.greedy, "score": accuracy.score, **accuracy.repeated}
-    return {f"evaluation/{name}": value for name, value in figures.items() if value is not None} | named
+    plain = {"sampled": accuracy.sampled, "greedy": accuracy.greedy, "score": accuracy.score, **accuracy.repeated}
+    figures = {Figure(Of.EVALUATION, name): value for name, value in plain.items() if value is not None}
+    for role, shares in {"": accuracy.sources, **accuracy.roles}.items():
+        figures |= {of_source(name, role): share for name, share in shares.items()}
+    figures |= {Figure(Of.SET, name, part=part): value for part, own in accuracy.sets.items() for name, value in own.items()}
+    return figures | {Figure(Of.SET, name, role=role, part=part): value for part, roles in accuracy.set_roles.items()
+                      for role, own in roles.items() for name, value in own.items()}  # fmt: skip
+
+
+def of_source(name: str, role: str = "") -> Figure:
+    """The figure of a share as ``by_source`` names it: no figure of an evaluation has a slash in its name, which parts it from a source."""
+    figure, _, source = name.partition("/")
+    return Figure(Of.EVALUATION, figure, role=role, part=source)
 
 
 def unvoted(accuracy: Accuracy) -> Iterator[str]:

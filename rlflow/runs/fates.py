@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlflow import durable
 from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.figures import Figure, Of
 
 FILE = "fates.jsonl"
 
@@ -26,10 +27,10 @@ def run_account(folder: Path) -> Account:
     return total
 
 
-def fate_metrics(account: Account) -> dict[str, float]:
-    """The rows of an iteration by fate, as ``fates/trained`` and so on, each where any row has it. Prompts without tokens count in none."""
+def fate_metrics(account: Account) -> dict[Figure, float]:
+    """The rows of an iteration by fate, each where any row has it. Prompts without tokens count in none."""
     rows = {fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate) for fate in Fate}
-    return {f"fates/{fate.replace(' ', '_')}": float(count) for fate, count in rows.items() if count}
+    return {Figure(Of.FATE, fate): float(count) for fate, count in rows.items() if count}
 
 
 def fates_text(account: Account) -> str:

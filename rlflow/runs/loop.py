@@ -14,6 +14,8 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.errors import RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
+from rlflow.figures import SECONDS, SPEED, Figure, Of
+from rlflow.graph.model import Graph, Op
 from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import canary_warnings
@@ -25,6 +27,7 @@ from rlflow.runs.guards import Guard, mismatch_warnings, short_repeat_warnings
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
 from rlflow.spans import flat
+from rlflow.trace.compile import all_nodes
 from rlflow.watch.reporter import Reporter
 
 REPORTED = 20  # records left out that are reported with their places
@@ -170,20 +173,22 @@ class Loop:
         if moved := self.context.engine.moved():
             self.records.weights(moved)
         health = outcome.summary.health
-        self.last = {**outcome.metrics, **without_funnel(health), **fate_metrics(outcome.account),
-                     **funnel_metrics(outcome.account, health), **canaries, **speed(outcome), **outcome.state, "seconds": seconds}
+        graph = self.context.plan.graph
+        figures = {**without_funnel(health), **fate_metrics(outcome.account), **canaries, **speed(outcome, graph), SECONDS: seconds,
+                   **funnel_metrics(outcome.account, graph, health, outcome.policies), **outcome.metrics,
+                   **{Figure(Of.STATE, name): value for name, value in outcome.state.items()}}  # fmt: skip
         samples = [{"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows]
-        self.records.metrics(iteration, self.last)
+        self.last = self.records.metrics(iteration, figures)
         self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.records.traffic(iteration, self.context.engine.traffic())
-        warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last, outcome.sampler),
+        warnings = [*short_repeat_warnings(self.context.plan, figures), *mismatch_warnings(self.options, figures, outcome.sampler),
                     *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over(),
-                    *self.guard.missing_warnings(self.last)]  # fmt: skip
+                    *self.guard.missing_warnings(figures)]  # fmt: skip
         try:
-            self.guard.check(iteration, self.last, outcome.summary)
-            self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.context.plan))  # none that failed is done
+            self.guard.check(iteration, figures, outcome.summary)
+            self.reporter.iteration(iteration, figures, samples, stage_seconds(outcome, self.context.plan))  # none that failed is done
         finally:
             for warning in warnings:
                 self.reporter.note(f"iteration {iteration}: {warning}")
@@ -234,11 +239,9 @@ def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
     return seconds
 
 
-def speed(outcome: Outcome) -> dict[str, float]:
-    """Tokens sampled per second of sampling."""
-    seconds = sum(span.end - span.start for span in outcome.spans if span.node.endswith(".generate"))
-    if not seconds or "tokens" not in outcome.records:
-        return {}
-    lengths = outcome.records["tokens"].data["tokens"].lengths
-    assert lengths is not None
-    return {"response/tokens_per_second": float(lengths.sum()) / seconds}
+def speed(outcome: Outcome, graph: Graph) -> dict[Figure, float]:
+    """Tokens sampled per second of sampling, of all nodes that sample."""
+    nodes = {node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE}
+    seconds = sum(span.end - span.start for span in outcome.spans if span.node in nodes)
+    tokens = sum(count.tokens for source, count in outcome.account.sampled.items() if source in nodes)
+    return {SPEED: tokens / seconds} if seconds and tokens else {}

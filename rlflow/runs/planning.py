@@ -96,7 +96,7 @@ def answering_roles(graph: Graph) -> set[str]:
 def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()) -> PlacedRoles:
     """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with ``problems`` and every other reason for
     which a run cannot be: rows, rewards, pools, groups of ranks, a staleness."""
-    options, rewards = config.options, RewardNames.of(config)
+    options, rewards = config.options, RewardNames.of(config, program.flow)
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
     problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale, *pool_flag_problems(roles, config)]
     try:

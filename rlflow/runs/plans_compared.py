@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 from rlflow.author.flow import Flow
 from rlflow.binding.roles import in_float64
 from rlflow.errors import listed
+from rlflow.figures import Of
 from rlflow.proof.claims import Claim, judged
 from rlflow.runs.api import resolve_config, run
 from rlflow.runs.context import RunResult
+from rlflow.watch import keys
 
 ROUNDING = 1e-7  # of weights over their size: transformers normalises and rotates in float32 in a float64 model too
-TIMES = ("seconds", "per_second", "sync/", "canary/")  # parts of names of metrics that tell of time and transport
+TIMES = (Of.RUN, Of.CANARY)  # what metrics of time and transport are of
 
 
 def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:
@@ -50,11 +52,11 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
 
 def _first_difference(one: Path, other: Path) -> str | None:
     """The first column or metric in which two runs differ, and in which iteration; None where they do not."""
+    table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
         lines = [[json.loads(line) for line in (folder / file).read_text().splitlines()] for folder in (one, other)]
         for left, right in zip(*lines, strict=False):
-            keys = names or tuple(name for name in left if not any(part in name for part in TIMES))
-            for name in keys:
+            for name in names or tuple(name for name in left if name not in table or table[name].of not in TIMES):
                 if left.get(name) != right.get(name):
                     return f"{name} of iteration {left.get('iteration')}"
     return None

@@ -27,6 +27,7 @@ from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import DataShape, Judged
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
+from rlflow.figures import Cause
 from rlflow.graph.wire import identity
 from rlflow.memory.schedule import MemorySchedule
 from rlflow.passes.lanes import room_of
@@ -141,9 +142,9 @@ def transfer(role: str, options: Options, placement: Placement, pools: Mapping[s
     return WeightTransfer(role, pools[source], pools[target], options.weights, options.verify_every)
 
 
-def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[str, str]:
+def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, str]:
     """The first message of each cause for which scores are missing, from all ranks."""
-    messages: dict[str, str] = {}
+    messages: dict[Cause, str] = {}
     for pool in pools.values():
         for each in pool.call(Worker.reasons, seconds=60.0, group="control").result():
             messages |= {cause: message for cause, message in each.items() if cause not in messages}

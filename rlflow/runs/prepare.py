@@ -48,6 +48,7 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.extras import ask
+from rlflow.figures import Cause
 from rlflow.graph.lineage import expected_rows
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
@@ -240,7 +241,7 @@ def _assemble(
         environments.close()
         runtime.close()
 
-    def reasons() -> dict[str, str]:
+    def reasons() -> dict[Cause, str]:
         return {**runtime.reasons(), **environments.reasons()}
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations

@@ -7,16 +7,20 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlflow import durable
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
+from rlflow.figures import Figure
 from rlflow.logs import Keep, Log
 from rlflow.runs.answer_file import answer_file, name_of
 from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.printed import FILE, Printed
 from rlflow.runs.timeline import Timeline
+from rlflow.watch import keys
+from rlflow.watch.keys import Figures
 
 TRAFFIC = "traffic.jsonl"
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}  # so that every later line opens with a comma
@@ -33,6 +37,7 @@ class Records:
         """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. evaluated: whether the
         evaluation after ``start`` iterations, where there is one, is behind it too. ``pools``: of the run."""
         self.folder, self._say, self._said = folder, say, False
+        self.named = keys.FigureNames(keys.read(folder))
         self._metrics = self._log("metrics.jsonl", start, evaluated)
         self._samples = self._log("samples.jsonl", start, evaluated)
         self._fates = self._log("fates.jsonl", start, evaluated)
@@ -46,18 +51,23 @@ class Records:
         self._lacking: dict[str, bytes] = {}  # those for which there was no room
 
     def _log(self, name: str, start: int, evaluated: bool) -> Log:
-        return Log(self.folder / name, self._failing(name), before(start, evaluated))
+        return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
 
     def back_to(self, iteration: int) -> None:
         """Forget what was written of an iteration and of later ones: it is done again."""
         for log in (self._metrics, self._samples, self._fates, self._traffic):
-            log.keep_only(before(iteration))
+            log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
-    def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
-        """A line of metrics; what is not finite is written as null."""
+    def metrics(self, iteration: int, figures: Figures) -> dict[str, float]:
+        """A line of metrics, which it gives by their names in the file; what is not finite is written as null."""
+        known = len(self.named.table)
+        values = {self.named.of(figure): value for figure, value in figures.items()}
+        if len(self.named.table) > known:
+            self.whole(keys.FILE, self.named.packed(), flush=False)  # before the line that needs it
         finite = {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
         self._metrics.add(json.dumps({"iteration": iteration, **finite}) + "\n")
+        return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Lines of sampled rows, their columns in one order whatever the process."""
@@ -137,15 +147,15 @@ class Records:
             self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
 
 
-def before(start: int, evaluated: bool = True) -> Keep:
-    """Whether a line is from before an iteration. One that cannot be read is of none, and stays."""
+def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
+    """Whether a line is from before an iteration. One that cannot be read is of none, and stays. ``table``: what its names are of."""
 
     def keep(line: bytes) -> bool:
         values = parsed(line)
         number = values.get("iteration")
         if not isinstance(number, int):
             return True
-        judged = any(name.startswith("evaluation/") for name in values)  # after n iterations is before iteration n begins
+        judged = keys.is_evaluation(table, values)  # after n iterations is before iteration n begins
         return number < start + (judged and evaluated)
 
     return keep

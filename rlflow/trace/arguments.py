@@ -15,7 +15,12 @@ def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
     parameters = flow.parameters
     names = {name: [name] for name in parameters.roles}
     if parameters.rest:
-        names[parameters.rest] = [f"{parameters.rest}_{i}" for i in range(rewards)]
+        names[parameters.rest] = []
+        for i in range(rewards):
+            name = f"{parameters.rest}_{i}"
+            while name in parameters.roles:  # a role of its own may be called so
+                name += "_"
+            names[parameters.rest].append(name)
     return names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ from torch import Tensor
 from rlflow.author.joint import JointLoss, LossTerm, terms
 from rlflow.author.loss import Loss, Quantity
 from rlflow.batch import Batch
-from rlflow.training.metrics import Meter, added, reported
+from rlflow.training.metrics import Meter, Totals, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
 from rlflow.training.objective import MinibatchTotals, New, check_mean, row_weights, weighted_sum
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import Means
 from rlflow.training.rows import group_of, learnable, mask_counts, own_rows, token_counts
-from rlflow.training.signal import token_funnel, watch, without_funnel
+from rlflow.training.signal import token_funnel, watch
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,13 @@ def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor |
                 yield RankShare(minibatch, totals)
 
 
+class Meters(NamedTuple):
+    """Running totals of an update."""
+
+    loss: Meter  # of the metrics that its losses give
+    signal: Meter  # of what is watched on the way back through them
+
+
 def learn(engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
     """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
     rows = learnable(batch, loss)
@@ -99,18 +106,18 @@ def learn_shares(
 ) -> Learned:
     """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
     counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
-    meter, steps, parts = Meter(), _Steps(), terms(loss, settings, passes.mean)
+    meters, steps, parts = Meters(Meter(), Meter()), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(cut(batch, share.units))
         idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
         for micro in micros:
             rows = torch.cat(micro)
-            objective += _backward(engine, batch.rows(rows), loss.new, parts, counts[rows], share.totals, meter)
+            objective += _backward(engine, batch.rows(rows), loss.new, parts, counts[rows], share.totals, meters)
         for _ in range(idle):
             engine.idle(loss.new)
         steps.add(engine.step(), engine.peers.total(objective), share.totals.rows)
-    return Learned(meter.taken(), steps.result())
+    return Learned(meters.loss.taken(), meters.signal.taken(), steps.result())
 
 
 def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]]:
@@ -121,34 +128,35 @@ def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Te
 class Learned:
     """The results of an update on one rank."""
 
-    totals: Mapping[str, tuple[float, ...]]  # of the loss's metrics over its own rows
+    totals: Mapping[str, Totals]  # of the loss's metrics over its own rows
+    signal: Mapping[str, Totals]  # of what was watched on the way back through the loss, likewise
     steps: Mapping[str, float]  # totals of the steps, which all ranks took
 
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
     """The metrics of an update from those of its ranks."""
-    totals = added(rank.totals for rank in ranks)
-    return reported(without_funnel(totals)) | token_funnel(totals) | dict(ranks[0].steps) | {"left_out": float(left_out)}
+    totals, signal = added(rank.totals for rank in ranks), added(rank.signal for rank in ranks)
+    return reported(totals) | token_funnel(signal) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
 
 def _backward(
     engine: Learner, rows: Batch, want: tuple[Quantity, ...], parts: Sequence[LossTerm], counts: Tensor, totals: MinibatchTotals,
-    meter: Meter,
+    meters: Meters,
 ) -> Tensor:  # fmt: skip
     """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that count."""
     mask = rows["mask"].to(engine.device)
     new = only_masked(engine.compute(rows, want), mask)
-    watch(new, mask, _token_columns(rows, mask), meter)
+    watch(new, mask, _token_columns(rows, mask), meters.signal)
     shares = []
     for number, term in enumerate(parts):
         index = None if term.where is None else rows[term.where].bool().nonzero()[:, 0]
         if index is None:
-            shares.append(_share(term, rows, new, mask, row_weights(counts, term.mean, totals.of_loss(number)), meter))
+            shares.append(_share(term, rows, new, mask, row_weights(counts, term.mean, totals.of_loss(number)), meters.loss))
         elif len(index):
             weights, there = row_weights(counts[index], term.mean, totals.of_loss(number)), index.to(engine.device)
             own = rows.rows(index)
             width = own["tokens"].shape[1]
-            shares.append(_share(term, own, new.rows(there, width), mask[there, :width], weights, meter))
+            shares.append(_share(term, own, new.rows(there, width), mask[there, :width], weights, meters.loss))
     share = sum(shares[1:], shares[0])
     engine.backward(share)
     return share.detach()

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps")
+OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps", "funnel/tokens", "funnel/tokens_with_gradient",
+       "funnel/tokens_effective", "funnel/tokens_clipped_above", "funnel/tokens_clipped_below", "funnel/moved")  # fmt: skip
 
 
 class Meter:

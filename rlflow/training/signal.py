@@ -14,7 +14,6 @@ from torch import Tensor
 from rlflow.training.metrics import Meter, Totals
 from rlflow.training.objective import New
 
-FUNNEL = "funnel/"  # begins the names of these metrics
 TOKENS = "funnel/tokens"
 
 
@@ -40,12 +39,12 @@ def _of_tokens(gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Te
     size = gradient.abs().double()
     values = {"with_gradient": gradient != 0, "size": size, "square": size**2}
     if old is None:
-        return {f"{TOKENS}/{name}": value for name, value in values.items()}
+        return values
     values["moved"] = (new - old).abs()
     if advantages is not None:
         stopped = (gradient == 0) & (advantages != 0)
         values |= {"clipped_above": stopped & (new > old), "clipped_below": stopped & (new < old)}
-    return {f"{TOKENS}/{name}": value for name, value in values.items()}
+    return values
 
 
 def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
@@ -57,16 +56,10 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
     funnel/tokens_clipped_above     tokens with an advantage but no gradient, whose ratio to ``logprobs`` is above 1; below: under 1
     funnel/moved                    mean |new log-prob - logprobs| of a token, nats: 0 where an update takes one step
     """
-    sums = {name.removeprefix(f"{TOKENS}/"): total for name, total in totals.items() if name.startswith(TOKENS)}
-    if "with_gradient" not in sums:
+    if "with_gradient" not in totals:
         return {}
-    (size, tokens, *_), square = sums["size"], sums["square"][0]
-    metrics = {TOKENS: sums["with_gradient"][1], f"{TOKENS}_with_gradient": sums["with_gradient"][0],
+    (size, tokens, *_), square = totals["size"], totals["square"][0]
+    metrics = {TOKENS: totals["with_gradient"][1], f"{TOKENS}_with_gradient": totals["with_gradient"][0],
                f"{TOKENS}_effective": size * size / square if square > 0 else 0.0}  # fmt: skip
-    metrics |= {f"{TOKENS}_{name}": sums[name][0] for name in ("clipped_above", "clipped_below") if name in sums}
-    return metrics | ({f"{FUNNEL}moved": sums["moved"][0] / tokens} if "moved" in sums and tokens else {})
-
-
-def without_funnel(totals: Mapping[str, Totals]) -> dict[str, Totals]:
-    """The totals of a loss's own metrics."""
-    return {name: total for name, total in totals.items() if not name.startswith(FUNNEL)}
+    metrics |= {f"{TOKENS}_{name}": totals[name][0] for name in ("clipped_above", "clipped_below") if name in totals}
+    return metrics | ({"funnel/moved": totals["moved"][0] / tokens} if "moved" in totals and tokens else {})

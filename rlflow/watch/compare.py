@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflow.errors import PlanError, listed, nearest, printable
+from rlflow.figures import Figure, Of
 from rlflow.watch.chart import chart, color, mark
-from rlflow.watch.names import evaluation_sets, reward_roles
-from rlflow.watch.recorded import EVALUATION, HELD_OUT, Curve, Recorded, as_text, differing
+from rlflow.watch.names import is_mean
+from rlflow.watch.recorded import EVALUATED, Curve, Recorded, as_text, differing
 
 ENOUGH = 5  # seeds of each arm below which nothing is ranked
 DATA = {"data", "held_out", "eval", "model"}  # settings without which evaluations are not of the same prompts and first weights
@@ -51,10 +52,9 @@ def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
     return [Arm(mark(position), tuple(group)) for position, group in enumerate(groups.values())]
 
 
-def best(metric: str, values: Iterable[float]) -> float:
+def best(figure: Figure, values: Iterable[float]) -> float:
     """The highest value of an accuracy or a reward; NaN for other metrics, of which nobody says whether higher is better."""
-    higher = metric.startswith(EVALUATION) or metric.endswith("/mean")
-    return max(values) if higher else math.nan
+    return max(values) if figure.of in (*EVALUATED, Of.REWARD) and figure.name != "missing" else math.nan
 
 
 def area(curve: Curve) -> float:
@@ -67,7 +67,7 @@ def area(curve: Curve) -> float:
 def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
     """The last value, the best and the area of a run's metric, and what the run cost. None for what its folder does not say."""
     curve = run.curve(metric)
-    height = best(metric, [value for _, value in curve]) if curve else math.nan
+    height = best(run.table[metric], [value for _, value in curve]) if curve else math.nan
     return {"last": curve[-1][1] if curve else None, "best": None if math.isnan(height) else height, "area": area(curve) if curve else None,
             "seconds": run.costs.seconds, "tokens": run.costs.tokens, "rows trained": run.costs.trained}
 
@@ -110,9 +110,7 @@ def compared(runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[s
     if unknown is not None:
         raise PlanError.of("no-metric", f"none of the runs has the metric '{unknown}'", found=unknown, expected=listed(names),
                            nearest=nearest(unknown, names), remedy="--metric NAME, as metrics.jsonl has it")
-    sets = (f"{EVALUATION}{name}/sampled" for name in evaluation_sets(names))
-    rewards = (f"{role}/mean" for role in reward_roles(names))
-    first = next((name for name in (HELD_OUT, *sets, *rewards, "reward/mean") if name in names), None)
+    first = next((name for run in runs for name in run.shares), next((name for run in runs for name in run.keys(is_mean)), None))
     chosen = dict.fromkeys([*([first] if first else []), *metrics])
     return Comparison(tuple(arms_of(runs)), tuple(chosen), graphs)
 

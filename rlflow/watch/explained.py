@@ -10,6 +10,7 @@ from rlflow.diagnosis.evidence import Evidence
 from rlflow.diagnosis.findings import LEAST, Finding, findings
 from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import read_object
+from rlflow.watch.keys import by_figure
 from rlflow.watch.recorded import Recorded, recorded
 
 WORDS = 3  # last lines of bounds.txt, which say what bounded the run
@@ -17,7 +18,8 @@ WORDS = 3  # last lines of bounds.txt, which say what bounded the run
 
 def evidence_of(run: Recorded) -> Evidence:
     """The recorded iterations of a run, each once, and its settings."""
-    return Evidence(sorted(dict(run.history.iterations).items()), run.settings)
+    figures = [(number, by_figure(values, run.table)) for number, values in sorted(dict(run.history.iterations).items())]
+    return Evidence(figures, run.settings)
 
 
 def explanation(folder: Path) -> list[str]:
@@ -49,7 +51,7 @@ def _learning(run: Recorded, reasons: list[Finding]) -> list[str]:
 
 
 def _last_funnel(run: Recorded) -> list[str]:
-    lines = funnel_lines(run.summary.metrics)
+    lines = funnel_lines(run.summary.figures)
     return ["the last iteration:", *(f"  {line}" for line in lines)] if lines else []
 
 

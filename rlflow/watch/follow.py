@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflow.watch import status
+from rlflow.figures import HELD_OUT
+from rlflow.watch import keys, status
 from rlflow.watch.frame import RECENT, Frame
 from rlflow.watch.history import Growing, History, RunSummary, stage_seconds, summarised
-from rlflow.watch.recorded import HELD_OUT, recorded
+from rlflow.watch.recorded import recorded
 from rlflow.watch.reporter import Reporter, RunInfo
 
 EVERY_SECONDS = 0.5
@@ -29,14 +30,15 @@ def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = tim
 
 def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
     """Pass lines of metrics.jsonl to the reporter. Times by node are known of the last iteration alone."""
-    stages = stage_seconds(folder) if lines else {}
+    stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
     for line in lines:
-        history = History()
+        history = History(table)
         history.add(line)
+        known = keys.completed(table, history.names)
         for number, values in history.iterations:
-            reporter.iteration(number, values, [], stages)
+            reporter.iteration(number, keys.by_figure(values, known), [], stages)
         for number, values in history.evaluations:
-            reporter.evaluation(number, values)
+            reporter.evaluation(number, keys.by_figure(values, known))
 
 
 def info(summary: RunSummary) -> RunInfo:
@@ -49,9 +51,10 @@ def frame(folder: Path) -> Frame:
     run = recorded(folder)
     history, summary = run.history, run.summary
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
-    evaluated, evaluation = history.evaluations[-1] if history.evaluations else (0, dict(summary.evaluation))
-    return Frame(summary.flow, str(folder), summary.state, summary.iteration, summary.iterations, summary.metrics, evaluation, evaluated,
-                 stage_seconds(folder), recent, run.curve(HELD_OUT), run.costs.trained or 0,
+    evaluated = history.evaluations[-1][0] if history.evaluations else 0
+    curve = next((run.curve(name) for name in run.keys(lambda figure: figure == HELD_OUT)), ())
+    return Frame(summary.flow, str(folder), summary.state, summary.iteration, summary.iterations, summary.figures, summary.evaluated,
+                 evaluated, stage_seconds(folder), recent, curve, run.costs.trained or 0,
                  max(time.time() - summary.updated, 0.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,16 +13,23 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflow.errors import printable
+from rlflow.figures import SECONDS, SPEED, Figure, Of
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.funnel import funnel_lines
-from rlflow.watch.names import accuracies, own_metrics, renamed, reward_roles
+from rlflow.watch.keys import Figures
+from rlflow.watch.names import accuracies, means, own_metrics
 from rlflow.watch.recorded import Curve
 
 STAGES = 8  # nodes with a bar of their own, the slowest
 RECENT = 20  # last iterations, from whose mean time the remaining time is estimated
 CHART, LINES = 72, 4  # most columns of the learning curve, and its lines
 OWN = 6  # most metrics of the author's own stages that are shown
-KL = {"objective/kl": "KL", "actor/ppo_kl": "KL (old)", "rollout_corr/kl": "KL (sampler)"}
+POLICY = ("actor", "policy")  # roles whose updates are shown
+SHOWN = {(Of.ROWS, "policy/kl_reference"): ("KL", "{:.4f}"), (Of.UPDATE, "kl"): ("KL (old)", "{:.4f}"),
+         (Of.ROWS, "policy/kl_sampler"): ("KL (sampler)", "{:.4f}"), (Of.ROWS, "policy/entropy"): ("entropy", "{:.3f}"),
+         (Of.ROWS, "response/length"): ("length", "{:.1f}"), (Of.ROWS, "response/truncated"): ("truncated", "{:.1%}"),
+         (Of.RUN, SPEED.name): ("tokens/s", "{:,.0f}"), (Of.UPDATE, "clipped"): ("clipped", "{:.1%}"),
+         (Of.UPDATE, "grad_norm"): ("gradient", "{:.3g}")}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,8 @@ class Frame:
     state: str = "running"
     done: int = 0  # finished iterations
     iterations: int = 0  # iterations in all
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration, by rlflow's names
-    evaluation: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation
+    metrics: Figures = field(default_factory=dict)  # of the last iteration
+    evaluation: Figures = field(default_factory=dict)  # of the last evaluation
     evaluated: int = 0  # iterations before the last evaluation
     stages: Mapping[str, float] = field(default_factory=dict)  # node → seconds in the last iteration
     recent: tuple[float, ...] = ()  # seconds of the last iterations
@@ -83,32 +91,27 @@ def _numbers(frame: Frame) -> RenderableType:
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
     """(name, text) of each number that the frame has."""
-    metrics = renamed(frame.metrics)
-    numbers = [(role, f"{frame.metrics[f'{role}/mean']:.3f}") for role in reward_roles(frame.metrics)[:3]
-             if frame.metrics[f"{role}/mean"] is not None]
+    metrics = {figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)}
+    numbers = [(figure.node, f"{frame.metrics[figure]:.3f}") for figure in means(frame.metrics)[:3] if frame.metrics[figure] is not None]
     for name, share in accuracies(frame.evaluation).items():
         role, _, which = f" of {name}".rpartition(" ")
         if which == "sampled":
             numbers.append((f"accuracy{role if ' ' in name else ''}", f"{share:.1%} (after {frame.evaluated})"))
-    numbers += [(label, f"{value:.4f}") for name, short in KL.items() for label, value in _by_role(metrics, name, short)]
-    labels = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
-             "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),
-             "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}
-    numbers += [(label, form.format(value)) for name, (short, form) in labels.items() for label, value in _by_role(metrics, name, short)]
+    for (of, name), (label, form) in SHOWN.items():
+        own = [figure for figure in metrics if figure.of is of and figure.name == name and (of is not Of.UPDATE or figure.role in POLICY)]
+        numbers += [(_labelled(label, figure), form.format(metrics[figure])) for figure in own]
     numbers += [("rows trained", f"{frame.trained:,}")] if frame.trained else []
-    own = [name for name in own_metrics(frame.metrics) if frame.metrics[name] is not None]
-    return numbers + [(name, f"{frame.metrics[name]:.4g}") for name in own[:OWN]]
+    return numbers + [(figure.key, f"{metrics[figure]:.4g}") for figure in own_metrics(metrics)[:OWN]]
 
 
-def _by_role(metrics: Mapping[str, float], name: str, label: str) -> list[tuple[str, float]]:
-    """(label, value) of a metric; where several trained roles have it, of each, with the role's name."""
-    own = [(label, metrics[name])] if name in metrics else []
-    return own + [(f"{label} of {key.removesuffix(f'/{name}')}", value) for key, value in metrics.items() if key.endswith(f"/{name}")]
+def _labelled(label: str, figure: Figure) -> str:
+    """The label of a number, with the role where several trained roles have it."""
+    return f"{label} of {figure.role}" if figure.role and figure.of is Of.ROWS else label
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
     """A bar for each of the slowest nodes with its share of the iteration's seconds. Shares of overlapping nodes sum to more than 1."""
-    total = frame.metrics.get("seconds") or sum(frame.stages.values()) or 1.0
+    total = frame.metrics.get(SECONDS) or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
     for name, seconds in slowest[:STAGES]:

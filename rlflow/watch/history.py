@@ -11,8 +11,10 @@ from typing import Any
 
 from rlflow import durable
 from rlflow.errors import PlanError, nearest
-from rlflow.watch import status
-from rlflow.watch.names import reward_roles
+from rlflow.figures import Figure
+from rlflow.watch import keys, status
+from rlflow.watch.keys import Figures
+from rlflow.watch.names import means
 
 SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with any of these files is a run's
 TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
@@ -29,18 +31,36 @@ class RunSummary:
     iterations: int = 0  # iterations in all
     evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration
+    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names of both are of
     updated: float = 0.0  # when a file was last written, seconds since the epoch
     error: str = ""  # why the run failed
     problem: str = ""  # what could not be read
+
+
+    @property
+    def figures(self) -> dict[Figure, float]:
+        """The last iteration by what its numbers are of."""
+        return keys.by_figure(self.metrics, self.table)
+
+    @property
+    def evaluated(self) -> dict[Figure, float]:
+        """The last evaluation by what its numbers are of."""
+        return keys.by_figure(self.evaluation, self.table)
 
 
 @dataclass
 class History:
     """The lines of metrics.jsonl. A resumed run may have written an iteration twice."""
 
+    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names are of, as far as the run's folder says
     iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iteration, its numbers)
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iterations before it, its numbers)
     damaged: int = 0  # lines that cannot be read
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all numbers."""
+        return {name for _, values in (*self.iterations, *self.evaluations) for name in values}
 
     def add(self, line: bytes) -> None:
         """Read one line; a damaged one is counted."""
@@ -50,7 +70,7 @@ class History:
             self.damaged += 1
             return
         values = {name: float(value) for name, value in row.items() if name != "iteration" and is_number(value)}
-        is_evaluation = any(name.startswith("evaluation/") for name in row)
+        is_evaluation = keys.is_evaluation(self.table, row)
         (self.evaluations if is_evaluation else self.iterations).append((number, values))
 
 
@@ -109,18 +129,20 @@ def summarised(folder: Path) -> RunSummary:
         recorded = status.read(folder)
     except ValueError as error:
         problem = f"{status.FILE} is damaged: {error}"
-    last = History()
+    table = keys.read(folder)
+    last = History(table)
     for line in tail(folder / "metrics.jsonl"):
         last.add(line)
     finished = last.iterations[-1][0] + 1 if last.iterations else 0
     options = settings.get("options")
     planned = options.get("iterations", 0) if isinstance(options, dict) else 0
     total = recorded.iterations if recorded else planned if isinstance(planned, int) else 0
-    evaluation = last.evaluations[-1][1] if last.evaluations else {}
+    evaluation = last.evaluations[-1][1] if last.evaluations else dict(recorded.evaluation) if recorded else {}
+    metrics = last.iterations[-1][1] if last.iterations else {}
     return RunSummary(
         folder, recorded.state if recorded else _guessed(folder), str((recorded and recorded.flow) or settings.get("flow", "?")),
-        max(finished, recorded.iteration if recorded else 0), total, evaluation or (recorded.evaluation if recorded else {}),
-        last.iterations[-1][1] if last.iterations else {}, _touched(folder), recorded.error if recorded else "", problem,
+        max(finished, recorded.iteration if recorded else 0), total, evaluation, metrics,
+        keys.completed(table, (*metrics, *evaluation)), _touched(folder), recorded.error if recorded else "", problem,
     )
 
 
@@ -152,10 +174,9 @@ def stage_seconds(folder: Path) -> dict[str, float]:
     return seconds
 
 
-def reward(metrics: Mapping[str, float]) -> float | None:
+def reward(figures: Figures) -> float | None:
     """The mean reward; where several roles have one, the first role's. None where there is no reward."""
-    role = next(iter(reward_roles(metrics)), None)
-    return metrics.get(f"{role}/mean", metrics.get("reward/mean"))
+    return next((figures[figure] for figure in means(figures)), None)
 
 
 def tail(path: Path) -> list[bytes]:

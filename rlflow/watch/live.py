@@ -15,13 +15,14 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.text import Text
 
 from rlflow.errors import printable
+from rlflow.figures import HELD_OUT, SECONDS, Figure, Of
 from rlflow.watch.frame import RECENT, Frame, draw
 from rlflow.watch.plain import accuracy
-from rlflow.watch.recorded import HELD_OUT
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
 EVERY_SECONDS = 0.25
+TRAINED = Figure(Of.FATE, "trained")  # rows that an update was made of
 
 
 def lively(stream: TextIO) -> bool:
@@ -59,9 +60,9 @@ class Live:
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         """Show the numbers of an iteration in the frame."""
         self._check()
-        recent = (*self.frame.recent[1 - RECENT :], metrics.get("seconds", 0.0))
+        recent = (*self.frame.recent[1 - RECENT :], metrics.get(SECONDS, 0.0))
         self.frame = replace(self.frame, done=number + 1, metrics=metrics, stages=stages or self.frame.stages, recent=recent,
-                             trained=self.frame.trained + int(metrics.get("fates/trained") or 0))
+                             trained=self.frame.trained + int(metrics.get(TRAINED) or 0))
         self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:

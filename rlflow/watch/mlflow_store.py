@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlflow.extras import require
-from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.reporter import Rows, RunInfo, State
 
 ENDED = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 SAMPLES = "samples.json"
@@ -50,7 +50,7 @@ class MLflow:
         experiment = self._client.get_experiment_by_name(name)
         return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
-    def log(self, step: int, metrics: Metrics) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
         kind, now = self._module.entities.Metric, int(1000 * time.time())
         values = [kind(NOT_IN_NAMES.sub("_", name), value, now, step) for name, value in metrics.items()]

@@ -16,8 +16,10 @@ A node's seconds are timing_s/NODE. Steps count finished iterations.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+
+from rlflow.figures import SCORE, Figure, Of
+from rlflow.watch.keys import Figures
 
 TABLE = {
     "evaluation/sampled": "val/accuracy",
@@ -39,69 +41,71 @@ TABLE = {
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }
-SCORE = "evaluation/score"  # the mean score of the rows that a flow's own evaluation returns
-PROMPTS = "prompts"  # how many prompts a set of --eval has: a figure that every set has, and nothing else
-FIGURE = re.compile(r"sampled|greedy|(?:mean|pass|maj)@\d+")  # a figure of an evaluation
+PROMPTS = "prompts"  # how many prompts a set of --eval has
 OF_SETS = {"sampled": "val/{}/accuracy", "greedy": "val/{}/accuracy_greedy", "mean": "val-core/{}/acc/mean@{}",
            "pass": "val-core/{}/acc/best@{}/mean", "maj": "val-core/{}/acc/maj@{}/mean"}  # fmt: skip
-COMPUTED = ("evaluation", "fates", "funnel", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
-OF_A_ROLE = re.compile("(?:policy|critic|response|reward|scores|funnel)/")  # begins what follows the role's name where several are trained
-UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
 HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  # by the role's name; other roles may train anything
 
 
-def renamed(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """The finite metrics under the trackers' names. A metric keeps its name where the tracker's name would stand for two metrics."""
-    rewards, sets = reward_roles(metrics), evaluation_sets(metrics)
+def renamed(figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The finite metrics under the trackers' names, and ``others``, which have theirs already. A metric keeps its name where the tracker's
+    name would stand for two metrics."""
+    names = {figure: tracked(figure) for figure in figures}
+    taken = {figure.key for figure in figures} | set(others or ())
     renamed_metrics: dict[str, float] = {}
-    for name, value in metrics.items():
+    for figure, value in figures.items():
         if value is not None and math.isfinite(value):
-            tracker_name = tracked(name, rewards, sets)
-            renamed_metrics[name if tracker_name in renamed_metrics or tracker_name in metrics else tracker_name] = float(value)
-    return renamed_metrics
+            name = next(name for name in _names(figure, names[figure], taken) if name not in renamed_metrics)
+            renamed_metrics[name] = float(value)
+    return renamed_metrics | dict(others or {})
 
 
-def tracked(name: str, rewards: Iterable[str] = (), sets: Iterable[str] = ()) -> str:
-    """The name of a metric in trackers. ``rewards``: names of the reward roles; ``sets``: of the sets of --eval."""
-    if name in TABLE:
-        return TABLE[name]
-    if (parts := name.split("/"))[0] == "evaluation" and len(parts) == 3 and parts[1] in sets and FIGURE.fullmatch(parts[2]):
-        figure, _, count = parts[2].partition("@")
-        return OF_SETS[figure].format(parts[1], count)
-    update = UPDATE.fullmatch(name)
-    if update:
-        role, line = update["role"], update["line"] or ""
-        return f"{role}{line}/{HABITS.get(role, {}).get(update['name'], update['name'])}"
-    head, _, last = name.partition("/")
-    if last in TABLE:  # of one of several trained roles
-        return f"{head}/{TABLE[last]}"
-    if head in rewards and last == "mean":
-        return f"rewards/{head}/mean"
-    if head in rewards and last.endswith("_mean"):
-        return f"rewards/{last.removesuffix('_mean')}/mean"
-    return name
+def _names(figure: Figure, tracker_name: str, taken: set[str]) -> tuple[str, ...]:
+    """The names that a metric may have, the best first."""
+    plain = () if tracker_name in taken and tracker_name != figure.key else (tracker_name,)
+    return (*plain, figure.key, f"{figure.key} ({figure.of})")
 
 
-def accuracies(evaluation: Mapping[str, float]) -> dict[str, float]:
+def tracked(figure: Figure) -> str:
+    """The name of a metric in trackers."""
+    match figure.of:
+        case Of.UPDATE:
+            head = figure.role + figure.node.removeprefix(f"{figure.role}.update")
+            return f"{head}/{HABITS.get(figure.role, {}).get(figure.name, figure.name)}"
+        case Of.SET if not figure.role and (form := OF_SETS.get(figure.name.partition("@")[0])):
+            return form.format(figure.part, figure.name.partition("@")[2])
+        case Of.REWARD if figure.part:
+            return f"rewards/{figure.part}/{figure.name}"
+        case Of.REWARD if figure.name == "mean" and figure.key not in TABLE:
+            return f"rewards/{figure.node}/mean"
+        case Of.SCORES | Of.ROWS | Of.RUN | Of.REWARD | Of.EVALUATION:
+            plain = figure._replace(role="").key if figure.of in (Of.SCORES, Of.ROWS) else figure.key
+            head = f"{figure.role}/" if plain != figure.key else ""
+            return head + TABLE.get(plain, plain)
+    return figure.key
+
+
+def plainly(figures: Figures) -> dict[str, float]:
+    """Numbers by rlflow's own names. If two have one name, what the second is of follows it in brackets."""
+    named: dict[str, float] = {}
+    for figure, value in figures.items():
+        named[f"{figure.key} ({figure.of})" if figure.key in named else figure.key] = value
+    return named
+
+
+def accuracies(evaluation: Figures) -> dict[str, float]:
     """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
     and so on; after these the shares by source of data, ``sampled SOURCE``, and those of each set of --eval, ``SET sampled``. Without the
     mean score of a flow's own evaluation."""
-    sets = evaluation_sets(evaluation)
-    shares = [name for name in evaluation if name != SCORE and not name.endswith(f"/{PROMPTS}")]
-    first = {name: name.removeprefix("evaluation/").partition("/")[0] for name in shares if name.count("/") > 1}
-    of_sets = [name for name, part in first.items() if part in sets]
-    by_source = [name for name, part in first.items() if FIGURE.fullmatch(part)]
-    by_role = [name for name in first if name not in (*of_sets, *by_source)]
-    plain = [name for name in shares if name not in (*of_sets, *by_source)]
+    own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
+    by_role = [figure for figure in own if figure.role]
+    plain = [figure for figure in own if not figure.role and not figure.part]
+    by_source = [figure for figure in own if not figure.role and figure.part]
+    of_sets = [figure for figure in evaluation if figure.of is Of.SET and figure.name != PROMPTS]
     named = [*(by_role or plain), *(() if by_role else by_source), *of_sets]
-    return {name.removeprefix("evaluation/").replace("/", " "): evaluation[name] for name in named}
-
-
-def evaluation_sets(metrics: Iterable[str]) -> list[str]:
-    """The names of the sets of --eval among metrics."""
-    return [parts[1] for name in metrics if len(parts := name.split("/")) == 3 and parts[0] == "evaluation" and parts[2] == PROMPTS]
+    return {figure.key.removeprefix("evaluation/").replace("/", " "): evaluation[figure] for figure in named}
 
 
 def share(value: float) -> str:
@@ -115,16 +119,16 @@ def change(before: float, after: float) -> str:
     return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
 
 
-def own_metrics(metrics: Iterable[str]) -> list[str]:
-    """The names of metrics that stages of the algorithm's author give, as ``node/name``, sorted: those that are of no model, of no reward,
-    and not computed of every run."""
-    heads = {*COMPUTED, *reward_roles(metrics := set(metrics))}
-    pairs = ((name, *name.partition("/")[::2]) for name in metrics - set(TABLE))
-    return sorted(name for name, head, last in pairs if last and head not in heads and "." not in head and not OF_A_ROLE.match(last))
+def own_metrics(figures: Figures) -> list[Figure]:
+    """The metrics that stages of the algorithm's author give, by name."""
+    return sorted((figure for figure in figures if figure.of is Of.STAGE), key=lambda figure: figure.key)
 
 
-def reward_roles(metrics: Iterable[str]) -> list[str]:
-    """The names of the reward roles among metrics: only rewards have both a mean and a count of missing values."""
-    names = set(metrics)
-    heads = [name.removesuffix("/mean") for name in names if name.endswith("/mean")]
-    return sorted(head for head in heads if f"{head}/missing" in names)
+def means(figures: Figures) -> list[Figure]:
+    """The mean score of each reward role, by name."""
+    return sorted((figure for figure in figures if is_mean(figure)), key=lambda figure: figure.key)
+
+
+def is_mean(figure: Figure) -> bool:
+    """Whether a figure is the mean score of a reward role."""
+    return figure.of is Of.REWARD and figure.name == "mean" and not figure.part

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from rlflow.errors import printable
-from rlflow.watch.recorded import HELD_OUT, Curve, recorded
+from rlflow.watch.names import is_mean
+from rlflow.watch.recorded import Curve, recorded
 
 WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 
@@ -15,7 +16,7 @@ WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
     """A run: ``rows`` of a name and a value, and the curve of its held-out evaluation, or else of its mean reward."""
     run = recorded(folder)
-    metric = next((name for name in (HELD_OUT, "reward/mean") if run.curve(name)), "")
+    metric = next((name for name in (*run.shares, *run.keys(is_mean)) if run.curve(name)), "")
     cells = "".join(f'<tr><td style="text-align:left">{_safe(name)}</td><td style="text-align:left">{_safe(value)}</td></tr>'
                     for name, value in rows)  # fmt: skip
     picture = f"<div>{_safe(metric)} after iterations</div>{curve_svg(run.curve(metric))}" if metric else ""

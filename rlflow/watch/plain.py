@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rlflow.errors import printable
-from rlflow.watch.names import SCORE, accuracies, share
+from rlflow.figures import SCORE, SECONDS, Of
+from rlflow.watch.names import accuracies, is_mean, share
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
 EVERY_SECONDS = 3.0
+SHOWN = {(Of.UPDATE, "loss"), (Of.NODE, "kept"), (Of.ROWS, "response/length"), (Of.ROWS, "response/truncated")}
 
 
 class Plain:
@@ -55,7 +57,7 @@ def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
 
 def progress(metrics: Metrics) -> str:
     """The most important numbers of an iteration in one line."""
-    names = [name for name in metrics if name.endswith(("/mean", "/loss", "/kept")) or name.startswith("scores/")
-             or name.endswith(("response/length", "response/truncated"))]  # fmt: skip
-    seconds = f"  {metrics['seconds']:.2f} s" if "seconds" in metrics else ""
-    return "  ".join(f"{name} {metrics[name]:.3g}" for name in names) + seconds
+    shown = [figure for figure in metrics if is_mean(figure) or figure.of is Of.SOURCE or (figure.of, figure.name) in SHOWN]
+    shown.sort(key=lambda figure: figure.of in (Of.ROWS, Of.SOURCE))
+    seconds = f"  {metrics[SECONDS]:.2f} s" if SECONDS in metrics else ""
+    return "  ".join(f"{figure.key} {metrics[figure]:.3g}" for figure in shown) + seconds

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlflow.figures import HELD_OUT, Figure, Of
+from rlflow.watch import keys
 from rlflow.watch.history import Growing, History, RunSummary, as_object, is_number, read_object, summarised
-from rlflow.watch.names import evaluation_sets
+from rlflow.watch.keys import Figures
 
 Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration
 
 EVALUATION = "evaluation/"  # begins the names of the numbers of an evaluation
-HELD_OUT = "evaluation/sampled"  # the share of held-out answers that are right, sampled at temperature 1
+EVALUATED = (Of.EVALUATION, Of.SET)  # what the numbers of an evaluation are of
 VERSIONS = ("rlflow", "torch", "threads")  # what settings.json says of the programs beside the flags
 NO_SETTINGS = {"name", "out", "track"}  # options that change no number of a run
 
@@ -38,6 +40,7 @@ class Recorded:
     settings: Mapping[str, Any]  # by the name of the flag, such as hp.samples, prompts, actor.lr
     history: History
     costs: Costs
+    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names of metrics are of
 
     @property
     def name(self) -> str:
@@ -46,24 +49,33 @@ class Recorded:
 
     def curve(self, metric: str) -> Curve:
         """The values of a metric by finished iterations; none where the run has no such metric."""
-        if metric.startswith(EVALUATION):
+        if metric in self.table and self.table[metric].of in EVALUATED:
             return sorted({number: values[metric] for number, values in self.history.evaluations if metric in values}.items())
         return sorted({number + 1: values[metric] for number, values in self.history.iterations if metric in values}.items())
 
     @property
     def metrics(self) -> list[str]:
         """The names of all metrics that the run recorded, sorted."""
-        lines = (*self.history.iterations, *self.history.evaluations)
-        return sorted({name for _, values in lines for name in values})
+        return sorted(self.history.names)
+
+    def keys(self, chosen: Callable[[Figure], bool]) -> list[str]:
+        """The names of the metrics that are of what was chosen, sorted."""
+        return [name for name in self.metrics if chosen(self.table[name])]
+
+    @property
+    def shares(self) -> list[str]:
+        """The names of the sampled shares of right answers: to prompts held out of the data, then to each set of --eval."""
+        return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
 
 def recorded(folder: Path) -> Recorded:
     """Read the folder of a run. Never raises for what the folder contains."""
-    history = History()
+    history = History(keys.read(folder))
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
     seconds = [values["seconds"] for values in dict(history.iterations).values() if "seconds" in values]
-    return Recorded(folder.absolute(), summarised(folder), flags_of(folder), history, costs(folder, sum(seconds) if seconds else None))
+    return Recorded(folder.absolute(), summarised(folder), flags_of(folder), history, costs(folder, sum(seconds) if seconds else None),
+                    keys.completed(history.table, history.names))
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
@@ -75,10 +87,14 @@ def flags_of(folder: Path) -> dict[str, Any]:
     return flags | {name: value for name, value in (values | options).items() if name not in NO_SETTINGS}
 
 
-def sampled_share(evaluation: Mapping[str, float]) -> float | None:
+def sampled_share(evaluation: Figures) -> float | None:
     """The share of held-out answers that are right; where nothing is held out of the data, of the first set of --eval."""
-    names = (HELD_OUT, *(f"{EVALUATION}{name}/sampled" for name in evaluation_sets(evaluation)))
-    return next((evaluation[name] for name in names if name in evaluation), None)
+    return next((evaluation[figure] for figure in (HELD_OUT, *filter(is_share_of_set, evaluation)) if figure in evaluation), None)
+
+
+def is_share_of_set(figure: Figure) -> bool:
+    """Whether a figure is the share of answers to a set of --eval that are right, sampled by the first role."""
+    return figure.of is Of.SET and figure.name == "sampled" and not figure.role
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rlflow.errors import printable
 from rlflow.logs import Log
 from rlflow.watch import status
+from rlflow.watch.names import plainly
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
@@ -47,7 +48,7 @@ class Recorder:
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Write the result of an evaluation."""
         if self._status:
-            self._put(replace(self._status, iteration=number, evaluation=dict(metrics)))
+            self._put(replace(self._status, iteration=number, evaluation=plainly(metrics)))
 
     def note(self, text: str) -> None:
         """Add a note to notes.txt, with secrets masked."""

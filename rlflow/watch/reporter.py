@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
 from rlflow.errors import printable
+from rlflow.figures import Figure
 from rlflow.watch.secrets import masked
 
 State = Literal["done", "failed", "interrupted"]
-Metrics = Mapping[str, float]
+Metrics = Mapping[Figure, float]
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -43,7 +44,7 @@ class Reporter(Protocol):
         """The run begins: its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """An iteration has ended. ``stages``: node → seconds; ``metrics["seconds"]``: seconds of the whole iteration."""
+        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the whole iteration."""
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """An evaluation after ``number`` iterations has ended."""

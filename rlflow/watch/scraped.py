@@ -8,6 +8,7 @@ from typing import Any
 
 from rlflow.errors import PlanError
 from rlflow.extras import require
+from rlflow.watch.names import plainly
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 
 LOOPBACK = "127.0.0.1"
@@ -21,7 +22,8 @@ class Scraped:
         """Raises PlanError where the port is taken or the package is missing."""
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
-        self._gauges: dict[str, Any] = {}
+        self._gauges: dict[str, Any] = {}  # by the name of the metric
+        self._taken: set[str] = set()  # names of gauges
         try:
             self._server, self._thread = self._prometheus.start_http_server(port, addr=LOOPBACK, registry=self._registry)
         except OSError as error:
@@ -34,11 +36,12 @@ class Scraped:
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         """Take the metrics of an iteration, and the seconds of its nodes."""
-        self._set({**metrics, **{f"node_seconds/{node}": seconds for node, seconds in stages.items()}, "iteration": number + 1})
+        seconds = {f"node_seconds/{node}": seconds for node, seconds in stages.items()}
+        self._set(plainly(metrics) | seconds | {"iteration": number + 1})
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Take the metrics of an evaluation."""
-        self._set(metrics)
+        self._set(plainly(metrics))
 
     def note(self, text: str) -> None:
         """Do nothing: notes are for users."""
@@ -49,9 +52,12 @@ class Scraped:
         self._server.server_close()
         self._thread.join()
 
-    def _set(self, metrics: Metrics) -> None:
+    def _set(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            fit = f"rlflow_{UNFIT.sub('_', name)}"
-            if fit not in self._gauges:
-                self._gauges[fit] = self._prometheus.Gauge(fit, name, registry=self._registry)
-            self._gauges[fit].set(value)
+            if name not in self._gauges:
+                fit = f"rlflow_{UNFIT.sub('_', name)}"
+                while fit in self._taken:
+                    fit += "_"
+                self._taken.add(fit)
+                self._gauges[name] = self._prometheus.Gauge(fit, name, registry=self._registry)
+            self._gauges[name].set(value)

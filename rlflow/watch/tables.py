@@ -13,16 +13,18 @@ from rich.text import Text
 
 from rlflow import durable
 from rlflow.errors import listed, printable
+from rlflow.figures import SCORE, Of
 from rlflow.watch import served
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
 from rlflow.watch.explained import bound_lines, pointer
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.funnel import funnel_lines
-from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
-from rlflow.watch.names import SCORE, accuracies, change, evaluation_sets, own_metrics, reward_roles, share
+from rlflow.watch.history import RunSummary, read_object, reward, stage_seconds
+from rlflow.watch.keys import by_figure
+from rlflow.watch.names import accuracies, change, is_mean, share
 from rlflow.watch.played import last_episode
-from rlflow.watch.recorded import HELD_OUT, Recorded, as_text, differing, recorded, sampled_share
+from rlflow.watch.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
@@ -36,7 +38,8 @@ LINES = 6  # lines of the learning curve
 PARTS = 4  # most files of a model folder that are listed
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
-    "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print", "services": "what services print",
+    "metrics.jsonl": "all numbers", "figures.json": "what they are of", "samples.jsonl": "samples",
+    "rewards.txt": "what rewards print", "services": "what services print",
     "answers.jsonl": "held-out answers before and after", "evaluations": "all held-out answers",
     "timeline.json": "times, for ui.perfetto.dev", "traffic.jsonl": "bytes from process to process",
     "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
@@ -59,7 +62,7 @@ def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), wid
         table.add_column(plain(name))
     for position, run in enumerate(chosen):
         summary = run.summary
-        accuracy, score = sampled_share(summary.evaluation), reward(summary.metrics)
+        accuracy, score = sampled_share(summary.evaluated), reward(summary.figures)
         own = [different[name][position] for name in shown] + [asked_text(run, name) for name in asked]
         table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
                       "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
@@ -98,7 +101,7 @@ def story(folder: Path) -> list[RenderableType]:
     problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
     problems += [line] if (line := pointer(folder)) else []
-    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder),
+    parts = [head, *(plain(line) for line in problems), settings(folder), learning(run), *curves(run), last(summary, folder),
              last_episode(folder)]
     return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), services(folder), files(folder)] if part is not None]
 
@@ -125,31 +128,32 @@ def _pairs(values: Mapping[str, object]) -> str:
     return "  ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items())
 
 
-def learning(history: History) -> RenderableType | None:
+def learning(run: Recorded) -> RenderableType | None:
     """A table of the first evaluation and the last."""
+    history = run.history
     if len(history.evaluations) < 2:
         return None
-    (first, before), (end, after) = ((number, accuracies(values)) for number, values in (history.evaluations[0], history.evaluations[-1]))
+    ends = (history.evaluations[0], history.evaluations[-1])
+    (first, one), (end, two) = ((number, by_figure(values, run.table)) for number, values in ends)
+    before, after = accuracies(one), accuracies(two)
     table = Table("held-out accuracy", f"after {first}", f"after {end}", "change", box=None, padding=(0, 2, 0, 0))
     for name in before:
         if name in after:
             table.add_row(plain(name), share(before[name]), share(after[name]), change(before[name], after[name]))
-    one, two = (values.get(SCORE) for _, values in (history.evaluations[0], history.evaluations[-1]))
-    if one is not None and two is not None:
-        table.add_row("mean score", f"{one:.3f}", f"{two:.3f}", f"{two - one:+.3f}")
+    if SCORE in one and SCORE in two:
+        table.add_row("mean score", f"{one[SCORE]:.3f}", f"{two[SCORE]:.3f}", f"{two[SCORE] - one[SCORE]:+.3f}")
     return table
 
 
 def curves(run: Recorded) -> list[RenderableType]:
     """The learning curve, a line for the reward and each metric of the author's own stages, and how many rows were trained on."""
     parts: list[RenderableType] = []
-    drawn_sets = {"": HELD_OUT} | {f" on {name}": f"evaluation/{name}/sampled" for name in evaluation_sets(run.metrics)}
-    for which, metric in drawn_sets.items():
+    for metric in run.shares:
+        which = f" on {run.table[metric].part}" if run.table[metric].part else ""
         if len(shares := run.curve(metric)) > 1:
             parts += [plain(f"held-out accuracy{which} after iterations"), chart({ALONE: shares}, CURVE, LINES)]
-    rewards = next((name for name in (*(f"{role}/mean" for role in reward_roles(run.metrics)), "reward/mean") if name in run.metrics), None)
-    named = {"reward": rewards} if rewards else {}
-    named |= {name: name for name in own_metrics(run.metrics)[:OWN]}
+    own = run.keys(lambda figure: figure.of is Of.STAGE)[:OWN]
+    named = dict(zip(["reward"], run.keys(is_mean), strict=False)) | dict(zip(own, own, strict=True))
     drawn = {label: [value for _, value in curve] for label, name in named.items() if len(curve := run.curve(name)) > 1}
     margin = max(map(len, drawn), default=0)
     parts += [plain(f"{label:<{margin}}  {sparkline(values)}  {values[0]:.4g} → {values[-1]:.4g}") for label, values in drawn.items()]
@@ -170,10 +174,10 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
 
 def last(summary: RunSummary, folder: Path) -> RenderableType | None:
     """The numbers and the slowest nodes of the last iteration."""
-    numbers = figures(Frame(metrics=summary.metrics))
+    numbers = figures(Frame(metrics=summary.figures))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
-    lines += funnel_lines(summary.metrics)
+    lines += funnel_lines(summary.figures)
     lines += ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)] if stages else []
     return plain("\n".join(lines)) if lines else None
 

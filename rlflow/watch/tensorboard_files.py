@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlflow.extras import require
-from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.reporter import Rows, RunInfo, State
 
 
 class TensorBoard:
@@ -26,7 +26,7 @@ class TensorBoard:
         self._writer.add_text("settings", f"<pre>{html.escape(json.dumps(settings, indent=1, default=str))}</pre>", 0)
         return f"{folder} (tensorboard --logdir {run.folder.parent})"
 
-    def log(self, step: int, metrics: Metrics) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)

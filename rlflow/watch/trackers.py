@@ -27,7 +27,7 @@ class Tracker(Protocol):
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
         """Begin a run. Gives a text that says where to look for it."""
 
-    def log(self, step: int, metrics: Metrics) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step, all of them finite."""
 
     def table(self, step: int, rows: Rows) -> None:
@@ -69,7 +69,7 @@ class Background:
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         """Pass the metrics of an iteration to the tracker, and samples every TABLE_EVERY iterations."""
-        tracker_metrics = renamed({**metrics, **{f"timing_s/{node}": seconds for node, seconds in stages.items()}})
+        tracker_metrics = renamed(metrics, {f"timing_s/{node}": seconds for node, seconds in stages.items()})
         self._put(lambda: self._tracker.log(number + 1, tracker_metrics))
         if samples and number % TABLE_EVERY == 0:
             rows = [{"iteration": number, **row} for row in samples]

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlflow.extras import require
-from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.reporter import Rows, RunInfo, State
 
 
 class WandB:
@@ -30,7 +30,7 @@ class WandB:
         )
         return str(self._run.url) if mode == "online" else f"{mode}; wandb sync {run.folder / 'wandb'}/*-run-* uploads it"
 
-    def log(self, step: int, metrics: Metrics) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
         self._run.log(dict(metrics), step=step)
 

@@ -167,7 +167,7 @@ def test_processes_end_with_the_run_and_failures_are_told_by_cause():
     environments.heard_by(heard.append)
     episodes, _ = environments.pools["actor"].open([{"prompt": '{"turns": [{"raise": "no"}]}'}], [1])
     environments.pools["actor"].step(episodes, ["x"])
-    assert list(environments.reasons()) == ["env_raised"]
+    assert list(map(str, environments.reasons())) == ["env_raised"]
     assert len(environments.pids()) == 1
     environments.close()
     assert environments.pids() == []

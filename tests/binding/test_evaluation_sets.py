@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rlflow import PlanError
+from rlflow.algorithms.grpo import grpo
 from rlflow.binding.evaluation_sets import open_sets, set_paths
 from rlflow.binding.rewards import RewardNames, Rewards
 from rlflow.columns import field_column
@@ -56,7 +57,7 @@ def test_a_set_has_fields_of_its_own_and_those_without_a_name_are_for_all(ground
 
 
 def judge_of(config, rewards=None):
-    names = RewardNames.of(config)
+    names = RewardNames.of(config, grpo)
     data = opened(config, names.wanted_of_set)["other"]
     rewards = Rewards(names, data, config.options, None)
     try:
@@ -92,7 +93,7 @@ def test_a_set_has_one_judge(ground):
     for rewards in (("math@other", "task@other"), (f"{ground}@other",)):
         (ground / "config.json").write_text("{}")
         with pytest.raises(PlanError, match="no one judge of right and wrong"):
-            RewardNames.of(config(ground, reward=rewards))
+            RewardNames.of(config(ground, reward=rewards), grpo)
 
 
 @pytest.mark.parametrize(("rewards", "judges"), [

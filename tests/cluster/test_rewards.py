@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from keyed import keyed
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import rlflow
@@ -26,6 +27,7 @@ from rlflow.columns import SOURCE, row, text
 from rlflow.config.flags import flat
 from rlflow.execution.engine import HERE
 from rlflow.execution.health import health
+from rlflow.figures import Figure, Of
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import place_roles
 from rlflow.runs.pools import worker_setups
@@ -51,7 +53,7 @@ def told(flags):
     flow = load_flow("grpo")
     config, hp = resolve_config(flow, None, flat(flags | {"pools": "train=1,rollout=1"}))
     data = open_dataset(flow, config)
-    rewards = Rewards(RewardNames.of(config), data, config.options, config.tokenizer_folder)
+    rewards = Rewards(RewardNames.of(config, flow), data, config.options, config.tokenizer_folder)
     program = compile_with_data(flow, hp, trace_options(config.options, {}, data, rewards))
     where = place_roles(program, bind_roles(program.graph, config), config).placement
     setups = worker_setups(program, config, data, trace_options(config.options, {}, data, rewards), {"actor": 1})
@@ -78,7 +80,7 @@ def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags):
             batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))  # more bytes on the pool that trains
             eager = prepared.engine.fetch(reward(batch))["scores"].tolist()
             prepared.engine.finished()
-            found.append((eager, prepared.executor.run(prepared.plan, roles.take()).metrics["reward/mean"]))
+            found.append((eager, prepared.executor.run(prepared.plan, roles.take()).metrics[Figure(Of.REWARD, "mean", "reward", "reward")]))
         finally:
             roles.close()
     assert found[0] == found[1]
@@ -143,5 +145,5 @@ def test_sources_of_the_data_stand_beside_scores_where_a_worker_summarises():
     scores = Data(row("float32"), torch.arange(4.0))
     records = {SOURCE: Batch(prompts, {SOURCE: Data(text, ("a", "b"))}), "scores": Batch(rows, {"scores": scores})}
     (together,) = _on_common_axes(records)
-    found = health({name: together.select(name) for name in together.columns})
+    found = keyed(health({name: together.select(name) for name in together.columns}))
     assert {name: found[name] for name in found if name.startswith("scores/")} == {"scores/a": 0.5, "scores/b": 2.5}

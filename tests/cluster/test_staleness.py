@@ -15,6 +15,7 @@ from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import Stopped
 from rlflow.execution.engine import Model
+from rlflow.figures import Figure, Of
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
@@ -75,7 +76,8 @@ def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_boun
             assert min(versions(prepared.engine, rows)) >= iteration - 2
             keys += map(tuple, rows.axis.keys.tolist())
             outcome = prepared.executor.run(prepared.plan, sampled.prompts, sampled)
-            counts.append([int(outcome.metrics[f"repeat.sampled/{name}"]) for name in ("carried", "tries", "surplus", "dropped")])
+            counted = (outcome.metrics[Figure(Of.NODE, name, "repeat.sampled")] for name in ("carried", "tries", "surplus", "dropped"))
+            counts.append(list(map(int, counted)))
             prepared.ahead.done(iteration)
         assert keys == [(position, sample) for position in range(20) for sample in range(2)]  # the null scores of a group all differ
         assert counts == [[0, 1, 1, 0], [1, 1, 2, 0], [2, 1, 3, 0], [3, 1, 4, 0], [4, 0, 0, 0]]

@@ -13,6 +13,7 @@ from rlflow.author.load import load
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.sharding.shard_map import RemoteColumn
 from rlflow.execution.engine import Chunks
+from rlflow.figures import Figure, Of
 from rlflow.training.protocols import Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -55,9 +56,10 @@ def workers(roles, pool):
 def assert_same(found, expected):
     """One iteration's outcomes, on workers and without."""
     assert found.metrics.keys() == expected.metrics.keys()
-    for name, value in expected.metrics.items():
-        limits = {"rel": 1e-6, "abs": 1e-7} if name.endswith(".update/loss") else {"rel": 1e-12}  # ranks add up in another order
-        assert found.metrics[name] == pytest.approx(value, nan_ok=True, **limits), name
+    for figure, value in expected.metrics.items():
+        loss = figure.of is Of.UPDATE and figure.name == "loss"
+        limits = {"rel": 1e-6, "abs": 1e-7} if loss else {"rel": 1e-12}  # ranks add up in another order
+        assert found.metrics[figure] == pytest.approx(value, nan_ok=True, **limits), figure
     assert (found.summary, found.state, found.account) == (expected.summary, expected.state, expected.account)
 
 
@@ -230,5 +232,5 @@ def test_what_goes_wrong_names_its_rank_and_nothing_stays(wrong):
         there.prepared.prompts.load(alone.prepared.prompts.state())
         found, expected = outcome(there, 6), outcome(alone, 6)
         assert found.metrics == pytest.approx(expected.metrics, nan_ok=True)
-        assert found.metrics["actor.update/left_out"] == 6
+        assert found.metrics[Figure(Of.UPDATE, "left_out", "actor.update", "actor")] == 6
         assert found.account == expected.account  # of rows that no step has learned from

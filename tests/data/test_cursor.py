@@ -14,6 +14,7 @@ from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
 from rlflow.data.mixed import mixed
 from rlflow.errors import Place
+from rlflow.figures import Figure, Of
 
 
 def numbered(count: int) -> Dataset:
@@ -118,7 +119,7 @@ def test_what_is_passed_over_is_told_once_and_counted_each_time():
     cursor.take(4)  # both good ones, twice
     assert sorted(str(fault) for fault in cursor.untold()) == [f"d.jsonl:{line} is left out: its prompt is empty" for line in (2, 4)]
     skipped = cursor.position - 4
-    assert cursor.left_out(start) == {"data/left_out_empty": float(skipped)}
+    assert cursor.left_out(start) == {Figure(Of.LEFT_OUT, "empty"): float(skipped)}
     assert skipped in (2, 3, 4)
     assert cursor.left_out(cursor.state()) == {}
     cursor.take(4)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from keyed import figures
 
 from rlflow.diagnosis.evidence import (
     MEASURES,
@@ -20,13 +21,15 @@ from rlflow.diagnosis.evidence import (
     skipped,
     used,
 )
+from rlflow.figures import Of
 
 
 def run(settings=None, **series):
     """A run from the values of each metric; __ stands for / and a single leading u for the policy's update."""
     length = max(map(len, series.values()))
     named = {name.replace("__", "/"): values for name, values in series.items()}
-    return Evidence([(i, {name: values[i] for name, values in named.items() if i < len(values)}) for i in range(length)], settings or {})
+    lines = ({name: values[i] for name, values in named.items() if i < len(values)} for i in range(length))
+    return Evidence([(i, figures(line)) for i, line in enumerate(lines)], settings or {})
 
 
 def test_halves_and_thirds():
@@ -38,18 +41,18 @@ def test_halves_and_thirds():
     assert early(series[:2]) == last_third(series[:2]) == series[:2]
 
 
-def test_a_metric_of_one_of_several_roles_is_found_and_always_the_same_ones():
-    whole = run(solver__reward__mean=[1.0, 2.0], judge__reward__mean=[5.0, 6.0])
-    assert whole.series("reward/mean") == [(0, 1.0), (1, 2.0)]
-    assert whole.series("mean") == [(0, 1.0), (1, 2.0)]
-    assert whole.series("ean") == []
+def test_a_figure_of_one_of_several_roles_is_found_and_always_the_same_ones():
+    whole = run(solver__policy__kl_sampler=[1.0, 2.0], judge__policy__kl_sampler=[5.0, 6.0], mine__kl_sampler=[7.0, 8.0])
+    assert whole.series((Of.ROWS, "policy/kl_sampler")) == [(0, 1.0), (1, 2.0)]
+    assert whole.series((Of.STAGE, "kl_sampler")) == [(0, 7.0), (1, 8.0)]
+    assert whole.series((Of.ROWS, "kl_sampler")) == []
 
 
 def test_scores_are_measured_by_their_width():
-    whole = run(reward__mean=[2.0, 2.0, 2.0, 3.0, 3.0, 3.0], reward__lowest=[1.0] * 6, reward__highest=[5.0] * 6)
+    whole = run(reward__missing=[0.0] * 6, reward__mean=[2.0, 2.0, 2.0, 3.0, 3.0, 3.0], reward__lowest=[1.0] * 6, reward__highest=[5.0] * 6)
     assert place(whole) == 0.25
     assert improvement(whole) == 0.25
-    alike = run(reward__mean=[1.0] * 6, reward__lowest=[1.0] * 6, reward__highest=[1.0] * 6)
+    alike = run(reward__missing=[0.0] * 6, reward__mean=[1.0] * 6, reward__lowest=[1.0] * 6, reward__highest=[1.0] * 6)
     assert (place(alike), improvement(alike)) == (1.0, 0.0)
     assert (place(run(loss=[1.0])), improvement(run(loss=[1.0]))) == (None, None)
 

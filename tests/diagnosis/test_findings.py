@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from keyed import figures
 
 from rlflow.diagnosis.evidence import MEASURES, Evidence
 from rlflow.diagnosis.findings import LEAST, alarms, findings
 from rlflow.diagnosis.rules import RULES, Rule, RuleCondition
+from rlflow.figures import Of
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))  # by `python benchmarks/stalls.py fixtures`
 PLANTED = [path for path in RECORDED if not path.name.startswith("healthy")]
@@ -16,7 +18,7 @@ HEALTHY = [path for path in RECORDED if path.name.startswith("healthy")]
 
 def read(path):
     content = json.loads(path.read_text())
-    return Evidence([(number, values) for number, values in content["iterations"]], content["settings"])
+    return Evidence([(number, figures(values)) for number, values in content["iterations"]], content["settings"])
 
 
 @pytest.mark.parametrize("path", PLANTED, ids=lambda path: path.stem)
@@ -43,10 +45,11 @@ def test_every_rule_reads_measures_that_there_are_and_says_where_its_thresholds_
 
 
 MISSING = Rule("missing", True, (RuleCondition("missing", "above", 0.3, "by hand"),), "{missing:.0%} are missing", "mend it (now {lr:g})",
-               "reward/missing_rate")
+               (Of.SCORES, "missing_rate"))
 COLD = Rule("critic-cold", False, (RuleCondition("explained", "below", 0.0, "by hand"),), "it explains {explained:.1f}", "warm it up",
-            "critic/explained_variance")
-RUN = [(number, {"reward/missing_rate": rate, "critic/explained_variance": -1.0}) for number, rate in enumerate((0.1, 0.5, 0.1, 0.6, 0.7))]
+            (Of.ROWS, "critic/explained_variance"))
+RATES = (0.1, 0.5, 0.1, 0.6, 0.7)
+RUN = [(number, figures({"reward/missing_rate": rate, "critic/explained_variance": -1.0})) for number, rate in enumerate(RATES)]
 
 
 def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_threshold():
@@ -57,7 +60,7 @@ def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_th
     assert found[0].as_json() == {
         "name": "missing", "alarm": True, "words": "47% are missing", "remedy": "mend it", "since": 3,
         "evidence": {"missing": pytest.approx(1.4 / 3)}, "thresholds": {"missing": "above 0.3: by hand"}}  # fmt: skip
-    known = [(number, values | {"actor.update/funnel/moved": 0.1, "actor.update/lr": 3e-4}) for number, values in RUN]
+    known = [(number, values | figures({"actor.update/funnel/moved": 0.1, "actor.update/lr": 3e-4})) for number, values in RUN]
     assert str(findings(Evidence(known), [MISSING])[0]).endswith("mend it (now 0.0003)")
 
 

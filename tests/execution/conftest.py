@@ -133,8 +133,8 @@ def eager_metrics(monkeypatch):
     seen = {}
     log = Session.log
 
-    def logged(self, node, metrics):
-        log(self, node, metrics)
+    def logged(self, *of):
+        log(self, *of)
         seen.clear()
         seen.update(self.metrics)
 

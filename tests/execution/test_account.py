@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from keyed import keyed
 
 from rlflow import ask, choose, flow, loss, repeat, row, stage
 from rlflow.author.load import load
@@ -91,16 +92,16 @@ def test_sums_close_whatever_the_flow(world, shape, prompts):
     if outcome is None:
         assert account.of(Fate.TRAINED).rows == 0
         return
-    assert account.of(Fate.TRAINED, "actor.update").rows == outcome.metrics.get("actor.update/rows", 0)
+    assert account.of(Fate.TRAINED, "actor.update").rows == keyed(outcome.metrics).get("actor.update/rows", 0)
     cause = [count.rows for (_, end), count in account.ends.items() if end.node == "actor.update" and end.fate is Fate.LEFT_OUT]
     if not shape["after"]:
-        assert sum(cause) == outcome.metrics["actor.update/left_out"]
+        assert sum(cause) == keyed(outcome.metrics)["actor.update/left_out"]
     if shape["baseline"]:
         assert account.of(Fate.READ).rows == prompts
     if shape["groups"]:
         sampled = account.sampled["actor.generate"]
         assert sampled.rows == shape["samples"] * sampled.groups
-        assert sampled.groups == outcome.metrics["repeat.body/seen"]
+        assert sampled.groups == keyed(outcome.metrics)["repeat.body/seen"]
 
 
 def test_each_cause_is_named_with_its_node_and_its_setting(world):
@@ -147,7 +148,7 @@ def picking(prompts, actor, reward):
 def test_rows_that_a_repeat_body_leaves_behind_are_counted_with_their_groups_once(world):
     run = world(flow(picking))
     outcome = run.compiled(4)
-    account, metrics = outcome.account, outcome.metrics
+    account, metrics = outcome.account, keyed(outcome.metrics)
     sampled = account.sampled["actor.generate"]
     assert (sampled.rows, sampled.groups) == (2 * run.stream.position, run.stream.position)
     assert metrics["repeat.body/seen"] == run.stream.position

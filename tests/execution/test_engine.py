@@ -5,6 +5,7 @@ import torch
 
 from rlflow.batch import Batch
 from rlflow.execution.engine import Engine
+from rlflow.figures import Figure, Of
 
 
 def engine(scores):
@@ -23,7 +24,7 @@ def test_rows_whose_episodes_failed_are_judged_by_nobody():
     rows, metrics = engine(torch.tensor([1.0, 3.0, 9.0])).reward("reward", batch)
     assert rows["scores"].isnan().tolist() == [False, True, False]
     assert rows["scores"][[0, 2]].tolist() == [1.0, 3.0]
-    assert {name: tally.value for name, tally in metrics.items()} == {"mean": 2.0, "missing_env_timeout": 1.0, "missing": 1.0}
+    assert {name: tally.value for name, tally in metrics.items()} == {"mean": 2.0, Figure(Of.MISSING, "timeout"): 1.0, "missing": 1.0}
 
 
 def test_where_all_episodes_failed_all_scores_are_missing():

@@ -8,11 +8,13 @@ import time
 import pytest
 import torch
 from hung_clock import HungClock
+from keyed import keyed
 
 from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
 from rlflow.backends.null import Generator
 from rlflow.errors import Place, Stopped
 from rlflow.execution.executor import Store
+from rlflow.figures import Figure, Of
 from rlflow.graph.model import Column, Node, Op, Output
 from rlflow.passes import plan
 from rlflow.watchdog.beside import Watchdog
@@ -271,7 +273,7 @@ def test_metrics_of_a_stage_are_means_of_what_counts(world):
         return scores, {"tokens": noisy, "rows": scores, "number": 3, "score_max": scores, "missing": torch.tensor([torch.nan])}
 
     run = world(with_stage(measured))
-    metrics = run.compiled(3).metrics
+    metrics = keyed(run.compiled(3).metrics)
     assert metrics["measured/tokens"] == 2.0
     assert metrics["measured/number"] == 3.0
     assert metrics["measured/rows"] < metrics["measured/score_max"]
@@ -283,7 +285,7 @@ def test_padding_does_not_count_in_a_metric_without_a_mask(world):
     def measured(scores, tokens):
         return scores, {"ones": torch.nn.functional.pad(torch.ones(len(tokens), 1), (0, tokens.shape[1] - 1))}
 
-    ones = world(with_stage(measured)).compiled(3).metrics["measured/ones"]
+    ones = world(with_stage(measured)).compiled(3).metrics[Figure(Of.STAGE, "ones", "measured")]
     assert 1 / 4 < ones <= 1.0
 
 
@@ -300,7 +302,7 @@ def test_an_undeclared_column_is_what_its_first_real_batch_shows(world):
     def own(scores):
         return scores * 2
 
-    assert world(with_stage(own)).compiled(3).metrics["actor.update/rows"] == 6
+    assert world(with_stage(own)).compiled(3).metrics[Figure(Of.UPDATE, "rows", "actor.update", "actor")] == 6
 
     made = stage(gives="one")(lambda scores: scores[:, None])
     with pytest.raises(StageError, match=r"column 'one': found shape \[6, 1\], expected one value, 6 rows, or rows × tokens"):

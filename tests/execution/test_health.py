@@ -2,11 +2,17 @@ import math
 from pathlib import Path
 
 import pytest
+from keyed import keyed
 
 from rlflow.author.load import load
 from rlflow.axis import Axis
 from rlflow.batch import Batch
-from rlflow.execution.health import health
+from rlflow.execution import health as measured
+
+
+def health(found):
+    """What is measured, by name."""
+    return keyed(measured.health(found))
 
 
 def records(**columns):
@@ -82,7 +88,7 @@ def test_nothing_recorded_has_no_metrics_and_empty_batches_divide_by_nothing():
 def test_of_several_trained_roles_each_has_its_own_figures_under_its_name(world):
     lineage = load(Path(__file__).parent / "lineage.py")
     outcome = world(lineage.critique).compiled(6)
-    health, records = outcome.summary.health, outcome.policies
+    health, records = keyed(outcome.summary.health), outcome.policies
     assert {name.partition("/")[0] for name in health} == {"solver", "verifier"} == records.keys()
     for role, longest in (("solver", 5), ("verifier", 4)):
         lengths = records[role]["tokens"].data["tokens"].lengths

@@ -6,8 +6,10 @@ from fractions import Fraction
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from keyed import keyed
 
-from rlflow.execution.tally import PartialMetric, accumulated, exact_sum, merged
+from rlflow.execution.tally import PartialMetric, accumulated, exact_sum, figures, merged
+from rlflow.figures import Of
 
 FLOATS = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=60)
 
@@ -32,8 +34,8 @@ def test_a_node_that_runs_again_adds_to_its_metrics_by_their_kind():
     for values in ([1.0, 3.0], [math.nan], [8.0]):
         row = torch.tensor(values)
         more = {"mean": PartialMetric.of(row), "top_max": PartialMetric.of(row, "max"), "rows": PartialMetric.sum(float(len(row)))}
-        found = accumulated(tallies, more, "node/")
-    assert found == {"node/mean": 4.0, "node/top_max": 8.0, "node/rows": 4.0}
+        found = accumulated(tallies, figures(more, Of.STAGE, "node"))
+    assert keyed(found) == {"node/mean": 4.0, "node/top_max": 8.0, "node/rows": 4.0}
 
 
 def test_what_is_not_finite_stays_so():

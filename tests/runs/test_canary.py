@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+from keyed import figures
 
 import rlflow
 from rlflow.backends import local
@@ -70,13 +71,13 @@ def test_canaries_are_the_two_halves_of_prompts():
 
 
 def test_what_differs_too_much_is_told_of():
-    (said,) = canary_warnings({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}, 1.05)
+    (said,) = canary_warnings(figures({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}), 1.05)
     assert "role 'actor'" in said
-    assert not list(canary_warnings({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}, 1.05))
+    assert not list(canary_warnings(figures({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}), 1.05))
 
 
 def test_in_bfloat16_rounding_is_told_from_a_difference():
-    rounded, apart = ({"canary/actor_factor": factor, "canary/actor_max": 0.7} for factor in (1.08, 1.2))
+    rounded, apart = (figures({"canary/actor_factor": factor, "canary/actor_max": 0.7}) for factor in (1.08, 1.2))
     assert list(canary_warnings(rounded, 1.05))
     assert not list(canary_warnings(rounded, 1.05, "bfloat16"))
     (said,) = canary_warnings(apart, 1.05, "bfloat16")

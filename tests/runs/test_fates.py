@@ -2,6 +2,8 @@
 
 import json
 
+from keyed import keyed
+
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.runs.fates import fate_metrics, fates_text, run_account
 
@@ -17,7 +19,7 @@ def account():
 
 
 def test_metrics_count_rows_that_were_sampled_by_fate():
-    assert fate_metrics(account()) == {"fates/trained": 5, "fates/left_out": 3}
+    assert keyed(fate_metrics(account())) == {"fates/trained": 5, "fates/left_out": 3}
 
 
 def test_the_words_name_who_sampled_and_where_and_why_rows_ended():

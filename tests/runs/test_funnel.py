@@ -3,12 +3,38 @@
 import json
 
 import pytest
+from keyed import figures, keyed
 
 import rlflow
+from rlflow import flow, loss
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.runs.funnel import funnel_metrics, without_funnel
+from rlflow.trace.compile import compile_flow
 
-HEALTH = {"reward/mean": 0.5, "funnel/rows_scored": 30.0, "funnel/rows_mixed": 16.0, "funnel/rows_untruncated": 12.0}
+HEALTH = {"funnel/rows_scored": 30.0, "funnel/rows_mixed": 16.0, "funnel/rows_untruncated": 12.0}
+
+
+@loss
+def likelihood(new):
+    """Raise what was sampled."""
+    return -new.logprobs
+
+
+@flow
+def samplers(prompts, actor, actor_b):
+    """Two roles that are trained, and a baseline that is only read."""
+    one, other = actor.generate(prompts, samples=8, max_tokens=2), actor_b.generate(prompts, samples=6, max_tokens=2)
+    actor.generate(prompts, max_tokens=2)
+    actor.update(one, likelihood)
+    actor_b.update(other, likelihood)
+
+
+GRAPH = compile_flow(samplers).graph
+
+
+def funnel(whole, health=None, roles=()):
+    """The funnel by name. ``health``: what is measured of rows, by name."""
+    return keyed(funnel_metrics(whole, GRAPH, figures(health or {}), roles))
 
 
 def account(*ends, opened=0):
@@ -23,38 +49,38 @@ def account(*ends, opened=0):
 
 
 def test_sampled_and_used_are_of_the_account():
-    found = funnel_metrics(account(("actor.generate", Fate.TRAINED, "actor.update", "", 28),
+    found = funnel(account(("actor.generate", Fate.TRAINED, "actor.update", "", 28),
                                    ("actor.generate", Fate.LEFT_OUT, "actor.update", "scores is not finite", 4)), HEALTH)
     assert found == {"funnel/rows_sampled": 32, "funnel/rows_scored": 30, "funnel/rows_mixed": 16, "funnel/rows_untruncated": 12,
                      "funnel/rows_used": 28}
     assert list(found) == [f"funnel/rows_{name}" for name in ("sampled", "scored", "mixed", "untruncated", "used")]
-    assert without_funnel(HEALTH) == {"reward/mean": 0.5}
+    assert keyed(without_funnel(figures(HEALTH | {"policy/entropy": 0.5}))) == {"policy/entropy": 0.5}
 
 
 @pytest.mark.parametrize(("fate", "cause"), [(Fate.LEFT_OUT, "not kept"), (Fate.LEFT_OUT, "not chosen"), (Fate.SURPLUS, ""),
                                              (Fate.STALE, ""), (Fate.CARRIED, "")])
 def test_rows_that_a_repeat_or_a_choice_dropped_are_a_step_of_their_own(fate, cause):
-    found = funnel_metrics(account(("actor.generate", Fate.TRAINED, "actor.update", "", 24),
-                                   ("actor.generate", fate, "repeat", cause, 40), opened=8), HEALTH)
+    found = funnel(account(("actor.generate", Fate.TRAINED, "actor.update", "", 24),
+                           ("actor.generate", fate, "repeat", cause, 40), opened=8), HEALTH)
     assert (found["funnel/rows_sampled"], found["funnel/rows_kept"], found["funnel/rows_used"]) == (72, 32, 24)
 
 
 def test_a_baseline_that_is_read_only_is_not_sampled_for_learning():
-    found = funnel_metrics(account(("actor.generate", Fate.TRAINED, "actor.update", "", 8),
-                                   ("actor.generate#2", Fate.READ, "baseline", "", 4)), {})
+    found = funnel(account(("actor.generate", Fate.TRAINED, "actor.update", "", 8),
+                                   ("actor.generate#2", Fate.READ, "actor.update", "", 4)))
     assert found == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
 
 
 def test_what_learns_from_data_has_used_rows_alone():
-    assert funnel_metrics(account(("prompts", Fate.TRAINED, "model.update", "", 64)), HEALTH) == {"funnel/rows_used": 64}
-    assert funnel_metrics(Account(), {}) == {}
+    assert funnel(account(("prompts", Fate.TRAINED, "actor.update", "", 64)), HEALTH) == {"funnel/rows_used": 64}
+    assert funnel(Account()) == {}
 
 
-def test_of_several_trained_roles_each_has_its_own():
-    whole = account(("solver.generate", Fate.TRAINED, "solver.update", "", 8), ("judge.generate", Fate.TRAINED, "judge.update", "", 6))
-    found = funnel_metrics(whole, {"solver/funnel/rows_scored": 8.0, "judge/funnel/rows_scored": 5.0})
-    assert found == {"solver/funnel/rows_sampled": 8, "solver/funnel/rows_scored": 8, "solver/funnel/rows_used": 8,
-                     "judge/funnel/rows_sampled": 6, "judge/funnel/rows_scored": 5, "judge/funnel/rows_used": 6}
+def test_of_several_trained_roles_each_has_its_own_though_one_name_begins_the_other():
+    whole = account(("actor.generate", Fate.TRAINED, "actor.update", "", 8), ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 6))
+    found = funnel(whole, {"actor/funnel/rows_scored": 8.0, "actor_b/funnel/rows_scored": 5.0}, ("actor", "actor_b"))
+    assert found == {"actor/funnel/rows_sampled": 8, "actor/funnel/rows_scored": 8, "actor/funnel/rows_used": 8,
+                     "actor_b/funnel/rows_sampled": 6, "actor_b/funnel/rows_scored": 5, "actor_b/funnel/rows_used": 6}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import math
 
 import torch
+from keyed import figures
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
@@ -16,7 +17,7 @@ from rlflow.spans import Span
 
 def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     records = Records(tmp_path)
-    records.metrics(3, {"a/loss": 1.5, "a/bad": math.nan})
+    records.metrics(3, figures({"a/loss": 1.5, "a/bad": math.nan}))
     records.samples(3, [{"prompt": "\x1b[31mred"}])
     records.traffic(3, {})
     records.timeline(3, Outcome(spans=[Span("a", "model", 10.0, 10.5, ("b",)), Span("b", "cpu", 9.0, 9.25)]))
@@ -31,11 +32,11 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
 
 def written(records, iterations):
     for number in iterations:
-        records.metrics(number, {"loss": number / 2})
+        records.metrics(number, figures({"loss": number / 2}))
         records.samples(number, [{"prompt": f"{number}?"}] * 2)
         records.traffic(number, {"columns": 3 * number, "weights": 0})
         records.timeline(number, Outcome(spans=[Span("a", "model", number, number + 0.5), Span("b", "cpu", number + 0.5, number + 1)]))
-        records.metrics(number + 1, {"evaluation/sampled": 0.5})
+        records.metrics(number + 1, figures({"evaluation/sampled": 0.5}))
         records.traffic(number + 1, {"evaluation/columns": 7})
 
 
@@ -60,7 +61,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
     said = []
     records = Records(tmp_path, 0, said.append)
     for iteration in range(3):
-        records.metrics(iteration, {"a": 1.0})
+        records.metrics(iteration, figures({"a": 1.0}))
         records.timeline(iteration, Outcome(spans=[Span("a", "model", 10.0, 10.5)]))
     records.close()
     assert said == ["timeline.json cannot be written, the run goes on: it is no regular file"]

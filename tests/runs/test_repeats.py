@@ -1,5 +1,7 @@
 """A repeat that kept fewer groups than it was to is told of."""
 
+from keyed import figures
+
 from rlflow.algorithms import dapo
 from rlflow.passes import plan
 from rlflow.runs.guards import short_repeat_warnings
@@ -8,7 +10,7 @@ from rlflow.trace.compile import compile_flow
 
 def told(kept):
     made = plan(compile_flow(dapo.dapo, dapo.DAPO(groups=8)))
-    return list(short_repeat_warnings(made, kept))
+    return list(short_repeat_warnings(made, figures(kept)))
 
 
 def test_a_repeat_that_fell_short_is_told_of():

@@ -45,3 +45,11 @@ def test_a_problem_names_the_last_line_of_the_users_file():
 
 def test_without_a_frame_of_the_users_the_flow_is_named():
     assert raised(plain, ValueError("elsewhere")).place == plain.place
+
+
+def test_a_role_of_its_own_and_one_of_several_never_share_a_name():
+    @flow
+    def both(prompts, actor, rewards_1, *rewards):
+        pass
+
+    assert role_names(both, 3)["rewards"] == ["rewards_0", "rewards_1_", "rewards_2"]

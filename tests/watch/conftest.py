@@ -13,6 +13,7 @@ import termios
 import threading
 
 import pytest
+from keyed import figures
 
 import rlflow
 from rlflow.cli.main import exit_code
@@ -39,11 +40,11 @@ def info(tmp_path):
 @pytest.fixture
 def metrics():
     """An iteration as the loop tells it."""
-    return {
+    return figures({
         "reward/mean": 0.625, "reward/missing": 0.0, "actor.update/clipped": 0.125, "actor.update/loss": float("nan"),
         "policy/kl_reference": 0.0042, "policy/entropy": 1.375, "response/length": 17.5, "response/truncated": 0.25,
         "response/tokens_per_second": 12345.0, "own/number": 7.0, "seconds": 2.0,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 @pytest.fixture

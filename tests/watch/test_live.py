@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 
+import keyed
 import pytest
 from rich.console import Console
 
@@ -27,7 +28,7 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     view = make_reporter(stream=terminal.stream)
     view.note("before the start")
     view.start(info)
-    view.evaluation(0, {"evaluation/sampled": 0.412, "evaluation/greedy": 0.5})
+    view.evaluation(0, keyed.figures({"evaluation/sampled": 0.412, "evaluation/greedy": 0.5}))
     for number in range(4):
         view.iteration(number, metrics, [], stages)
     view.note("in between")
@@ -50,8 +51,8 @@ def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_wh
     view = Live(terminal.stream)
     view.start(info)
     for number in range(3):
-        view.evaluation(number, {"evaluation/sampled": 0.25 * number, "evaluation/greedy": 0.5})
-        view.iteration(number, {**metrics, "fates/trained": 700.0}, [], stages)
+        view.evaluation(number, keyed.figures({"evaluation/sampled": 0.25 * number, "evaluation/greedy": 0.5}))
+        view.iteration(number, metrics | keyed.figures({"fates/trained": 700.0}), [], stages)
     view.close("done")
     seen = bare(terminal.end())
     for part in ("rows trained 2,100", "own/number 7", "0.5 ┤", "  0 ┤•", "└─────"):
@@ -89,7 +90,7 @@ def test_a_terminal_that_does_not_know_its_size_is_taken_for_a_usual_one(termina
 def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
-    view.iteration(0, {**metrics, "\x1b]0;x\x07/mean": 1.0, "\x1b]0;x\x07/missing": 0.0}, [], {"\x1b[31mred": 1.0})
+    view.iteration(0, metrics | keyed.figures({"\x1b]0;x\x07/mean": 1.0, "\x1b]0;x\x07/missing": 0.0}), [], {"\x1b[31mred": 1.0})
     view.note("\x1b[2Jgone [bold]not markup[/bold]")
     view.close("done")
     seen = terminal.end()
@@ -100,8 +101,8 @@ def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, sta
 
 
 def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info):
-    defect = {"reward/mean": "text", "reward/missing": 4.0}  # of whoever tells
-    for metrics in ({}, {"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}, defect):
+    defect = keyed.figures({"reward/mean": "text", "reward/missing": 4.0})  # of whoever tells
+    for metrics in ({}, keyed.figures({"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}), defect):
         view = make_reporter(stream=terminal.stream)
         view.start(info)
         view.iteration(0, metrics, [], {"a": 0.0})
@@ -182,7 +183,7 @@ def test_pipes_get_lines_first_last_and_every_few_seconds(info, metrics, stages)
     for number in range(12):
         view.iteration(number, metrics, [], stages)
         now[0] += 1.0
-    view.evaluation(12, {"evaluation/sampled": 0.5})
+    view.evaluation(12, keyed.figures({"evaluation/sampled": 0.5}))
     view.close("done")
     lines = out.getvalue().splitlines()
     assert lines[0] == f"run: {info.folder}"
@@ -252,10 +253,11 @@ def test_the_title_takes_the_width_that_there_is_and_ends_with_the_runs_name(pla
 def test_figures_leave_out_what_is_not_there():
     assert figures(Frame()) == []
     shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
-    assert figures(Frame(evaluation={"evaluation/sampled": 0.25}, evaluated=3)) == [("accuracy", "25.0% (after 3)")]
+    assert figures(Frame(evaluation=keyed.figures({"evaluation/sampled": 0.25}), evaluated=3)) == [("accuracy", "25.0% (after 3)")]
     told = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
-    assert figures(Frame(evaluation=shares, evaluated=3)) == told
-    assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500"), ("stage/mean", "3")]
+    assert figures(Frame(evaluation=keyed.figures(shares), evaluated=3)) == told
+    metrics = keyed.figures({"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})
+    assert figures(Frame(metrics=metrics)) == [("judge", "0.500"), ("stage/mean", "3")]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"),

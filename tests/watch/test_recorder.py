@@ -2,6 +2,8 @@
 
 import json
 
+from keyed import figures
+
 from rlflow.watch import status
 from rlflow.watch.recorder import Recorder
 
@@ -10,7 +12,7 @@ def test_the_state_follows_the_run(info, metrics, stages):
     recorder, said = Recorder(print), []
     recorder.start(info)
     recorder.iteration(4, metrics, [], stages)
-    recorder.evaluation(5, {"evaluation/sampled": 0.5})
+    recorder.evaluation(5, figures({"evaluation/sampled": 0.5}))
     found = status.read(info.folder)
     said.append((found.state, found.iteration, found.iterations, found.evaluation))
     recorder.close("failed", "broke \x1b[31m here")

@@ -3,6 +3,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from keyed import figures
 
 from rlflow.errors import PlanError
 from rlflow.watch.reporter import RunInfo
@@ -20,7 +21,7 @@ def test_the_last_numbers_of_a_run_are_served():
     reporter = Scraped(port)
     reporter.start(RunInfo(Path(), "grpo", 9))
     for number in range(2):
-        reporter.iteration(number, {"reward/mean": number / 2}, [], {"actor.update": 0.25})
+        reporter.iteration(number, figures({"reward/mean": number / 2}), [], {"actor.update": 0.25})
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     reporter.close("done")

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from keyed import figures
 
 from rlflow.errors import PlanError
 from rlflow.watch import trackers
@@ -25,7 +26,7 @@ NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_lengt
 
 def told(reporter, info, metrics, stages, iterations=3):
     reporter.start(info)
-    reporter.evaluation(0, {"evaluation/sampled": 0.25})
+    reporter.evaluation(0, figures({"evaluation/sampled": 0.25}))
     for number in range(iterations):
         reporter.iteration(number, metrics, SAMPLES, stages)
     reporter.close("done")
@@ -60,7 +61,7 @@ def test_tensorboard_reads_what_was_tracked(info, metrics, stages):
 def test_mlflow_reads_what_was_tracked(info, metrics, stages):
     mlflow = importlib.import_module("mlflow")
 
-    told(make_reporter(quiet=True, track=["mlflow"]), info, {**metrics, "odd@name#2": 1.0}, stages)
+    told(make_reporter(quiet=True, track=["mlflow"]), info, metrics | figures({"odd@name#2": 1.0}), stages)
     client = mlflow.MlflowClient(tracking_uri=(info.folder.parent / "mlruns").as_uri())
     [run] = client.search_runs([client.get_experiment_by_name("ppo").experiment_id])
     assert (run.info.run_name, run.info.status) == ("ppo-1", "FINISHED")
@@ -79,12 +80,14 @@ def test_mlflow_reads_what_was_tracked(info, metrics, stages):
 WANDB = """
 import json, sys
 from pathlib import Path
+from rlflow.figures import Figure, Of
 from rlflow.watch.reporter import RunInfo, make_reporter
 run = RunInfo(Path(sys.argv[1]), "ppo", 12, {"hp": {"clip": 0.2}, "my_token": "canary-in-settings"})
 reporter = make_reporter(track=["wandb"])
 reporter.start(run)
 for number in range(3):
-    reporter.iteration(number, {"reward/mean": 0.5, "bad": float("inf")}, json.loads(sys.argv[2]), {})
+    metrics = {Figure(Of.REWARD, "mean", "reward", "reward"): 0.5, Figure(Of.STATE, "bad"): float("inf")}
+    reporter.iteration(number, metrics, json.loads(sys.argv[2]), {})
 reporter.close("done")
 """
 

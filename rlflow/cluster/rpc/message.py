@@ -21,7 +21,8 @@ from rlflow.cluster.rpc.parcels import Parcel
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.columns import Kind, Level
-from rlflow.execution.tally import PartialMetric
+from rlflow.execution.tally import Label, PartialMetric, PartialMetrics
+from rlflow.figures import Figure, Of
 
 Index = NDArray[np.int64]
 
@@ -145,6 +146,10 @@ def kind_of(level: str, dtype: str | None) -> Kind:
     return Kind(Level(level), dtype)
 
 
+def _label(sent: str | list[str]) -> Label:
+    return sent if isinstance(sent, str) else Figure(Of(sent[0]), *sent[1:])
+
+
 class Answer(NamedTuple):
     """The result of an operation."""
 
@@ -153,7 +158,7 @@ class Answer(NamedTuple):
     columns: Mapping[str, tuple[Kind, int]] = {}  # name → (kind, bytes)
     lengths: Mapping[str, Index] = {}  # level of ragged columns → int64 [rows]
     scalars: Mapping[str, Data] = {}  # whole, not stored
-    tallies: Mapping[str, PartialMetric] = {}  # metrics
+    tallies: PartialMetrics = {}  # metrics
     value: Any = None  # a result that is no batch
     ran: tuple[float, float] = (0.0, 0.0)  # start and end in seconds of the wall clock, which machines share
     printed: bytes = b""  # lines that rewards have printed since the last answer
@@ -165,7 +170,7 @@ class Answer(NamedTuple):
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: values.tobytes() for level, values in self.lengths.items()}
-        tallies = {name: (float(tally.total), int(tally.count), float(tally.highest), tally.kind) for name, tally in self.tallies.items()}
+        tallies = [(label, float(tally.total), int(tally.count), float(tally.highest), tally.kind) for label, tally in self.tallies.items()]
         frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran, self.printed,
                                       self.received))
         return frame
@@ -178,5 +183,5 @@ class Answer(NamedTuple):
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {name: PartialMetric(*values) for name, values in tallies.items()}, ran=tuple(ran),
+                      _scalars(scalars), {_label(label): PartialMetric(*values) for label, *values in tallies}, ran=tuple(ran),
                       printed=printed, received=received)

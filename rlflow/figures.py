@@ -1,0 +1,77 @@
+"""What each number of a run is of. The program finds a number by this record, never by a part of a name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Of(StrEnum):
+    """The kind of thing that a figure is measured of."""
+
+    STAGE = "stage"  # a stage
+    NODE = "node"  # a `repeat`, a choice of rows, or rows that were asked
+    UPDATE = "update"  # an update of a role
+    REWARD = "reward"  # the scores of a reward role, or with a part those of one of its rewards
+    MISSING = "missing"  # a cause for which rewards of a role are missing
+    LOGGED = "logged"  # a number that a reward gives next to its scores, or that an environment logs
+    SCORES = "scores"  # the scores of the iteration, or with a part those of one of several reward roles
+    ROWS = "rows"  # the rows of the iteration
+    SOURCE = "source"  # the scores of the rows of one source of data
+    CANARY = "canary"  # fixed tokens that the trainer and the generator of a role score
+    FATE = "fate"  # what became of sampled rows
+    LEFT_OUT = "left out"  # a cause for which records of the data are left out
+    STATE = "state"  # a scalar of the flow that lives across iterations
+    RUN = "run"  # the iteration as a whole
+    EVALUATION = "evaluation"  # prompts held out of the data; the part is a source of data
+    SET = "set"  # a held-out set; the part is its name
+
+
+class Figure(NamedTuple):
+    """What a number is of. Within the metrics of one node, ``node`` and ``role`` are empty: who logs them fills them in."""
+
+    of: Of
+    name: str
+    node: str = ""  # the node that gives it
+    role: str = ""  # of what is measured of rows: only if several trained roles sample
+    part: str = ""  # one of several rewards or reward roles, a source of data or a held-out set
+
+    @property
+    def key(self) -> str:
+        """Its name in metrics.jsonl, if no other figure has that name."""
+        match self.of:
+            case Of.STAGE | Of.NODE | Of.UPDATE:
+                return f"{self.node}/{self.name}"
+            case Of.MISSING:
+                return f"{self.node}/missing_{Cause(self.name, self.part)}"
+            case Of.REWARD | Of.LOGGED if self.node:
+                return f"{self.node}/{f'{self.part}_' * bool(self.part)}{self.name}"
+            case Of.FATE:
+                return f"fates/{self.name.replace(' ', '_')}"
+            case Of.CANARY:
+                return f"canary/{self.role}_{self.name}"
+            case Of.EVALUATION:
+                return "/".join(filter(None, ("evaluation", self.role, self.name, self.part)))
+            case Of.SET:
+                return "/".join(filter(None, ("evaluation", self.part, self.role, self.name)))
+        head = f"{self.part or 'reward'}/" if self.of is Of.SCORES else HEADS.get(self.of, "")
+        return f"{f'{self.role}/' * bool(self.role)}{head}{self.name}"
+
+
+HEADS = {Of.LOGGED: "env/", Of.SOURCE: "scores/", Of.LEFT_OUT: "data/left_out_"}
+
+
+class Cause(NamedTuple):
+    """Why a reward is missing: the cause, and the reward, which is empty if the episode of an environment failed."""
+
+    name: str
+    reward: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reward}/{self.name}" if self.reward else f"env_{self.name}"
+
+
+SECONDS = Figure(Of.RUN, "seconds")
+SPEED = Figure(Of.RUN, "response/tokens_per_second")
+HELD_OUT = Figure(Of.EVALUATION, "sampled")  # the share of held-out answers that are right, sampled at temperature 1
+SCORE = Figure(Of.EVALUATION, "score")  # the mean score of the rows that a flow's own evaluation returns

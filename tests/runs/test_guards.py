@@ -1,0 +1,57 @@
+"""When a run must not go on: what is missing, and updates that take no step."""
+
+import pytest
+
+from rlflow.config.options import Options
+from rlflow.errors import StageError
+from rlflow.execution.summary import IterationSummary
+from rlflow.figures import Cause, Figure, Of
+from rlflow.runs.guards import Guard
+
+NONE, NAN = Cause("none", "f"), Cause("nan", "f")
+
+
+def missing(count, cause, node="reward"):
+    return {Figure(Of.MISSING, cause.name, node, node, cause.reward): float(count)}
+
+
+def rate(share):
+    return {Figure(Of.SCORES, "missing_rate"): share}
+
+
+def test_each_cause_of_missing_rewards_is_said_once_and_not_where_the_run_stops_for_them():
+    asked = []
+    guard = Guard(Options(max_missing=0.5), lambda: asked.append(1) or {NONE: "f.py:1: None", NAN: "x" * 1000})
+    some = missing(2, NONE) | missing(1, NONE, "reward#2") | rate(0.25)
+    (said,) = guard.missing_warnings(some)
+    assert said.startswith("3 rewards are missing, and their rows are left out: f/none: f.py:1: None")
+    assert list(guard.missing_warnings(some)) == []
+    assert list(guard.missing_warnings(missing(0, NAN) | rate(0.0))) == []
+    assert list(guard.missing_warnings(missing(6, NAN) | rate(0.75))) == []
+    assert asked == [1]
+    (said,) = guard.missing_warnings(some | missing(1, NAN))
+    assert "x" * 300 in said
+    assert len(said) < 500
+
+
+@pytest.mark.parametrize("figure", [Figure(Of.STAGE, "missing_calls", "tools"), Figure(Of.LOGGED, "missing_calls"),
+                                    Figure(Of.LOGGED, "missing_calls", "reward", "reward", "f"), Figure(Of.STATE, "missing_none")])
+def test_nothing_else_is_taken_for_missing_rewards(figure):
+    assert list(Guard(Options(), dict).missing_warnings({figure: 3.0} | rate(0.0))) == []
+
+
+def test_updates_that_take_no_step_end_the_run_and_other_numbers_of_that_name_do_not():
+    guard, stuck = Guard(Options(max_bad=2), dict), {Figure(Of.UPDATE, "steps", "actor.update", "actor"): 0.0}
+    others = {Figure(Of.STAGE, "steps", "tools"): 0.0, Figure(Of.LOGGED, "steps"): 0.0, Figure(Of.STATE, "steps"): 0.0}
+    for iteration in range(5):
+        guard.check(iteration, others, IterationSummary())
+    guard.check(5, stuck, IterationSummary())
+    with pytest.raises(StageError, match="no finite step for 2 iterations"):
+        guard.check(6, stuck, IterationSummary())
+
+
+def test_only_scores_say_how_many_rewards_are_missing():
+    guard = Guard(Options(max_missing=0.5), lambda: {Cause("raised", "f"): "no"})
+    guard.check(0, {Figure(Of.STAGE, "reward/missing_rate", "tools"): 1.0, Figure(Of.LOGGED, "missing_rate"): 1.0}, IterationSummary())
+    with pytest.raises(StageError, match=r"75% of the rewards are missing.*f/raised: no.*rewards.txt"):
+        guard.check(1, rate(0.75), IterationSummary())
