@@ -103,7 +103,8 @@ class Trainer(local.Trainer):
         package = start(spec.device)  # a folder that is refused leaves no group of ranks behind
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.packs = self.packs and spec.device == "cpu"
-        self.learning = self.network.parameters() if spec.trained else {}
+        self.own = self.network.parameters()  # of a frozen model its value head alone, which no other tensors of it have
+        self.learning = self.own if spec.trained else {}
         self.reader = Reader()
         self.engine: Any = None  # a frozen model that is not cut needs none
         if spec.trained or self.settings.zero == 3:
@@ -248,10 +249,10 @@ class Trainer(local.Trainer):
         self._check_optimizer()
         if self.learning:
             link_moments(self.engine.optimizer)
-        for name, parameter in self.learning.items():
+        for name, parameter in self.own.items():
             if name.startswith(VALUE_HEAD) or lora.is_adapter(name):
                 yield stored(name), whole(parameter)
-            for kind in MOMENTS if self.optimizer.state else ():
+            for kind in MOMENTS if self.learning and self.optimizer.state else ():
                 yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -263,9 +264,9 @@ class Trainer(local.Trainer):
             own = ((name.removeprefix("parameters/"), t) for name, t in state.items() if name.startswith("parameters/"))
             self._take((name, t) for name, t in own if not name.startswith(VALUE_HEAD))
         self.steps = int(state["steps"])
-        for name, parameter in self.learning.items():
+        for name, parameter in self.own.items():
             if self.network.adapted or name.startswith(VALUE_HEAD):
-                put_learning(parameter, state[stored(name)])
+                self._change(parameter, state[stored(name)])
         if self.learning:
             self._restore_moments(state)
 

@@ -227,10 +227,10 @@ class Trainer:
         yield "steps", torch.tensor(self.steps)
         if self.network.adapted:
             yield "base/sha256", self._base_digest()
-        for name, parameter in self.network.parameters().items() if self.optimizer else ():
+        for name, parameter in self.network.parameters().items():
             if name.startswith("value_head.") or is_adapter(name):
                 yield stored(name), self.network.whole(parameter.detach())
-            for moment in ("exp_avg", "exp_avg_sq"):
+            for moment in ("exp_avg", "exp_avg_sq") if self.optimizer else ():
                 if moment in self.optimizer.state[parameter]:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
@@ -244,13 +244,12 @@ class Trainer:
             self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
         self.steps = int(state["steps"])
         self.cached.drop()
-        if self.optimizer is None:
-            return
-        self.optimizer.state.clear()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
         for name, parameter in self.network.parameters().items():
             if self.network.adapted or name.startswith("value_head."):
                 self.network.put(parameter.detach(), state[stored(name)])
-            if f"exp_avg/{name}" in state:
+            if self.optimizer is not None and f"exp_avg/{name}" in state:
                 moments = {moment: torch.empty_like(parameter, requires_grad=False) for moment in ("exp_avg", "exp_avg_sq")}
                 for moment, tensor in moments.items():
                     self.network.put(tensor, state[f"{moment}/{name}"])

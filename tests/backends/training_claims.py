@@ -1,5 +1,7 @@
 """What is claimed of a Trainer, beside the local one, which takes each rank for the only one, and a plain forward of transformers."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from contract import Ground
@@ -301,6 +303,15 @@ def a_state_goes_on(subject):
     check_same(subject.one.state(), state)
 
 
+def a_frozen_model_goes_on_from_a_state(subject):
+    """With weights and a value head of another trainer, as where a stage with side effects changes it."""
+    state = subject.state(subject.one)
+    frozen = subject.ground.made("Trainer", replace(subject.spec, trained=False), **subject.settings)
+    frozen.restore(copied(state))
+    kept = {name: tensor for name, tensor in state.items() if name.startswith("parameters/") or name == "steps"}
+    check_same(dict(sorted(frozen.state().items())), dict(sorted(kept.items())))
+
+
 def a_saved_folder_is_loaded(subject):
     """By transformers, with the bits of the weights, and by the trainer itself."""
     subject.one.save(subject.files)
@@ -327,6 +338,7 @@ CLAIMS = {
     "a rank holds its part": a_rank_holds_its_part,
     "steps are those of the local trainer": steps_are_those_of_the_local_trainer,
     "a state goes on": a_state_goes_on,
+    "a frozen model goes on from a state": a_frozen_model_goes_on_from_a_state,
     "a saved folder is loaded": a_saved_folder_is_loaded,
 }
 OF_LONG_ROWS = ("a forward is that of transformers", "steps are those of the local trainer")
