@@ -14,6 +14,8 @@ from rlflow.graph.lineage import ahead_of_training, sources
 from rlflow.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.trace.compile import Program
 
+UNDECIDED = "what no seed decides: pure=False"  # read by a stage with side effects
+
 
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     """Rows sampled with older weights need a loss that corrects for it."""
@@ -45,14 +47,14 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
     """A `repeat` runs ahead as a whole: while it does, training changes weights and state, so only sampling may read those, which is
     given weights of its own."""
-    trained = {use.name for use in graph.roles if use.trained}
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     for node in body.nodes:
         if node.body is not None:
             yield from repeat_problems(graph, repeated, node.body, staleness)
             continue
-        reads = [f"the weights of '{node.role}'"] if node.role in trained and node.op is not Op.GENERATE else []
+        reads = [f"the weights of '{node.role}'"] if node.role in graph.changed_roles and node.op is not Op.GENERATE else []
         reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(body, item.column, changed)]
+        reads += [UNDECIDED] if node.impure_stage else []
         if reads:
             yield Problem("staleness-repeat", f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, which "
                           "training changes, so the repeat cannot be sampled ahead", node.place, repeated.place,
@@ -63,15 +65,14 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
     """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so they may read nothing that
     training changes."""
-    trained = {use.name for use in graph.roles if use.trained}
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
     yield from _computed_sampling(graph, changed, staleness)
     for node in (graph.nodes[i] for i in sorted(ahead) if graph.nodes[i].op not in (Op.GENERATE, Op.REPEAT)):
-        reads = [f"the weights of '{node.role}'"] if node.role in trained else []
+        reads = [f"the weights of '{node.role}'"] if node.role in graph.changed_roles else []
         reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(graph, item.column, changed)]
         reads += [f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed]
-        reads += ["what no seed decides: pure=False"] if node.op is Op.STAGE and not node.pure else []
+        reads += [UNDECIDED] if node.impure_stage else []
         if reads:
             later = next(graph.nodes[i].name for i in sorted(ahead) if graph.nodes[i].op in (Op.GENERATE, Op.REPEAT)
                          and node.name in graph.before(graph.nodes[i].name))

@@ -1,4 +1,5 @@
-"""Commits: copies of the trained roles' state and of rows sampled ahead, kept outside of the workers, and how a run goes back to them.
+"""Commits: copies of the state of roles that the run may change and of rows sampled ahead, kept outside of the workers, and how a run
+goes back to them.
 
 The copies of state are answers that the driver owns and never opens (on Ray, objects of its store): workers make them as results of calls
 and get them back as arguments of others. Rows are few bytes, which the driver keeps packed.
@@ -41,7 +42,7 @@ class Copy:
 class Commit:
     """The state of a run's models before an iteration."""
 
-    states: Mapping[str, Copy]  # trained role → copy of its state
+    states: Mapping[str, Copy]  # role that the run may change → copy of its state
     versions: Mapping[str, int]  # role → updates before the commit
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None  # rows sampled ahead: (JSON state, packed rows by file)
 
@@ -87,7 +88,7 @@ class Workers:
 
     fleet: WorkerFleet
     engine: ClusterEngine
-    roles: tuple[str, ...]  # the trained roles
+    roles: tuple[str, ...]  # that the run may change
     ahead: Ahead | None = None  # the look-ahead queue
 
     def commit(self, iteration: int) -> Commit:

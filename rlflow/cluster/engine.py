@@ -140,6 +140,7 @@ class ClusterEngine(Engine):
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives them."""
+        self.may_change(stage)
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
         arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
         if stage.dispatch.split is not None:

@@ -292,10 +292,16 @@ class Engine:
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage on rows. Gives its columns, and the sums of its metrics."""
+        self.may_change(stage)
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
             self.keeper.settle(learning(stage.on))
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+
+    def may_change(self, stage: Stage) -> None:
+        """Count a stage with side effects as an update of the role that it is given, so that the generator gets the weights anew."""
+        if stage.on and not stage.pure:
+            self.models[stage.on].version += 1
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """The data's columns where they are read first."""

@@ -25,7 +25,7 @@ PROCESS = "this process"  # where everything is without pools
 
 @dataclass(frozen=True)
 class Commits:
-    """Copies outside of the workers: one every so many iterations, of so many bytes for each trained role (None: not known)."""
+    """Copies outside of the workers: one every so many iterations, of so many bytes for each role that it may change (None: not known)."""
 
     every: int
     bytes: Mapping[str, int | None]
@@ -125,8 +125,8 @@ def _resident(course: MemorySchedule) -> dict[str, Any]:
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
     """None where a run recovers from nothing: in one process, and where it is told not to."""
-    trained = [use.name for use in plan.graph.roles if use.trained and use.name in models]
-    return Commits(every, {role: models[role].commit_bytes for role in trained}) if plan.placement and every else None
+    changed = [role for role in plan.graph.changed_roles if role in models]
+    return Commits(every, {role: models[role].commit_bytes for role in changed}) if plan.placement and every else None
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:

@@ -73,9 +73,7 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
 def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
     """Edges that are not implied by others, with what they carry."""
     for before, after in sorted(nx.transitive_reduction(graph.order).edges):
-        reasons = graph.order.edges[before, after]
-        label = ", ".join(reasons["columns"]) or "weights of " + ", ".join(reasons["weights"])
-        yield graph.nodes[before], graph.nodes[after], label
+        yield graph.nodes[before], graph.nodes[after], graph.carried(before, after)
 
 
 def mermaid(graph: Graph) -> str:

@@ -1,7 +1,8 @@
 """The graph of one iteration: frozen data, and the orders that follow from it. Algorithms on it are networkx's.
 
 Edges are columns: an input names the node that gives it. Weights are versioned state: a model is read before it is written and
-after its last write, and two writes keep program order; those orders are edges as well, derived here and stored nowhere.
+after its last write, and two writes keep program order; so do stages with side effects. Those orders are edges as well, derived here and
+stored nowhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 
 import networkx as nx
 
@@ -115,6 +117,13 @@ class Node:
         own = {self.role} if self.role else set()
         return frozenset(own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads})
 
+    @property
+    def impure_stage(self) -> Node | None:
+        """The first stage with side effects that this node runs: itself, or one in its body; None where it runs none."""
+        if self.op is Op.STAGE and not self.pure:
+            return self
+        return next((stage for node in (self.body.nodes if self.body else ()) if (stage := node.impure_stage)), None)
+
     def output(self, name: str) -> Output:
         """The output of this name. Raises StopIteration where the node has none."""
         return next(output for output in self.outputs if output.name == name)
@@ -174,9 +183,15 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def changed_roles(self) -> tuple[str, ...]:
+        """Roles whose weights an iteration may change: an update trains them, or a stage with side effects has their trainer."""
+        written = {role for node in self.nodes for role in node.writes}
+        return tuple(use.name for use in self.roles if use.name in written)
+
+    @cached_property
     def order(self) -> nx.DiGraph:
-        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads no column of some
-        rows that it works on still waits for whatever makes them."""
+        """Nodes by id; an edge for each reason to wait: ``columns`` read, ``weights`` of a role, or ``effects``, since stages with side
+        effects keep program order. A node that reads no column of some rows that it works on still waits for whatever makes them."""
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         for node in self.nodes:
@@ -188,6 +203,8 @@ class Graph:
                     _edge(graph, maker, node.id, "columns", "rows")
         for before, after, role in weight_order(self.nodes):
             _edge(graph, before, after, "weights", role)
+        for before, after in pairwise(node.id for node in self.nodes if node.impure_stage):
+            _edge(graph, before, after, "effects", "side effects")
         return graph
 
     @cached_property
@@ -200,6 +217,12 @@ class Graph:
         if node.op is Op.STATE:
             return ()
         return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
+
+    def carried(self, before: int, after: int) -> str:
+        """What an edge of the order stands for, in words: columns; without any, weights of roles; without these, side effects."""
+        reasons = self.order.edges[before, after]
+        weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
+        return ", ".join(reasons["columns"]) or weights or ", ".join(reasons["effects"])
 
     def readers(self) -> dict[Column, list[int]]:
         """The ids of the nodes that read each column. Columns that nothing reads are absent."""
@@ -224,7 +247,7 @@ class Graph:
 
 def _edge(graph: nx.DiGraph, before: int, after: int, why: str, name: str) -> None:
     if not graph.has_edge(before, after):
-        graph.add_edge(before, after, columns=[], weights=[])
+        graph.add_edge(before, after, columns=[], weights=[], effects=[])
     reasons = graph.edges[before, after][why]
     if name not in reasons:
         reasons.append(name)

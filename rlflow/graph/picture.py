@@ -56,15 +56,10 @@ def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
     boxes = placed(graph, layers, list(routes.values()), notes)
     width = max(box.x + box.width / 2 for box in boxes.values()) + GAP
     height = max(box.y + box.height for box in boxes.values()) + GAP
-    lines = [_arrow([boxes[i] for i in route], _carried(graph, *edge)) for edge, route in routes.items()]
+    lines = [_arrow([boxes[i] for i in route], graph.carried(*edge)) for edge, route in routes.items()]
     drawn = [_box(node, boxes[node.id], notes.get(node.id, "")) for node in graph.nodes]
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'font-family="sans-serif" font-size="12">{ARROW}{"".join(lines)}{"".join(drawn)}</svg>')
-
-
-def _carried(graph: Graph, before: int, after: int) -> str:
-    reasons = graph.order.edges[before, after]
-    return ", ".join(reasons["columns"]) or "weights of " + ", ".join(reasons["weights"])
 
 
 def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:

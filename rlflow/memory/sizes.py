@@ -144,12 +144,12 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Bytes of a copy of everything that training changes: weights, what learns beside them, and AdamW's moments."""
+        """Bytes of a copy of everything that an iteration may change: weights, what learns beside them, and AdamW's moments."""
         learning = self.learning_bytes
         if learning is None or self.weight_bytes is None:
             return None
         head = self._new_head * max(FLOAT[self.dtype], 4) if self.head == "values" else 0
-        return self.weight_bytes + (learning if self.lora else head) + 2 * learning
+        return self.weight_bytes + (learning if self.lora else head) + (2 * learning if self.trained else 0)
 
     def trainer(self) -> dict[str, int | None]:
         """Part of a trainer → bytes on a rank; empty where there is no folder."""

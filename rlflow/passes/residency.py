@@ -116,8 +116,8 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 
 
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """The memory steps of one iteration. A role that was trained in the iteration before delivers its weights before it samples."""
-    stale = {use.name for use in plan.graph.roles if use.trained}
+    """The memory steps of one iteration. A role that was changed in the iteration before delivers its weights before it samples."""
+    stale = set(plan.graph.changed_roles)
     yield from ((f"the commit of {role}", copying(role)) for role in memory.committed)
     for role in memory.canaries:
         stale.discard(role)
@@ -129,7 +129,7 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """The memory steps of one node. ``stale``: roles that were trained after they last delivered their weights."""
+    """The memory steps of one node. ``stale``: roles that were changed after they last delivered their weights."""
     role = node.role
     if role is None:
         return
@@ -138,7 +138,7 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
             stale.discard(role)
             yield f"weights of {role}", syncing(role)
         yield node.name, sampling(role)
-    elif node.op is Op.UPDATE:
+    elif node.writes:
         stale.add(role)
         yield node.name, learning(role)
     else:  # a stage of the author's own may do anything with its trainer
@@ -147,14 +147,13 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
 
 def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     """The steps between iterations that need models: checkpoints, evaluations."""
-    for use in plan.graph.roles:
-        if use.trained:
-            yield f"saving {use.name}", copying(use.name)
+    for role in plan.graph.changed_roles:
+        yield f"saving {role}", copying(role)
     if memory.evaluated is not None:
         yield f"weights of {memory.evaluated}", syncing(memory.evaluated)
         yield "the evaluation", sampling(memory.evaluated)
     if plan.evaluation is not None:
-        stale = {use.name for use in plan.graph.roles if use.trained}
+        stale = set(plan.graph.changed_roles)
         for node in in_order(plan.evaluation):
             yield from _steps_of(node, stale)
 

@@ -51,7 +51,7 @@ class RunContext:
     options: Options
     evaluation: Evaluation | FlowEvaluation | None  # None where no held-out prompts can be judged
     settings: Mapping[str, Any]  # what settings.json says
-    files: Mapping[str, Mapping[str, bytes]]  # trained role → the small files of its model folder, by name
+    files: Mapping[str, Mapping[str, bytes]]  # role that the run may change → the small files of its model folder
     inputs: Dependencies | None  # what numbers depend on beside settings and plan; None where nobody asked
     reasons: Callable[[], Mapping[Cause, str]]  # gives the first message of each cause for which scores are missing
     stop: Callable[[], None]  # ends everything that was started, but for the watchdog

@@ -101,7 +101,7 @@ def runtime(
     if ahead is not None:
         started.callback(ahead.close)
     started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
-    workers = Workers(fleet, engine, tuple(use.name for use in plan.graph.roles if use.trained), ahead)
+    workers = Workers(fleet, engine, plan.graph.changed_roles, ahead)
     return Runtime(plan, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead, workers)
 
 

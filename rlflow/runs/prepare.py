@@ -206,7 +206,7 @@ def _assemble(
         note(str(warning))
     inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
                                             traced_with.environments)) if judge else None
-    files = {name: kept_files(role.folder) for name, role in roles.items() if role.use.trained}
+    files = {name: kept_files(role.folder) for name, role in roles.items() if name in graph.changed_roles}
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
@@ -290,8 +290,8 @@ def depends_on(
 
 
 def kept_files(folder: Path | None) -> dict[str, bytes]:
-    """The small files of a trained role's model folder, which checkpoints and final models get: from here on nothing needs the folder.
-    Raises PlanError."""
+    """The small files of the model folder of a role that the run may change, which checkpoints and final models get: from here on nothing
+    needs the folder. Raises PlanError."""
     try:
         return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
     except OSError as error:

@@ -37,7 +37,7 @@ def on_ray(
         watchdog.remove_in_the_end(folder)
         threads = threads_of_rank(options, _on(placed))
         starting = WorkerStart(threads, _forking(placed, folder, threads))
-        groups, controllers = _room(placed, folder, starting, started, watchdog, note)
+        groups, controllers = _room(placed, plan.graph.changed_roles, folder, starting, started, watchdog, note)
         if spread := launch.apart(groups):
             plan = make_plan(plan.program, place_across_machines(placed, plan.program, spread))
         placement = plan.placement or _on(placed)
@@ -72,21 +72,22 @@ def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
 
 
 def _room(
-    placed: PlacedRoles, folder: Path, starting: WorkerStart, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+    placed: PlacedRoles, changed: Collection[str], folder: Path, starting: WorkerStart, started: ExitStack, watchdog: Watchdog,
+    note: Callable[[str], None],
 ) -> tuple[launch.Groups, Controllers]:
-    """Reserve the ranks of each pool on a Ray that is started or joined."""
+    """Reserve the ranks of each pool on a Ray that is started or joined. ``changed``: the roles that commits copy."""
     options = placed.options
     address = options.ray_address
     note(f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
-    memory = room_for_commits(placed.roles, options)
+    memory = room_for_commits(placed.roles, changed, options)
     with watchdog.marking():
         controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory, starting)
     started.callback(launch.leave, controllers)
     return launch.place_pools(_on(placed), device_in(options.device) == "cuda", options.wait_for_nodes), controllers
 
 
-def room_for_commits(roles: Roles, options: Options) -> int:
+def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
     """Bytes that two commits take at most, the last one and the next, as far as models are known."""
     if not options.commit_every:
         return 0
-    return 2 * sum(footprint(role, options.dtype).commit_bytes or 0 for role in roles.values() if role.use.trained)
+    return 2 * sum(footprint(role, options.dtype).commit_bytes or 0 for name, role in roles.items() if name in changed)

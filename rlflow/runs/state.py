@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlflow.checkpoints.roles import role_tensors, trainer_state
+from rlflow.checkpoints.roles import role_tensors, roles_of, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
@@ -19,8 +19,13 @@ QUEUE = "queue"  # files of rows that were sampled ahead
 
 
 def trained(context: RunContext) -> dict[str, Model]:
-    """The models that the run changes, by role."""
+    """The models that updates train, by role."""
     return {use.name: context.engine.models[use.name] for use in context.plan.graph.roles if use.trained}
+
+
+def changed(context: RunContext) -> dict[str, Model]:
+    """The models whose weights the run may change, by role: trained ones, and those that a stage with side effects is given."""
+    return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 
 
 def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Snapshot:
@@ -28,7 +33,7 @@ def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Sn
     sampled yet."""
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for role, model in trained(context).items():
+    for role, model in changed(context).items():
         assert model.trainer is not None
         context.engine.keeper.settle(copying(role))
         tensors |= {group: host_copy(members) for group, members in role_tensors(role, model.trainer.state()).items()}
@@ -51,8 +56,12 @@ def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Sn
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:
     """Give the models of a run that was just prepared the weights and optimizers of a snapshot. Raises PlanError where a role is
-    missing, or has weights of another model."""
-    for role, model in trained(context).items():
+    missing, or has weights of another model. A fork may give a stage with side effects a role that the forked run never changed: that
+    role starts from its folder."""
+    same_flow = saved.state.get("graph") == identity(context.plan.graph)
+    for role, model in changed(context).items():
+        if not same_flow and role not in trained(context) and role not in roles_of(saved.tensors):
+            continue
         assert model.trainer is not None
         context.engine.keeper.settle(copying(role))
         weights = trainer_state(saved.tensors, role)

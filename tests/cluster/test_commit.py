@@ -1,11 +1,14 @@
 """Commits by themselves: when one is complete, whose death is behind an error, and how roles are put back."""
 
+import contextlib
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import rlflow
+from rlflow import ALL, flow, loss, stage
 from rlflow.cluster.commit import Commit, Copy, Workers, chain
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.health import monitor
@@ -111,6 +114,33 @@ class InThisProcess(Pool):
         done = Future()
         done.set_result([])
         return done
+
+
+@stage(on="reference", dispatch=ALL, pure=False)
+def renewed(reference, temperature):
+    return {}
+
+
+@loss
+def policy_loss(new, logprobs, ref_logprobs, scores):
+    return scores[:, None] * (logprobs - new.logprobs) * ref_logprobs.exp()
+
+
+@flow
+def renewing(prompts, actor, reference, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= reference.logprobs(batch, gives="ref_logprobs")
+    renewed(batch)
+    actor.update(batch, policy_loss)
+
+
+def test_a_commit_has_the_state_of_a_role_that_a_stage_with_side_effects_is_given():
+    with contextlib.closing(rlflow.roles(renewing, backend="null", pools="all=1@threads")) as roles:
+        taken = roles.prepared.workers.commit(0)
+        assert taken.settled(30)
+        assert list(taken.states) == ["actor", "reference"]
 
 
 def test_roles_are_put_back_to_the_state_and_the_versions_of_the_commit(workers):

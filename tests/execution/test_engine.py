@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from rlflow import stage
 from rlflow.batch import Batch
-from rlflow.execution.engine import Engine
+from rlflow.execution.engine import Engine, Model
 from rlflow.figures import Figure, Of
 
 
@@ -25,6 +26,14 @@ def test_rows_whose_episodes_failed_are_judged_by_nobody():
     assert rows["scores"].isnan().tolist() == [False, True, False]
     assert rows["scores"][[0, 2]].tolist() == [1.0, 3.0]
     assert {name: tally.value for name, tally in metrics.items()} == {"mean": 2.0, Figure(Of.MISSING, "timeout"): 1.0, "missing": 1.0}
+
+
+def test_a_stage_with_side_effects_counts_as_an_update_of_the_role_that_it_is_given():
+    calls = Engine({"actor": Model(trainer=object())}, {}, 0, lambda count: None)
+    for pure, version in ((True, 0), (False, 1)):
+        seen = stage(on="actor", pure=pure)(lambda actor, scores: {})
+        calls.stage(seen, Batch.of(scores=[1.0]), {}, 0)
+        assert calls.models["actor"].version == version
 
 
 def test_where_all_episodes_failed_all_scores_are_missing():

@@ -3,8 +3,8 @@
 import networkx as nx
 import pytest
 
-from rlflow import choose, concat, flow, loss
-from rlflow.graph.model import Node, Op, weight_order
+from rlflow import choose, concat, flow, loss, stage
+from rlflow.graph.model import Graph, Node, Op, weight_order
 from rlflow.trace.compile import compile_flow
 
 
@@ -86,6 +86,59 @@ def test_reads_stand_between_the_writes_around_them(nodes, order):
 def test_a_stage_with_side_effects_on_a_role_writes_it():
     assert node(0, Op.STAGE, "actor", pure=False).writes == {"actor"}
     assert node(0, Op.STAGE, "actor").writes == frozenset()
+
+
+def test_an_iteration_may_change_roles_that_are_trained_and_those_that_a_stage_with_side_effects_is_given():
+    @stage(on="reference", pure=False)
+    def moved(reference, scores):
+        return {}
+
+    @stage(on="critic")
+    def measured(critic, scores):
+        return {}
+
+    @flow
+    def f(prompts, actor, reference, critic, reward):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= reward(batch)
+        moved(batch)
+        measured(batch)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+
+    graph = compile_flow(f).graph
+    assert graph.changed_roles == ("actor", "reference")
+    assert [node.name for node in graph.nodes if node.impure_stage] == ["moved"]
+
+
+def test_stages_with_side_effects_keep_program_order_and_others_need_not():
+    @stage(pure=False)
+    def noted(scores):
+        return {}
+
+    @stage
+    def seen(scores):
+        return {}
+
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= reward(batch)
+        noted(batch)
+        seen(batch)
+        noted(batch)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+
+    graph = compile_flow(f).graph
+    assert "noted" in graph.before("noted#2")
+    assert graph.concurrent("seen", "noted#2")
+    assert graph.carried(graph.by_name["noted"].id, graph.by_name["noted#2"].id) == "side effects"
+
+
+def test_a_repeat_has_the_side_effects_of_its_body():
+    inner = node(1, Op.STAGE, None, pure=False)
+    assert node(0, Op.REPEAT, None, body=Graph("body", (node(0, Op.STAGE, None), inner), ())).impure_stage is inner
 
 
 def test_a_repeat_reads_what_its_body_reads(repeated):

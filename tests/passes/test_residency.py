@@ -33,6 +33,31 @@ def judged(prompts, actor, judge):
     actor.update(batch, policy_loss)
     judge.update(batch, spread_loss, mean="rows")
 '''
+LEAGUE = '''
+from rlflow import ALL, compare, flow, loss, stage
+
+
+@stage(on="rival", dispatch=ALL, pure=False)
+def renewed(rival, temperature):
+    return {}
+
+
+@loss
+def policy_loss(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages, {}
+
+
+@flow
+def league(prompts, actor, rival, reward):
+    theirs = rival.generate(prompts, samples=2, max_tokens=8)
+    renewed(theirs)
+    rival.generate(prompts, samples=2, max_tokens=8)
+    batch = actor.generate(prompts, samples=2, max_tokens=8)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss)
+'''
 SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024"
 
 
@@ -69,6 +94,15 @@ def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
     rare = {course.pool: course for course in planned_as(f"{line} --commit-every 2").residency}["train"]
     assert rare.moments[0].step == "weights of actor"
     assert {moment.step for moment in rare.beside} == {"saving actor", "saving critic"}
+
+
+def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_delivered(planned_as, tmp_path):
+    (tmp_path / "league.py").write_text(LEAGUE)
+    plan = planned_as(f"{tmp_path / 'league'}::league {SMALL} --pools train=1,rollout=1 --memory 30MB")
+    steps = {course.pool: [moment.step for moment in course.moments] for course in plan.residency}
+    assert "the commit of rival" in steps["train"]
+    assert steps["rollout"].count("weights of rival") == 2  # those of the iteration before, and those of the stage
+    assert plan.commits.bytes["rival"] < plan.commits.bytes["actor"] / 2  # no optimizer
 
 
 def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_body(planned_as):
