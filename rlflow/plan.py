@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rlflow.graph.model import Column, Graph, Node, Op
@@ -79,6 +79,15 @@ class Plan:
 
         where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
         return html(self.graph, where, [str(note) for note in self.notes])
+
+    def before(self, end: int) -> Plan:
+        """The plan of the nodes that come before the node ``end`` in program order. It sets no state and returns nothing."""
+        live = tuple(i for i in self.live if i < end)
+        pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
+        return replace(self, graph=replace(self.graph, nodes=self.graph.nodes[:end], state=(), results=()), live=live, pieces=pieces,
+                       columns=frozenset(column for column in self.columns if column.node < end),
+                       held_to_end=frozenset(column for column in self.held_to_end if column.node < end),
+                       chunks={i: chunks for i, chunks in self.chunks.items() if i < end}, turns=_turns_of(self.turns, {*live, *pieces}))
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -176,3 +185,15 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(str(note) for note in self.notes)
+
+
+def _turns_of(turns: Mapping[int, int], units: Collection[int]) -> dict[int, int]:
+    """The turns of some units, in the order that they had among the others."""
+    own: dict[int, int] = {}
+    for unit in units:
+        before = turns.get(unit)
+        while before is not None and before not in units:
+            before = turns.get(before)
+        if before is not None:
+            own[unit] = before
+    return own

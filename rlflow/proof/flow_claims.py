@@ -79,7 +79,12 @@ class FlowClaims:
 
     def claims(self) -> Iterator[Claim]:
         """All claims, most important first."""
+        if (impure := self.stage.impure) is not None:
+            yield Claim("rehearsed", self.graph.name, "unproved", f"stage '{impure.name}' has side effects",
+                        f"{impure.place}; the rehearsal ends before it")
         if not self.base.updates:
+            if impure is not None:
+                return
             yield Claim("rehearsed", self.graph.name, "unproved", "the rehearsal had no rows to learn from", self.base.skipped)
             return
         own = self.pushes(self.base)
@@ -104,6 +109,9 @@ class FlowClaims:
                 self.rescored += runs
                 break
         number = f"{self.sets} sets of scores{_times(factor)}, gradients apart by up to {most:.3g} of their size"
+        if most <= ROUNDING and self.stage.impure is not None:
+            yield Claim("reward-reaches", node, "unproved", "other scores make the same updates before that stage", number)
+            return
         if most <= ROUNDING and (reason := self.waived()):
             yield Claim("reward-reaches", node, "unproved", f"other scores make the same update, and a loss says why: {reason}", number)
             return

@@ -1,5 +1,6 @@
 """A rehearsal: one iteration of the run's own plan on a few prompts, with scores that are made in place of the reward's, in which no
-weights change. Each update is recorded with the rows and columns that it would have learned from."""
+weights change. Each update is recorded with the rows and columns that it would have learned from. A rehearsal ends before the first stage
+with side effects, which is for the run itself to call."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class Rehearsals:
-    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts."""
+    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``impure``: the stage with side effects
+    before which they end; ``plan`` is then of what comes before it."""
 
     engine: Engine
     lanes: Lanes
@@ -159,6 +161,10 @@ class Rehearsals:
     def __post_init__(self) -> None:
         self._sampled: dict[tuple[int, int], tuple[Batch, Batch]] = {}
         self._more: dict[int, list[Batch]] = {}
+        first = next((node for node in self.plan.graph.nodes if node.impure_stage), None)
+        self.impure = first.impure_stage if first else None
+        if first is not None:
+            self.plan = self.plan.before(first.id)
         self._sound = type(self.engine) is Engine  # rows on workers are gone after each iteration
 
     def rehearse(

@@ -1,16 +1,20 @@
 """What is claimed of a flow's own text: which claims a sound one has, and by what each is judged."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
+from small_runs import prepared
 
 from rlflow import loss
 from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.proof import flow_claims
+from rlflow.proof.flow_claims import FlowClaims
 from rlflow.proof.pushes import Push, learned_rows, pushed
 from rlflow.proof.rehearsal import RecordedUpdate, RehearsalRecord, ScoredRows, uneven
+from rlflow.runs.proving import rehearsals
 from rlflow.training.objective import New
 
 OF_EVERY_UPDATE = ("padding", "holes")
@@ -63,6 +67,44 @@ def record(scores, batch, node="reward"):
 
 def push(batch, of_rows):
     return Push(batch, {"scores": torch.tensor(of_rows)})
+
+
+TWO_PARTS = """
+from rlflow import compare, flow, loss, stage
+
+@stage(pure=False)
+def noted(scores):
+    raise AssertionError("a rehearsal calls no stage with side effects")
+
+@loss
+def gain(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages
+
+@flow
+def parts(prompts, actor, reward, judge):
+    batch = actor.generate(prompts, samples=4, max_tokens=4)
+    batch |= reward(batch)
+    second = batch | judge(batch)
+    batch |= actor.logprobs(batch)
+    batch |= compare(batch)
+    actor.update(batch, gain)
+    noted(second)
+    second |= actor.logprobs(second)
+    second |= compare(second)
+    actor.update(second, gain)
+"""
+
+
+def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_of_what_comes_after(tmp_path):
+    (tmp_path / "parts.py").write_text(TWO_PARTS)
+    with contextlib.closing(prepared(tmp_path, str(tmp_path / "parts.py"), backend="null", prompts=4, reward=("task", "task"))) as context:
+        claims = list(FlowClaims(rehearsals(context)).claims())
+    assert str(claims[0]) == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the rehearsal ends before it)"
+    verdicts = {(claim.name, claim.subject): claim.verdict for claim in claims}
+    assert verdicts["reward-direction", "actor.update"] == "proved"
+    assert verdicts["reward-reaches", "judge"] == "unproved"  # its scores are learned from later
+    assert "actor.update#2" not in {claim.subject for claim in claims}
+    assert "falsified" not in verdicts.values()
 
 
 def test_differences_of_scores_and_pushes_are_of_the_rows_that_were_scored_in_both():

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
+from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
@@ -84,6 +85,63 @@ def test_stages_compute_alone_in_the_proof_as_in_the_run(tmp_path, threads_as_be
     alone = counts.read_text().split()
     assert len(alone) > 2
     assert set(alone) == {"1"}
+
+
+IMPURE = """
+from rlflow import ALL, RANK0, choose, compare, flow, loss, repeat, row, stage
+
+SEEN = []
+
+@stage(gives={"fresh": row(bool)}, dispatch=RANK0, pure=False)
+def unseen(prompt_id):
+    SEEN.append(len(prompt_id))
+    return (prompt_id + len(SEEN)) % 3 > 0
+
+@stage(gives="advantages", pure=False)
+def spread(scores, mask):
+    SEEN.append(0)
+    return mask * (scores + len(SEEN))[:, None], {"calls": float(len(SEEN))}
+
+@stage(on="reference", dispatch=ALL, pure=False)
+def count(reference, scores):
+    reference.steps += len(SEEN)
+    return {"steps": float(reference.steps)}
+
+@loss
+def gain(new, advantages, ref_logprobs):
+    return -new.logprobs * advantages * ref_logprobs.exp()
+
+def unseen_prompts(prompts):
+    return choose(prompts | unseen(prompts), "fresh")
+
+@flow
+def impure(prompts, actor, reference, reward):
+    if CURRICULUM:
+        prompts = repeat(unseen_prompts, prompts, groups=4, tries=3)
+    batch = actor.generate(prompts, samples=2, max_tokens=8)
+    batch |= reward(batch)
+    batch |= reference.logprobs(batch, gives="ref_logprobs")
+    batch |= spread(batch)
+    count(batch)
+    actor.update(batch, gain)
+"""
+
+
+@pytest.mark.parametrize(("curriculum", "stage"), [(True, "unseen"), (False, "spread")])
+def test_with_side_effects_a_run_is_equal_bit_for_bit_with_and_without_its_proof_and_goes_on_with_their_weights(
+        tmp_path, curriculum, stage):
+    outcomes = []
+    for prove in ("off", "quick"):
+        path = tmp_path / f"{prove}.py"  # a file is loaded once, and its list lives on
+        path.write_text(f"CURRICULUM = {curriculum}\n{IMPURE}")
+        folder = rlflow.run(str(path), backend="null", prompts=6, iterations=2, prove=prove, out=str(tmp_path), name=prove).folder
+        saved = load_latest(folder).snapshot
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        metrics = [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+        outcomes.append((metrics, saved.tensors, {name: value for name, value in saved.state.items() if name != "graph"}))
+    assert outcomes[0] == outcomes[1]
+    assert saved.tensors["reference.parameters"]["steps"] == outcomes[0][0][-1]["count/steps"] > 0
+    assert f"unproved   impure: stage '{stage}' has side effects (" in (folder / "proof.txt").read_text()
 
 
 @pytest.mark.slow
