@@ -11,6 +11,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.settings import override, variants
 from rlflow.check.chance import chance_problems
 from rlflow.check.rewarded import reward_problems
+from rlflow.check.side_effects import side_effect_problems
 from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.graph.model import Graph
@@ -71,7 +72,7 @@ def function_problems(traced: TraceResult) -> list[Problem]:
         return []
     from rlflow.check.losses import loss_problems  # needs torch, which a flow that is refused need not load
 
-    problems = [*chance_problems(traced.program), *loss_problems(traced.program)]
+    problems = [*chance_problems(traced.program), *side_effect_problems(traced.program), *loss_problems(traced.program)]
     sound = not any(problem.severity == "error" for problem in problems)
     return [*problems, *reward_problems(traced.program)] if sound else problems
 

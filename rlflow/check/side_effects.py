@@ -1,0 +1,24 @@
+"""Stages with side effects: what they change outside of columns, state and weights is in no checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlflow.author.stage import Stage
+from rlflow.errors import Problem
+from rlflow.trace.compile import Program, used_nodes
+
+
+def side_effect_problems(program: Program) -> Iterator[Problem]:
+    """A warning for each stage with side effects that the flow calls, at its first call."""
+    warned: set[str] = set()
+    for node in used_nodes(program.graph):
+        stage = program.functions.get(node.name)
+        if not isinstance(stage, Stage) or stage.pure or stage.digest in warned:
+            continue
+        warned.add(stage.digest)
+        held = f", but for the weights of '{stage.on}'" if stage.on else ""
+        yield Problem("side-effects", f"stage '{stage.name}' has side effects that no checkpoint holds", node.place, stage.place,
+                      found=f"pure=False{held}", expected="a run that a checkpoint holds whole, so that `rlflow resume` goes on with it",
+                      remedy="keep numbers in @flow(state=…); without side effects, leave pure=False out; else a resumed run, and one that "
+                             "recovers from a lost worker, starts without them", severity="warning")
