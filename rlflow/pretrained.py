@@ -9,13 +9,14 @@ names, and runs that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rlflow.errors import PlanError, listed
 
 CONFIG, TOKENIZER, ADAPTERS = "config.json", "tokenizer_config.json", "adapter_config.json"
+GENERATION, VOCABULARY, ADDED = "generation_config.json", "tokenizer.json", "added_tokens.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE, TEMPLATES, TOKENS = "chat_template.jinja", "additional_chat_templates", "special_tokens_map.json"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -93,6 +94,32 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     named = {**_content(folder / TOKENS), **_content(folder / TOKENIZER)}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items() if name.endswith("_token")}
     return dict.fromkeys(SPECIAL, "") | {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def read_added_tokens(folder: Path) -> dict[str, int]:
+    """Text → id of each token beside the vocabulary proper, as the files of the folder name them: control tokens are among these. The class
+    of the tokenizer, which is not loaded, may have others."""
+    decoder = _content(folder / TOKENIZER).get("added_tokens_decoder")
+    listed = _content(folder / VOCABULARY).get("added_tokens")
+    named = decoder if isinstance(decoder, dict) else {}
+    entries = [{"id": number, **entry} for number, entry in named.items() if isinstance(entry, dict)]
+    entries += [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    tokens = {str(entry.get("content")): int(entry["id"]) for entry in entries if str(entry.get("id")).isdecimal()}
+    own = {text: number for text, number in _content(folder / ADDED).items() if isinstance(number, int)}
+    return {text: number for text, number in {**own, **tokens}.items() if text.strip()}
+
+
+def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
+    """File → the end tokens that it names, of the config and of the generation config. Those of the text part of a config count too."""
+    config = _content(folder / CONFIG)
+    within = config.get("text_config")
+    parts = {GENERATION: [_content(folder / GENERATION)], CONFIG: [config, *([within] if isinstance(within, dict) else [])]}
+    return {name: tuple(dict.fromkeys(_numbers(part.get("eos_token_id") for part in own))) for name, own in parts.items()}
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[int]:
+    for value in values:
+        yield from (number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int))
 
 
 def parses_responses(folder: Path) -> bool:

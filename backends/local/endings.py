@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlflow.backends.local.tokenizer import texts
 from rlflow.errors import PlanError, listed
+from rlflow.training.protocols import ModelSpec
 
 MARGIN = 8  # tokens decoded before the place where a stop string can begin, so that it never begins where decoding does
 
@@ -70,17 +71,19 @@ def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int], int]
     return stops
 
 
-def eos_of(configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
-    """Every token that ends a response: those that any of a model's configs names; the tokenizer's where none does. Raises PlanError where
-    none of those that are named can be sampled: no response would ever end."""
-    named_ids: set[int] = set()
-    for config in configs:
-        ids = getattr(config, "eos_token_id", None)
-        named_ids |= {ids} if isinstance(ids, int) else set(ids or ())
-    named = named_ids or {token for token in [tokenizer.eos_token_id] if token is not None}
+def eos_of(spec: ModelSpec, configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
+    """Every token that ends a response: those of ``spec``, or, where it has none, those that any of the model's configs or its tokenizer
+    names. Raises PlanError where none of them can be sampled: no response would ever end."""
+    named = set(spec.ends) or {token for config in (*configs, tokenizer) for token in _named(config)}
     sampled = sorted(token for token in named if 0 <= token < vocabulary)
     if named and not sampled:
         raise PlanError.of("model-end", f"no response can end: eos_token_id is outside of the model's {vocabulary} tokens",
                            found=listed(map(str, sorted(named))), expected=f"a token from 0 to {vocabulary - 1}",
                            remedy="correct eos_token_id in config.json and generation_config.json of the model folder")
     return sampled
+
+
+def _named(config: Any) -> Iterable[int]:
+    """The end tokens that a config or a tokenizer names."""
+    ids = getattr(config, "eos_token_id", None)
+    return (ids,) if isinstance(ids, int) else ids or ()

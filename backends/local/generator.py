@@ -51,7 +51,7 @@ class Generator:
         read_few_rows(self.network)
         self.branches = can_branch(self.network)
         self.tokenizer = load_tokenizer(spec.folder)
-        self.eos = eos_ids(self.network, self.tokenizer)
+        self.eos = eos_ids(spec, self.network, self.tokenizer)
         self.version = 0
         self.away = Away()
 
@@ -181,11 +181,11 @@ class Generator:
         return {"completion": Data(Kind(Level.TEXT), tuple(texts(self.tokenizer, rows))), "finish": Data(Kind(Level.TEXT), tuple(finish))}
 
 
-def eos_ids(network: Network, tokenizer: Any) -> list[int]:
-    """Every token that ends a response: of the generation config and of the config; the tokenizer's where those name none."""
+def eos_ids(spec: ModelSpec, network: Network, tokenizer: Any) -> list[int]:
+    """Every token that ends a response of the model, as ``eos_of`` says."""
     module = network.module
     configs = module.generation_config, module.config, module.config.get_text_config()
-    return eos_of(configs, module.get_output_embeddings().weight.shape[0], tokenizer)
+    return eos_of(spec, configs, module.get_output_embeddings().weight.shape[0], tokenizer)
 
 
 def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:

@@ -50,7 +50,7 @@ class Generator:
         generation, config = _configs(spec.folder)
         self.positions = positions(config)
         self.engine = VllmEngine(spec, self.settings, config.architectures or ())
-        self.eos = eos_of((generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
+        self.eos = eos_of(spec, (generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
 
     @staticmethod
     def cache_bytes(settings: GeneratorSettings, device: str) -> int:

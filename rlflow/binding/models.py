@@ -9,6 +9,7 @@ from rlflow.author.settings import fields
 from rlflow.binding.backends import backend, keep_whole_products
 from rlflow.binding.roles import BoundRole, Halves, shares_weights
 from rlflow.config.options import Options
+from rlflow.data.ends import ends_of
 from rlflow.execution.engine import Model
 from rlflow.training.protocols import ModelSpec, Trainer
 
@@ -37,7 +38,7 @@ def make_models(
     for role in roles:
         use = role.use
         spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
-                         (dims or {}).get(use.name, ()), use.name in outer, group)
+                         (dims or {}).get(use.name, ()), use.name in outer, group, ends(role))
         model = models[use.name] = Model(forwards_ahead=role.trainer.can.forward_ahead, has_pieces=role.trainer.can.pieces,
                                          has_destinations=role.generator.can.destinations)  # fmt: skip
         for half, wanted in zip(role.halves, placed(role), strict=True):
@@ -47,6 +48,11 @@ def make_models(
         if model.trainer is not None and model.generator is not None and shares_weights(role, options):
             model.generator.share(model.trainer.weights())  # type: ignore[attr-defined]
     return models
+
+
+def ends(role: BoundRole) -> tuple[int, ...]:
+    """The tokens at which a role's rows end; () where it samples none, and where its backend needs no model."""
+    return ends_of(role.folder).ids if role.needs.generator and role.folder is not None and role.generator.backend != "null" else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:

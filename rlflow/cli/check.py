@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.author.verbs import MODEL_READS
 from rlflow.binding.environments import default_rewards, environments_of
+from rlflow.binding.replies import reply_problems
 from rlflow.binding.tool_prompts import template_problems
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
@@ -22,6 +22,7 @@ from rlflow.data.records import read
 from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
+from rlflow.graph.model import Graph
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
@@ -55,7 +56,11 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     options = trace_options(config)
     default = packaged(flow.name)[1].get("model") if uses_packaged(config.values) else config.tokenizer_folder
     own = {name: str(values["model"]) for name, values in config.roles.items() if "model" in values}
-    bound = partial(template_problems, default=default, own=own, specs=options.environments)
+
+    def bound(graph: Graph) -> Iterator[Problem]:
+        yield from template_problems(graph, default, own, options.environments)
+        yield from reply_problems(graph, default, own)
+
     return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
 
 

@@ -25,8 +25,10 @@ STOPS = 5  # after so many stopped calls none is tried any more: a caller may lo
 LONGEST = 1 << 18  # characters that a template may add to a conversation of which it repeats no part more than REPEATS times
 REPEATS = 8
 PORTION = 1 << 22  # characters that are sent at once, since the memory of the rendering process is limited
+SEPARATE = "give each turn of the assistant as a completion of its own, with what came before in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")
-QUESTION, REPLY = "question", "reply"  # what stands for any first turn where only what follows it is wanted
+QUESTION = "question"  # what stands for any first turn where only what follows it is wanted
+REPLY = "\ue000reply\ue000"  # what stands for any reply; characters for private use, so that no other text has it
 
 
 class ChatTemplate:
@@ -39,27 +41,42 @@ class ChatTemplate:
         self._process: subprocess.Popen[bytes] | None = None
         self._close: Callable[[], object] = lambda: None
 
-    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
-        """The text of each conversation, up to where the assistant begins its reply. Raises PlanError where the template refuses a
-        conversation, or takes more time, memory or characters than any template should."""
+    def render(self, conversations: Sequence[Sequence[Message]], prompting: bool = True) -> list[str]:
+        """The text of each conversation, up to where the assistant begins its reply (``prompting``), or with nothing after the last
+        message. Raises PlanError where the template refuses a conversation, or takes more time, memory or characters than any template
+        should."""
         with self._lock:
-            return [text for portion in _portions(conversations) for text in self._rendered(portion)]
+            return [text for portion in _portions(conversations) for text in self._rendered(portion, prompting)]
 
-    def after_reply(self, opening: Sequence[Message], later: Sequence[Sequence[Message]]) -> list[str]:
-        """The text that further turns are after ``opening`` and a reply that stands for any. Raises PlanError for a template that writes
-        earlier turns otherwise once there are later ones."""
-        (before,) = self.render([opening])
-        before += REPLY
-        conversation = [*opening, {"role": "assistant", "content": REPLY}]
-        texts = self.render([[*conversation, *messages] for messages in later])
-        for text in texts:
-            if not text.startswith(before):
-                raise rewrites(self.folder, before, text, "name a model whose template leaves earlier turns as they are")
-        return [text[len(before) :] for text in texts]
+    def after_reply(self, opening: Sequence[Message], later: Sequence[Sequence[Message]], reply: str | None = None) -> list[str]:
+        """The text that further turns are after ``opening`` and a reply: any, or this one. A template may begin the reply that it asks for
+        with a thought, or write a space before those that it has. Raises PlanError for a template that writes earlier turns otherwise once
+        there are later ones."""
+        conversations = [[*opening, _said(REPLY), *messages] for messages in later]
+        exact = [[*opening, _said(reply), *messages] for messages in later if reply is not None]
+        before, *texts = self.render([opening, *conversations, *exact])
+        for text, written in zip(texts, texts[len(later) :], strict=False):
+            if text.replace(REPLY, str(reply), 1) != written:
+                raise rewrites(self.folder, text.replace(REPLY, str(reply), 1), written, SEPARATE)
+        return [self._after(before, text) for text in texts[: len(later)]]
 
-    def _rendered(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
+        """The text after a reply that stands for any, with ``more`` turns after it. Raises PlanError where the template refuses them."""
+        (text,) = self.render([[*opening, _said(REPLY), *more]], prompting)
+        return text.partition(REPLY)[2]
+
+    def _after(self, before: str, text: str) -> str:
+        """What stands in ``text`` after the reply to what ``before`` asks. Either may have something between the same beginning and the
+        reply, which is a part of the reply; where both have, the beginning is not the same."""
+        lead, reply, after = text.partition(REPLY)
+        same = len(os.path.commonprefix([before, lead]))
+        if not reply or (before[same:] and lead[same:].strip()):
+            raise rewrites(self.folder, before, lead or text, "name a model whose template leaves earlier turns as they are")
+        return after
+
+    def _rendered(self, conversations: Sequence[Sequence[Message]], prompting: bool) -> list[str]:
         limits = [LONGEST + REPEATS * _length(messages) for messages in conversations]
-        request = {"template": self.text, "variables": self.variables | {"add_generation_prompt": True},
+        request = {"template": self.text, "variables": self.variables | {"add_generation_prompt": prompting},
                    "seconds": SECONDS + SECONDS_EACH * len(conversations),
                    "conversations": list(zip(map(list, conversations), limits, strict=True))}  # fmt: skip
         if self._stops == STOPS:
@@ -134,6 +151,10 @@ def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
     return PlanError.of("turns-template", f"the chat template of {folder} writes earlier turns otherwise once later ones come",
                         found=repr(after[max(same - 20, 0) : same + 20]), expected=repr(before[max(same - 20, 0) : same + 20]),
                         remedy=remedy)
+
+
+def _said(text: str) -> Message:
+    return {"role": "assistant", "content": text}
 
 
 def _length(messages: Sequence[Message]) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflow import pretrained
-from rlflow.data.chat import QUESTION, ChatTemplate, rewrites
+from rlflow.data.chat import QUESTION, ChatTemplate
+from rlflow.data.ends import Ends, ends_of
 from rlflow.data.fields import Record
 from rlflow.data.tool_calls import calls_by, parses_itself
 from rlflow.data.tool_template import check_template, no_template
@@ -82,8 +83,8 @@ class Encoder(Protocol):
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """The token ids of each prompt, a text or messages."""
 
-    def responses(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each response, with the token that ends it."""
+    def responses(self, texts: Sequence[str], chat: bool = False) -> list[list[int]]:
+        """The token ids of each response, with the token that ends it: after a prompt that is a chat, or after plain text."""
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """The token ids of a response of several turns to a prompt, turn by turn."""
@@ -117,7 +118,7 @@ class ByteEncoder:
         """The bytes of each prompt's text."""
         return [list(text.encode()) for text in self.worded(wordings)]
 
-    def responses(self, texts: Sequence[str]) -> list[list[int]]:
+    def responses(self, texts: Sequence[str], chat: bool = False) -> list[list[int]]:
         """The bytes of each response, and END."""
         return [[*text.encode(), END] for text in texts]
 
@@ -201,13 +202,20 @@ class TokenizerEncoder:
         chats = iter(self._chats([item for item in wordings if not isinstance(item, str)]))
         return [item if isinstance(item, str) else next(chats) for item in wordings]
 
-    def responses(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each response, with the end-of-sequence token."""
-        end = self.tokenizer.eos_token_id
+    @cached_property
+    def ends(self) -> Ends:
+        """The tokens at which replies of the model end."""
+        return ends_of(self.folder, lambda: self._template)
+
+    def responses(self, texts: Sequence[str], chat: bool = False) -> list[list[int]]:
+        """The token ids of each response, with the token that ends it: in a chat what the template writes after a reply, else the
+        tokenizer's end of text. Raises PlanError where there is none."""
+        ends = self.ends
+        end, space = (ends.of_chat, ends.space) if chat and ends.of_chat is not None else (ends.of_text, "")
         if end is None:
             raise PlanError.of("tokenizer-eos", f"the tokenizer of {self.folder} has no end-of-sequence token", expected="an eos_token",
                                remedy="set eos_token in its tokenizer_config.json")
-        return [[*ids, end] for ids in self._encode(texts, False)]
+        return [[*ids, end] for ids in self._encode([text + space for text in texts], False)]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """Between what the assistant says stands what the chat template writes there, tokenised by itself, as while a model samples.
@@ -217,19 +225,15 @@ class TokenizerEncoder:
             raise PlanError.of("turns-chat", "a response of several turns needs a chat template", found="prompts that are plain text",
                                expected="a model whose tokenizer has one", remedy="set chat = true, or map the completion to a text")
         turns: list[Turn] = []
-        messages, (before,) = list(wording), self._chats([wording])
-        for context, reply in divided(response):
-            if turns:
-                (after,) = self._chats([[*messages, *context]])
-                if not after.startswith(before):
-                    raise rewrites(self.folder, before, after, "give each turn of the assistant as a completion of its own, with what came "
-                                                                "before in its prompt")
-                between = after[len(before) :].removeprefix(self.tokenizer.eos_token)
-                turns.append((self._encode([between], False)[0], False))
-                messages, before = [*messages, *context], after
-            turns.append((self.responses([reply])[0], True))
-            messages, before = [*messages, {"role": "assistant", "content": reply}], before + reply
-        return turns
+        exchanges, messages = divided(response), list(wording)
+        for (context, reply), (later, _) in zip(exchanges, exchanges[1:], strict=False):
+            messages += context
+            (between,) = self._encode(self._template.after_reply(messages, [later], reply), False)
+            closed = self._closed(between)
+            ended = self._encode([reply], False)[0] + between[:closed] if closed else self.responses([reply], chat=True)[0]
+            turns += [(ended, True), (between[closed:], False)]
+            messages.append({"role": "assistant", "content": reply})
+        return [*turns, (self.responses([exchanges[-1][1]], chat=True)[0], True)]
 
     def following(
         self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
@@ -241,17 +245,32 @@ class TokenizerEncoder:
         chats: dict[int, list[Message]] = {row: [{"role": "user", "content": text}] if isinstance(text, str) else text
                                            for row, text in enumerate(texts) if row not in plain}  # fmt: skip
         ids = dict(zip(plain, self._encode(list(plain.values()), False), strict=True))
-        turns = self._turns(list(chats.values()), [sampled[row] for row in chats], wording) if chats else []
-        ids |= zip(chats, self._encode(turns, False), strict=True)
+        turns = self._encode(self._turns(list(chats.values()), wording), False) if chats else []
+        ids |= {row: self._unended(turn, sampled[row]) for row, turn in zip(chats, turns, strict=True)}
         return [ids[row] for row in range(len(texts))]
 
-    def _turns(self, later: Sequence[list[Message]], sampled: Sequence[Sequence[int]], wording: Wording) -> list[str]:
-        """The text of further turns as the chat template writes them after sampled ids."""
+    def _turns(self, later: Sequence[list[Message]], wording: Wording) -> list[str]:
+        """The text of further turns as the chat template writes them after a reply."""
         opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
-        ended = [bool(ids) and ids[-1] == self.tokenizer.eos_token_id for ids in sampled]
-        return [text.removeprefix(self.tokenizer.eos_token) if end else text
-                for text, end in zip(self._template.after_reply(opening, later), ended, strict=True)]  # fmt: skip
+        return self._template.after_reply(opening, later)
+
+    def _unended(self, turn: list[int], sampled: Sequence[int]) -> list[int]:
+        """What stands between sampled ids and the next reply, of what the template writes after a reply. The token at which sampling ended
+        stands in the place of the template's own end; where that is what the next turn begins with, another one stands before it."""
+        closed, ends = self._closed(turn), self.ends
+        if not closed or not sampled or sampled[-1] not in ends.ids:
+            return turn
+        own = turn[closed - 1] == sampled[-1] or (ends.always and turn[closed - 1] == ends.of_chat)
+        return turn[closed:] if own else turn
+
+    def _closed(self, turn: Sequence[int]) -> int:
+        """How many of the tokens that the template writes after a reply are of the reply: space and the token that ends it, where the
+        template writes one."""
+        at = next((place for place, token in enumerate(turn) if token in self.ends.ids), None)
+        if at is None or self.tokenizer.decode(list(turn[:at]), skip_special_tokens=False).strip():
+            return 0
+        return at + 1
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""

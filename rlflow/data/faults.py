@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Record
-from rlflow.data.turns import joined
+from rlflow.data.turns import answered, joined
 from rlflow.errors import Place, PlanError, Problem
 from rlflow.messages import Message
 
@@ -134,11 +134,11 @@ class _Judge:
     def _lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
         """The tokens of each record's prompt, and of its prompt with its longest response."""
         wordings = [self.wording.of(record) for record in records]
-        texts = iter(self.encoder.responses([response for record in records for response in record.responses if isinstance(response, str)]))
+        turns = iter(answered(self.encoder, [(wording, response) for record, wording in zip(records, wordings, strict=True)
+                                             for response in record.responses]))  # fmt: skip
         lengths = []
-        for record, wording, prompt in zip(records, wordings, self.encoder.prompts(wordings), strict=True):
-            rows = [next(texts) if isinstance(response, str) else joined(self.encoder.turns(wording, response))[0]
-                    for response in record.responses]
+        for record, prompt in zip(records, self.encoder.prompts(wordings), strict=True):
+            rows = [joined(next(turns))[0] for _ in record.responses]
             lengths.append((len(prompt), len(prompt) + max(map(len, rows), default=0)))
         return lengths
 

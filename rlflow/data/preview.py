@@ -73,6 +73,7 @@ class Preview:
     responses: LengthSummary | None
     left_out: tuple[LeftOut, ...]
     rows: tuple[PreviewRow, ...]
+    warnings: tuple[str, ...] = ()  # of the model folder
 
     def as_json(self) -> dict[str, Any]:
         """The preview as plain values."""
@@ -87,7 +88,12 @@ def preview(data: Dataset, rows: int) -> Preview:
     prompts, responses = _lengths(data, usable)
     shown = tuple(_rows(data, usable[:rows]))
     return Preview(data.name, len(usable), data.shape, dict(data.fields), data.unread, _wording(data), _summary(prompts),
-                   _summary(responses), tuple(_left_out(data, [*data.faults, *faults.values()])), shown)
+                   _summary(responses), tuple(_left_out(data, [*data.faults, *faults.values()])), shown, tuple(_warnings(data)))
+
+
+def _warnings(data: Dataset) -> Iterator[str]:
+    if isinstance(data.encoder, TokenizerEncoder):
+        yield from map(str, data.encoder.ends.problems)
 
 
 def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]:

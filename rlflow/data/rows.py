@@ -13,7 +13,7 @@ from rlflow.batch import DTYPES, Batch, Data
 from rlflow.columns import MODEL_PROMPT, PROMPT_ID, TABLE, Kind, Level
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Record
-from rlflow.data.turns import joined
+from rlflow.data.turns import answered, joined
 from rlflow.messages import Message, as_text
 
 
@@ -60,9 +60,7 @@ def _responses(
     records: Sequence[Record], wordings: Sequence[str | list[Message]], encoder: Encoder, axis: Axis
 ) -> Iterator[tuple[str, Data]]:
     exchanges = [(prompt, response) for prompt, record in zip(wordings, records, strict=True) for response in record.responses]
-    plain = iter(encoder.responses([response for _, response in exchanges if isinstance(response, str)]))
-    rows = [joined([(next(plain), True)] if isinstance(response, str) else encoder.turns(prompt, response))
-            for prompt, response in exchanges]
+    rows = list(map(joined, answered(encoder, exchanges)))
     tokens = _ragged("tokens", [ids for ids, _ in rows])
     yield "completion", _text([as_text(response) for _, response in exchanges])
     yield "tokens", tokens

@@ -4,8 +4,12 @@ not."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlflow.messages import Message
+
+if TYPE_CHECKING:
+    from rlflow.data.encode import Encoder
 
 Turn = tuple[list[int], bool]  # token ids, and whether the policy chose them
 
@@ -13,6 +17,18 @@ Turn = tuple[list[int], bool]  # token ids, and whether the policy chose them
 def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
     """(token ids, mask) of all turns together, one entry for each token."""
     return [token for ids, _ in turns for token in ids], [by_policy for ids, by_policy in turns for _ in ids]
+
+
+def answered(encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]) -> list[list[Turn]]:
+    """The turns of each (prompt as it is worded, response); a response that is a text is one turn. Raises PlanError."""
+    alone = {place: (response, not isinstance(prompt, str)) for place, (prompt, response) in enumerate(exchanges)
+             if isinstance(response, str)}  # fmt: skip
+    ids: dict[int, list[int]] = {}
+    for chat in (False, True):
+        texts = {place: text for place, (text, of_chat) in alone.items() if of_chat == chat}
+        ids |= zip(texts, encoder.responses(list(texts.values()), chat), strict=True) if texts else ()
+    return [[(ids[place], True)] if isinstance(response, str) else encoder.turns(prompt, response)
+            for place, (prompt, response) in enumerate(exchanges)]
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:

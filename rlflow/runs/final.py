@@ -58,7 +58,7 @@ def _write(context: RunContext, role: str, model: Model, folder: Path) -> None:
     if not folder.is_dir():
         raise OSError(None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder")
     for name, data in context.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
-        if name not in CONFIG:  # the trainer wrote its own
+        if name != CONFIG[0]:  # the trainer wrote its own
             path = folder / name
             path.unlink(missing_ok=True)
             durable.write(path, [data])

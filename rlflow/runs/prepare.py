@@ -32,6 +32,7 @@ from rlflow.binding.environments import (
 )
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models, trainer_alone
+from rlflow.binding.replies import reply_problems
 from rlflow.binding.roles import Roles, bind_roles, folders
 from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.check.check import check
@@ -41,6 +42,7 @@ from rlflow.columns import SOURCE
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
+from rlflow.data.ends import ends_of
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.execution.engine import Engine, Scorer
@@ -125,6 +127,8 @@ def prepare(
         data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling)
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
+    note_warnings(reply_problems(report.program.graph, config.tokenizer_folder, {name: role.folder for name, role in placed.roles.items()}),
+                  note)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     services = services_of(config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note)
     try:
@@ -206,7 +210,7 @@ def _assemble(
         note(str(warning))
     inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
                                             traced_with.environments)) if judge else None
-    files = {name: kept_files(role.folder) for name, role in roles.items() if name in graph.changed_roles}
+    files = {name: kept_files(role.folder, role.use.head == "logprobs") for name, role in roles.items() if name in graph.changed_roles}
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
@@ -289,13 +293,17 @@ def depends_on(
     return find_dependencies(sources, placed.options)
 
 
-def kept_files(folder: Path | None) -> dict[str, bytes]:
+def kept_files(folder: Path | None, replies: bool) -> dict[str, bytes]:
     """The small files of the model folder of a role that the run may change, which checkpoints and final models get: from here on nothing
-    needs the folder. Raises PlanError."""
+    needs the folder. ``replies``: whether the model says something, so that its generation config names all that ends it. Raises
+    PlanError."""
+    if folder is None:
+        return {}
     try:
-        return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
+        files = {path.name: path.read_bytes() for path in small_files(folder)}
     except OSError as error:
         raise unreadable(folder, error) from error
+    return files | (ends_of(folder).written(files) if replies else {})
 
 
 def _in_process(

@@ -36,6 +36,7 @@ class ModelSpec:
     dims: tuple[tuple[str, int], ...] = ()
     outer: bool = False  # whether the ranks of a generator that share a model are not adjacent: of n such groups each has every n-th
     group: Any = None  # torch's group of the ranks, where they are threads of one process; None: torch's default group, if there is one
+    ends: tuple[int, ...] = ()  # the tokens at which a generator ends a row; (): those that the folder's configs and its tokenizer name
 
 
 @dataclass(frozen=True)

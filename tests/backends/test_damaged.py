@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,15 @@ def test_weights_of_other_shapes_than_the_config_says_are_refused_with_both(fold
 def test_a_model_whose_every_end_token_is_outside_its_vocabulary_is_refused(folder, named, refused):
     change(folder / "config.json", eos_token_id=named)
     change(folder / "generation_config.json", eos_token_id=named)
+    change(folder / "tokenizer_config.json", eos_token=None)
     if refused:
         with pytest.raises(PlanError, match=r"(?s)no response can end.*99999.*generation_config\.json"):
             Generator(spec(folder))
     else:
         assert Generator(spec(folder)).eos == [1]
+
+
+def test_rows_end_at_the_tokens_that_a_run_names_and_at_that_of_the_tokenizer_beside_those_of_configs(folder):
+    change(folder / "generation_config.json", eos_token_id=[7])
+    assert Generator(spec(folder)).eos == [1, 7]
+    assert Generator(replace(spec(folder), ends=(3, 9, 99_999))).eos == [3, 9]

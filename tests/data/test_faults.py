@@ -38,7 +38,7 @@ class Counting(ByteEncoder):
         self.given = max([self.given, *map(len, worded)])
         return super().prompts(worded)
 
-    def responses(self, texts):
+    def responses(self, texts, chat=False):
         self.given = max([self.given, *map(len, texts)])
         return super().responses(texts)
 

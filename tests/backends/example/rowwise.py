@@ -56,7 +56,7 @@ class Generator:
         self.spec, self.settings = spec, settings or self.Settings()
         self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed))
         self.tokenizer = load_tokenizer(spec.folder)
-        self.eos = eos_ids(self.network, self.tokenizer)
+        self.eos = eos_ids(spec, self.network, self.tokenizer)
         self.version = 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:

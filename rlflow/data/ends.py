@@ -1,0 +1,154 @@
+"""The tokens at which replies of a model end: one set for each model folder, of what its chat template, its configs and its tokenizer
+name. Sampling ends at them, rows of the data end in one of them, and between two turns stands what the template writes after them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow import pretrained
+from rlflow.data.chat import QUESTION, ChatTemplate
+from rlflow.errors import PlanError, Problem
+
+CHAT, TEXT = "chat template", "tokenizer"  # what names ends, beside the files of configs
+DEFAULT, FOR_TOOLS = "default", "tool_use"  # names of templates, where a tokenizer has several
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What ends replies of the model in ``folder``."""
+
+    folder: Path
+    named: Mapping[str, tuple[int, ...]]  # what names ends → the tokens, of sources that name any
+    words: Mapping[int, str]  # the texts of tokens, as far as they are known
+    space: str = ""  # what the chat template writes between a reply and the token that ends it
+    always: bool = False  # whether the template's end stands after every reply; else it is what the next turn begins with
+    chats: bool = False  # whether there is a chat template that writes a reply
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Each token that ends a reply, ascending."""
+        return tuple(sorted({token for tokens in self.named.values() for token in tokens}))
+
+    @property
+    def of_chat(self) -> int | None:
+        """The token that the chat template writes after a reply; None where it writes none."""
+        return next(iter(self.named.get(CHAT, ())), None)
+
+    @property
+    def of_text(self) -> int | None:
+        """The token that ends a response to plain text: the tokenizer's end of text, else the first that a config names."""
+        sources = (TEXT, pretrained.GENERATION, pretrained.CONFIG)
+        return next((token for source in sources for token in self.named.get(source, ())), None)
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """The tokens at which other programs end a reply when they sample from the folder as it is."""
+        return next((tokens for name in (pretrained.GENERATION, pretrained.CONFIG, TEXT) if (tokens := self.named.get(name))), ())
+
+    def written(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The generation config with all ends, where that of ``files`` (name → content) names fewer; else nothing."""
+        try:
+            own = json.loads(files.get(pretrained.GENERATION, b"{}"))
+            config = json.loads(files[pretrained.CONFIG])
+        except (ValueError, KeyError):
+            return {}  # no model folder that others could read
+        if not self.ids or set(self.ids) <= set(self.served) or not isinstance(own, dict) or not isinstance(config, dict):
+            return {}
+        first = {name: config[name] for name in ("bos_token_id", "pad_token_id") if config.get(name) is not None}
+        return {pretrained.GENERATION: json.dumps({**first, **own, "eos_token_id": list(self.ids)}, indent=2).encode() + b"\n"}
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Where the folder contradicts itself, as warnings."""
+        found = "; ".join(f"{name}: {self._spoken(tokens)}" for name, tokens in self.named.items()) or "no end of any kind"
+        problems, file = [], self.folder / pretrained.GENERATION
+        if {token for name in (CHAT, TEXT) for token in self.named.get(name, ())} - set(self.served):
+            remedy = (f'"eos_token_id": {list(self.ids)} in {file}; rlflow ends replies at each of them, and names them all in what it '
+                      "writes into final/")
+            problems.append(Problem("model-ends", f"the files of {self.folder} do not agree on what ends a reply", found=found,
+                                    expected=f"{file.name} to name each of them: other programs go on after one that it does not name",
+                                    remedy=remedy, severity="warning"))
+        if self.chats and self.of_chat is None:
+            remedy = ("a template that writes one of these after each message of the assistant; with this one, the token that ends a "
+                      "reply stands before what it writes")
+            problems.append(Problem("model-ends", f"the chat template of {self.folder} writes no token that ends a reply", found=found,
+                                    expected="a token between a reply and the next turn", remedy=remedy, severity="warning"))
+        return problems
+
+    def _spoken(self, tokens: Sequence[int]) -> str:
+        return ", ".join(f"{self.words[token]} ({token})" if token in self.words else str(token) for token in tokens)
+
+
+_known: dict[Path, tuple[object, Ends]] = {}
+
+
+def ends_of(folder: Path, rendering: Callable[[], ChatTemplate] | None = None) -> Ends:
+    """The ends of a model folder, by its files; the tokenizer is loaded only where these do not say what its end of text is. What cannot be
+    read names nothing: whoever loads it says so. ``rendering``: gives the folder's chat template, where one is in use."""
+    stamp, (known, ends) = _stamp(folder), _known.get(folder, (None, None))
+    if ends is None or known != stamp:
+        ends = _ends(folder, rendering)
+        _known[folder] = stamp, ends
+    return ends
+
+
+def _stamp(folder: Path) -> tuple[object, ...]:
+    """What changes when a file changes that has a say in it."""
+    names = (pretrained.CONFIG, pretrained.GENERATION, pretrained.TOKENIZER, pretrained.VOCABULARY, pretrained.TOKENS, pretrained.TEMPLATE)
+    stats = [path.stat() if (path := folder / name).is_file() else None for name in names]
+    return tuple((each.st_mtime_ns, each.st_size) if each else None for each in stats)
+
+
+def _ends(folder: Path, rendering: Callable[[], ChatTemplate] | None) -> Ends:
+    configs = {name: tokens for name, tokens in pretrained.read_end_tokens(folder).items() if tokens}
+    added, end = pretrained.read_added_tokens(folder), pretrained.read_special_tokens(folder)["eos_token"]
+    if end not in added:
+        added, end = _loaded(folder, added)
+    text = {TEXT: (added[end],)} if end in added else {}
+    words = {number: word for word, number in added.items()}
+    templates = pretrained.read_templates(folder)
+    template = templates.get(DEFAULT) or templates.get(FOR_TOOLS)
+    if template is None:
+        return Ends(folder, configs | text, words)
+    after, alone = _after_reply(rendering() if rendering else ChatTemplate(folder, template, pretrained.read_special_tokens(folder)))
+    space, token = closing(after or "", added)
+    always = alone is None or closing(alone, added)[1] == token
+    own = token is not None and (always or any(token in tokens for tokens in (*configs.values(), *text.values())))
+    of_chat: dict[str, tuple[int, ...]] = {CHAT: (token,)} if own and token is not None else {}
+    return Ends(folder, of_chat | configs | text, words, space if own else "", always, after is not None)
+
+
+def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
+    """(space before it, id) of the token with which the text after a reply begins; no id where it begins with other text. ``added``: the
+    tokens beside the vocabulary proper."""
+    rest = after.lstrip()
+    word = max((word for word in added if rest.startswith(word)), key=len, default=None)
+    return (after[: len(after) - len(rest)], added[word]) if word is not None else ("", None)
+
+
+def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
+    """What the template writes after a reply where the user goes on, and where nothing follows; None where it refuses such a
+    conversation."""
+    texts: list[str | None] = []
+    for more, prompting in (([{"role": "user", "content": QUESTION}], True), ([], False)):
+        try:
+            texts.append(template.closed([{"role": "user", "content": QUESTION}], more, prompting))
+        except PlanError:
+            texts.append(None)
+    return texts[0], texts[1]
+
+
+def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str]:
+    """The added tokens and the end of text of the tokenizer itself, whose class may know what its files do not say."""
+    if not any((folder / name).is_file() for name in (pretrained.TOKENIZER, pretrained.VOCABULARY)):
+        return dict(added), ""  # transformers would make up a tokenizer for some models
+    try:
+        tokenizer = pretrained.read_tokenizer(folder)
+    except Exception:  # whatever its files make of transformers: whoever encodes with it says so
+        return dict(added), ""
+    end = tokenizer.eos_token
+    own = {**added, **{str(word): int(number) for word, number in tokenizer.added_tokens_encoder.items() if str(word).strip()}}
+    return {**own, **({str(end): int(tokenizer.eos_token_id)} if end is not None else {})}, str(end or "")
