@@ -58,6 +58,16 @@ def read_generation_config(folder: Path) -> Any:
     return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
+def read_ends(folder: Path) -> list[int]:
+    """The tokens that end a response by the configs of the folder; none where it has no config."""
+    if not (folder / CONFIG).is_file():
+        return []
+    config, own = read_config(folder), (folder / GENERATION).is_file()
+    configs = [*([read_generation_config(folder)] if own else []), config, config.get_text_config()]
+    ends = [getattr(each, "eos_token_id", None) for each in configs]
+    return sorted({token for each in ends for token in ([each] if isinstance(each, int) else each or ())})
+
+
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
     """A model of an Auto class ``kind``; with ``output_loading_info`` a pair. Raises PlanError as ``read_config`` does."""
     check(folder)

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "copy_on_write": "",
     "seeds": "",
     "pretrained": "errors",
+    "spoken": "",
     "watchdog": "",
     "isolation": "",
     "deadline": "",
@@ -49,12 +50,12 @@ MAY_IMPORT = {
     "checkpoints": "errors process durable",
     "execution": "figures errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
                  "deadline watchdog seeds own_lines messages environments",
-    "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
+    "backends": "errors extras pretrained spoken columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process figures watch deadline watchdog interfaces own_lines messages",
     "launching": "errors author placement services.declare watch",
     "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
-    "data": "figures errors columns extras axis batch pretrained isolation messages",
+    "data": "figures errors columns extras axis batch pretrained isolation messages spoken",
     "rewards": "figures errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation services.declare",
     "moving": "errors",

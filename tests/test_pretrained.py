@@ -265,3 +265,11 @@ def test_the_way_out_of_pickles_leads_to_a_folder_that_loads(tmp_path):
     after = pretrained.read_model(AutoModelForCausalLM, tmp_path / "old-safe").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert load_tokenizer(tmp_path / "old-safe") is not None
+
+
+def test_what_ends_a_response_is_what_both_configs_of_a_folder_name(tmp_path):
+    assert pretrained.read_ends(tmp_path) == []
+    LlamaConfig(eos_token_id=[9, 4]).save_pretrained(tmp_path)
+    assert pretrained.read_ends(tmp_path) == [4, 9]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert pretrained.read_ends(tmp_path) == [4, 7, 9]

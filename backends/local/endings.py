@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlflow.backends.local.tokenizer import texts
 from rlflow.errors import PlanError, listed
-from rlflow.training.protocols import ModelSpec
+from rlflow.spoken import special_tokens, texts
+from rlflow.training.protocols import ModelSpec, Sampling
 
 MARGIN = 8  # tokens decoded before the place where a stop string can begin, so that it never begins where decoding does
 
@@ -24,6 +25,7 @@ class Endings:
     stop: tuple[str, ...]  # strings: a row ends where its text holds one
     tokenizer: Any
     min_tokens: int = 0  # the first tokens of a row, at which it does not end
+    bare: bool = False  # whether special tokens are no part of a row's text, but where a stop string has them itself
     lengths: Tensor | None = None  # int64 [rows]: each row ends after as many tokens, and nowhere else; None: as above
 
     @property
@@ -43,7 +45,7 @@ class Endings:
     def _stopped(self, tokens: Tensor, new: int, at: Tensor, free: int) -> Tensor:
         """The ends of rows with ``stop`` strings too, where these come before ``at``. free: tokens before the new ones that may end a
         row."""
-        first, stops = tokens.shape[1] - new + 1, text_stops(self.stop, self.tokenizer)
+        first, stops = tokens.shape[1] - new + 1, text_stops(self.stop, self.tokenizer, self.bare)
         rows = zip(tokens.tolist(), at.tolist(), strict=True)
         ends = [next((n for n in range(max(0, -free), end) if stops(row[: first + n], free + n + 1)), end) for row, end in rows]
         return torch.tensor(ends, dtype=torch.int64)
@@ -54,21 +56,49 @@ def window(stop: Sequence[str]) -> int:
     return MARGIN + max(len(text.encode()) for text in stop)
 
 
-def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int], int], bool]:
-    """Whether one of the ``free`` newest tokens (the second argument), of which the newest is asked about, completes one of the strings."""
+def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Callable[[list[int], int], bool]:
+    """Whether one of the ``free`` newest tokens (the second argument), of which the newest is asked about, completes one of the strings.
+    Special tokens in a string are met by their ids alone: the same letters in other tokens are text. bare: strings without any are looked
+    for in the text without special tokens."""
     if not stop:
         return lambda tokens, free: False
     last = window(stop)
+    by_ids = {end: _special_within(end, special_tokens(tokenizer)) for end in stop}
 
     def stops(tokens: list[int], free: int) -> bool:
         tail = tokens[-last:]
-        if free <= 0:
-            return False
-        (text,) = texts(tokenizer, [tail])
-        known = len(texts(tokenizer, [tail[:-free]])[0]) if free < len(tail) else 0  # what is complete within it ends no row
-        return any(text.find(end, max(0, known - len(end) + 1) if known else 0) >= 0 for end in stop)
+        return free > 0 and any(set(ids.values()) <= set(tail) and _completes(end, ids, tail, free, tokenizer, bare and not ids)
+                                for end, ids in by_ids.items())  # fmt: skip
 
     return stops
+
+
+def _completes(end: str, ids: Mapping[int, int], tail: list[int], free: int, tokenizer: Any, bare: bool) -> bool:
+    """Whether the text of the tail has the string, completed by one of the ``free`` newest tokens, with special tokens ``ids`` (place in
+    the string → id) where it has them."""
+    (text,) = texts(tokenizer, [tail], bare)
+    known = len(texts(tokenizer, [tail[:-free]], bare)[0]) if free < len(tail) else 0  # what is complete within it ends no row
+    wanted = set(ids.values())
+    special = {len(texts(tokenizer, [tail[:place]])[0]): token for place, token in enumerate(tail) if token in wanted}
+    starts = (found.start() for found in re.compile(f"(?={re.escape(end)})").finditer(text, max(0, known - len(end) + 1) if known else 0))
+    return any(all(special.get(start + place) == token for place, token in ids.items()) for start in starts)
+
+
+def _special_within(text: str, special: Mapping[int, str]) -> dict[int, int]:
+    """Place → id of the special tokens in a text; of two that begin alike the longer one is there."""
+    ids = {name: number for number, name in special.items() if name}
+    pattern = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
+    return {found.start(): ids[found[0]] for found in re.finditer(pattern, text)} if pattern else {}
+
+
+def ends_of(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> list[int]:
+    """Every token that ends a row of a call: those of the model, and those that the call names. Raises PlanError for one that the model
+    cannot sample."""
+    unknown = [token for token in sampling.stop_token_ids if token >= vocabulary]
+    if unknown:
+        raise PlanError.of("stop-token", f"stop_token_ids are outside of the model's {vocabulary} tokens", found=listed(map(str, unknown)),
+                           expected=f"ids from 0 to {vocabulary - 1}", remedy="correct --ROLE.generate.stop_token_ids")
+    return [*eos, *(token for token in sampling.stop_token_ids if token not in eos)] if not sampling.lengths else list(eos)
 
 
 def eos_of(spec: ModelSpec, configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:

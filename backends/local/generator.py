@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.backends.local.decode import Drawn, block_of, can_branch, decode, sent
-from rlflow.backends.local.endings import Endings, eos_of
+from rlflow.backends.local.endings import Endings, ends_of, eos_of
 from rlflow.backends.local.head import read_few_rows
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
@@ -20,7 +20,7 @@ from rlflow.backends.local.offload import Away
 from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
-from rlflow.backends.local.tokenizer import load_tokenizer, texts
+from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.batch import Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import PlanError
@@ -28,6 +28,7 @@ from rlflow.reshard.layout import Spread
 from rlflow.reshard.proof import Destinations
 from rlflow.reshard.shards import pieces_of
 from rlflow.seeds import uniforms
+from rlflow.spoken import completions
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import ModelSpec, Sampling
@@ -170,15 +171,16 @@ class Generator:
         uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
         own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()
         lengths = torch.tensor([each.max_tokens for each in own]) if own else None
-        ends = Endings(torch.tensor(self.eos, dtype=torch.int64), sampling.stop, self.tokenizer, sampling.min_tokens, lengths)
+        eos = torch.tensor(ends_of(self.eos, sampling, self.network.vocabulary), dtype=torch.int64)
+        ends = Endings(eos, sampling.stop, self.tokenizer, sampling.min_tokens, sampling.skip_special_tokens, lengths)
         branch = self.branches and len(rows) >= BRANCHED * len(which)
         return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device), branch)
 
     def _text(self, drawn: Drawn, sampling: Sampling) -> dict[str, Data]:
         rows = [row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]
-        rows = [row[:-1] if row and row[-1] in self.eos else row for row in rows]
+        said = completions(self.tokenizer, rows, self.eos, sampling.skip_special_tokens)
         finish = ("stop" if stopped and not sampling.lengths else "length" for stopped in drawn.stopped.tolist())
-        return {"completion": Data(Kind(Level.TEXT), tuple(texts(self.tokenizer, rows))), "finish": Data(Kind(Level.TEXT), tuple(finish))}
+        return {"completion": Data(Kind(Level.TEXT), tuple(said)), "finish": Data(Kind(Level.TEXT), tuple(finish))}
 
 
 def eos_ids(spec: ModelSpec, network: Network, tokenizer: Any) -> list[int]:

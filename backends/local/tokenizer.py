@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,3 @@ def _files(folder: Path) -> list[Path]:
         return small_files(folder, TOKENIZER)
     except OSError:
         return []
-
-
-def texts(tokenizer: Any, rows: Iterable[Sequence[int]]) -> list[str]:
-    """The text of each row of token ids, without special tokens."""
-    return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from rlflow.axis import Axis
-from rlflow.backends.local.tokenizer import texts
 from rlflow.backends.vllm.engine import Row
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, standard_kind
+from rlflow.spoken import completions
 from rlflow.training.protocols import Sampling
 
 
@@ -38,9 +38,9 @@ def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[
         "sampled_logprobs": token_column([row.logprobs for row in rows]),
         "policy_version": token_column([row.versions for row in rows], torch.int64),
     }
-    spoken = [row.tokens[:-1] if row.tokens and row.tokens[-1] in eos else row.tokens for row in rows]
+    said = completions(tokenizer, [row.tokens for row in rows], eos, sampling.skip_special_tokens)
     columns |= {
-        "completion": Data(Kind(Level.TEXT), tuple(texts(tokenizer, spoken))),
+        "completion": Data(Kind(Level.TEXT), tuple(said)),
         "finish": Data(Kind(Level.TEXT), tuple("stop" if row.stopped else "length" for row in rows)),
         "temperature": Data(_kind("temperature"), torch.full((len(rows),), sampling.temperature or 1.0)),
         "group": Data(_kind("group"), axis.group_numbers),

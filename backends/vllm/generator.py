@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from rlflow import pretrained
 from rlflow.axis import Axis
-from rlflow.backends.local.endings import eos_of, text_stops
+from rlflow.backends.local.endings import ends_of, eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
@@ -104,8 +104,9 @@ class Generator:
         self._check(pieces, sampling, len(axis), len(seeds))
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
-        stops = text_stops(() if sampling.lengths else sampling.stop, self.tokenizer)
-        return axis, self.engine.sample(pieces, sampling.of_rows(axis.keys), seeds, self.eos,
+        stops = text_stops(() if sampling.lengths else sampling.stop, self.tokenizer, sampling.skip_special_tokens)
+        ends = ends_of(self.eos, sampling, self.engine.vocabulary)
+        return axis, self.engine.sample(pieces, sampling.of_rows(axis.keys), seeds, ends,
                                         lambda tokens: stops(tokens, len(tokens) - sampling.min_tokens))
 
     def logprobs(self, batch: Batch) -> Batch:

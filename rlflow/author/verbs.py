@@ -42,9 +42,12 @@ GENERATE = {
     "top_p": Setting(1.0, lambda v: _number(v) and 0 < v <= 1, "a number above 0 and at most 1 (1 is off)"),
     "top_k": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
+    "stop_token_ids": Setting((), lambda v: isinstance(v, tuple | list) and all(map(_whole, v)), "a tuple of ids of tokens"),
     "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "lengths": Setting((), lambda v: isinstance(v, tuple | list) and all(map(_count, v)), "a tuple of integers of at least 1 (() is off)"),
+    "skip_special_tokens": Setting(False, lambda v: isinstance(v, bool), "True or False"),
 }
+OFF = ("stop_token_ids", "min_tokens", "lengths", "skip_special_tokens")  # of these, settings that say nothing are not in the graph
 COMPUTED = ("temperature", "top_p")  # settings of `generate` that may be a scalar column
 UPDATE = {
     "epochs": Setting(1, _count, COUNT),
@@ -122,10 +125,10 @@ def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str)
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is greedy it means to be: its
-    temperature of 0 stays. A ``min_tokens`` of 0 is none, and ``lengths`` without a number are none."""
+    temperature of 0 stays. Settings of ``OFF`` that are 0, empty or False are none."""
     greedy = bound["temperature"] == 0
     settings = {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
-    return {name: value for name, value in settings.items() if name not in ("min_tokens", "lengths") or value}
+    return {name: value for name, value in settings.items() if name not in OFF or value}
 
 
 def too_short(

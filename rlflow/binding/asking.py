@@ -63,8 +63,8 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
         _refuse_messages(tokenizer, names, texts)
         return tokenizer.following(texts, sampled, replace(wording, chat=False))
 
-    def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[str]:
-        return of(names)[0].texts(rows)
+    def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
+        return of(names)[0].texts(rows, bare)
 
     def calls(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[list[Any]]:
         return [list(of(names)[0].calls(row)) for row in rows]

@@ -12,7 +12,9 @@ from rlflow.author.settings import parse
 from rlflow.author.verbs import GENERATE
 from rlflow.errors import Problem, listed, nearest
 
-TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "min_tokens": int, "lengths": tuple}
+TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "stop_token_ids": tuple, "min_tokens": int,
+                         "lengths": tuple, "skip_special_tokens": bool}
+SEVERAL: dict[str, type] = {"stop": str, "stop_token_ids": int}  # settings that are a tuple, and the type of what is in it
 CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
@@ -22,9 +24,9 @@ def addresses_call(setting: str) -> bool:
 
 
 def repeatable(flag: str) -> bool:
-    """Whether a flag may be given several times: the stop strings of a call."""
+    """Whether a flag may be given several times: the stop strings of a call, and its stop tokens."""
     _, _, setting = flag.partition(".")
-    return setting.endswith(".stop") and addresses_call(setting)
+    return setting.rpartition(".")[2] in SEVERAL and addresses_call(setting)
 
 
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
@@ -46,11 +48,11 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
 
 def _value(name: str, value: Any) -> Any:
     """The value in its type; None where it has another."""
-    if name == "stop":
-        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
     if name == "lengths":
         return _lengths(value)
     try:
+        if name in SEVERAL:
+            return tuple(parse(SEVERAL[name], each) for each in (value if isinstance(value, list | tuple) else (value,)))
         return parse(TYPES[name], value)
     except ValueError:
         return None

@@ -20,6 +20,7 @@ from rlflow.data.tool_template import check_template, no_template
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
 from rlflow.messages import Message, ToolCall
+from rlflow.spoken import completions
 
 END = 256  # id of the byte encoding's end of text
 
@@ -94,8 +95,8 @@ class Encoder(Protocol):
     ) -> list[list[int]]:
         """The token ids of each text as another turn after sampled ids, or of messages as further turns."""
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of token ids, without special tokens."""
+    def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
+        """The text of each row of token ids, without padding and what ends it. bare: without the special tokens inside it either."""
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
         """A copy that tells models of tools, by their JSON schemas."""
@@ -137,7 +138,7 @@ class ByteEncoder:
         """The bytes of each text; messages are written one on a line, with their roles."""
         return self.prompts([text if isinstance(text, str) else f"\n{_plain(text)}" for text in texts])
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """The text of each row of bytes."""
         return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
@@ -272,9 +273,15 @@ class TokenizerEncoder:
             return 0
         return at + 1
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each row of token ids, without special tokens."""
-        return [str(self.tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False)) for row in rows]
+    def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
+        """The text of each row of token ids, without padding and what ends it. bare: without the special tokens inside it either."""
+        return completions(self.tokenizer, rows, self._ends, bare)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The tokens that end a response: those that the model's configs name; the tokenizer's where none does."""
+        named = pretrained.read_ends(self.folder)
+        return named or [token for token in [self.tokenizer.eos_token_id] if token is not None]
 
     def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
         if not texts:

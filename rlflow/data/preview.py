@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import END, ByteEncoder, Encoder, TokenizerEncoder
 from rlflow.data.faults import Fault, counted
+from rlflow.spoken import special_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,9 +176,7 @@ def _special(encoder: Encoder) -> dict[int, str]:
     """Ids of special tokens with their texts."""
     if not isinstance(encoder, TokenizerEncoder):
         return {END: "end"}
-    tokenizer = encoder.tokenizer
-    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added | dict(zip(tokenizer.all_special_ids, map(str, tokenizer.all_special_tokens), strict=True))
+    return special_tokens(encoder.tokenizer)
 
 
 def _text(ids: tuple[int, ...], encoder: Encoder, special: Mapping[int, str]) -> Text:

@@ -108,7 +108,7 @@ def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence
     return as_bytes(roles, texts)
 
 
-def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]]) -> list[str]:
+def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
     """The opposite of ``as_bytes``."""
     return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
 
@@ -121,7 +121,7 @@ class Asking:
     follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after  # of a next turn after sampled ids
     # token ids of what an environment says after sampled ids, where text goes on as it is
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes  # text of token ids
+    decode: Callable[..., list[str]] = text_of_bytes  # (roles, token ids, bare): texts, if ``bare`` without special tokens
     # the calls of tools in token ids, as ``rlflow.messages.ToolCall``
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [[] for _ in rows]
     longest: float = math.inf  # tokens of the longest prompt that may be asked
@@ -177,12 +177,13 @@ class Engine:
             rows = self._episodes(role, sampling).sampled(prompts, seeds, seed)
         else:
             rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
-        return whole(self._begun(role, prompts, rows), len(prompts) * sampling.samples, self.sampled_columns(role))
+        rows = self._begun(role, prompts, rows, sampling.skip_special_tokens)
+        return whole(rows, len(prompts) * sampling.samples, self.sampled_columns(role))
 
     def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
         generator, ask = self.models[role].generator, self.asking
         assert generator is not None
-        speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,))
+        speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,), bare=sampling.skip_special_tokens)
         speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,)))
         return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
 
@@ -219,18 +220,18 @@ class Engine:
         generate = model.generator.generate_chunks  # type: ignore[attr-defined]
         pieces: list[Batch] = []
         for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            pieces.append(self._begun(role, prompts, as_long(chunk, sampling)))
+            pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
             yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
             raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
         rows = self.in_order(pieces)
         yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
-    def _begun(self, role: str, prompts: Batch, rows: Batch) -> Batch:
+    def _begun(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
         """Sampled rows, whose completions have the beginnings that the prompts were asked to go on from."""
         if "prefix_length" not in prompts:
             return rows
-        return whole_completions(partial(self.asking.decode, (role,)), prompts, rows)
+        return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
         """Batches of rows that were taken from one axis, together all of its, over that axis. Raises ValueError where one is lost or there

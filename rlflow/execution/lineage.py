@@ -84,9 +84,7 @@ def whole_completions(decode: Callable[[Sequence[Sequence[int]]], list[str]], pr
     prefix = prompts["prefix_length"][where].tolist()
     whole = ragged(prompts.data["prompt_tokens"].take(where, prompts.axis))
     begun = [ids[len(ids) - count :] for ids, count in zip(whole, prefix, strict=True)]
-    sampled = ragged(rows.data["tokens"])
-    ended = [text == completion for text, completion in zip(decode([ids[:-1] for ids in sampled]), rows["completion"], strict=True)]
-    texts = decode([ids + (more[:-1] if end else more) for ids, more, end in zip(begun, sampled, ended, strict=True)])
+    texts = decode([ids + more for ids, more in zip(begun, ragged(rows.data["tokens"]), strict=True)])
     return Batch(rows.axis, rows.data | {"completion": replace(rows.data["completion"], value=tuple(texts))})
 
 

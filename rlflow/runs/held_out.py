@@ -29,6 +29,8 @@ from rlflow.trace.compile import all_nodes
 from rlflow.trace.evaluation import RESPONSES
 from rlflow.training.protocols import Sampling
 
+PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_special_tokens")  # how a role samples that holds in evaluation
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -96,12 +98,12 @@ def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], optio
 
 
 def evaluations(
-    graph: Graph, roles: Roles, first: str, engine: Engine, lanes: Lanes, held_out: HeldOut, sets: tuple[HeldOutSet, ...], options: Options
+    plan: Plan, roles: Roles, first: str, engine: Engine, lanes: Lanes, held_out: HeldOut, sets: tuple[HeldOutSet, ...], options: Options
 ) -> Evaluation:
     """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the data. Figures name the role
     where the flow trains several."""
-    names = [first, *(name for name in evaluation_roles(graph, roles, options) if name != first)]
-    own, *others = (evaluation(graph, roles[name], engine, lanes, held_out, sets, options) for name in names)
+    names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
+    own, *others = (evaluation(plan, roles[name], engine, lanes, held_out, sets, options) for name in names)
     return replace(own, others=tuple(others), named=len(policies(roles)) > 1)
 
 
@@ -113,16 +115,16 @@ def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEv
 
 
 def evaluation(
-    graph: Graph, role: BoundRole, engine: Engine, lanes: Lanes, held_out: HeldOut, sets: tuple[HeldOutSet, ...], options: Options
+    plan: Plan, role: BoundRole, engine: Engine, lanes: Lanes, held_out: HeldOut, sets: tuple[HeldOutSet, ...], options: Options
 ) -> Evaluation:
     """Measure the accuracy of a role's answers to held-out prompts."""
     model = engine.models[role.name]
     if model.generator is None:
         model.generator = _generator_for_evaluation(role, options, engine.keeper.loaded)
-    node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
-    settings = dict(node.settings) if node else {}
-    passed: dict[str, Any] = {name: settings[name] for name in ("top_p", "top_k", "stop", "min_tokens") if name in settings}
-    tokens = int(str(settings["max_tokens"])) if "max_tokens" in settings else held_out.longest + 1
+    node = next((n for n in all_nodes(plan.graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
+    settings = plan.program.settings[node.name] if node else {}
+    passed: dict[str, Any] = {name: settings[name] for name in PASSED if name in settings}
+    tokens = settings["max_tokens"] if node else held_out.longest + 1
     sampling = Sampling(options.eval_samples, tokens, **passed)
     return Evaluation(lanes, engine, role.name, sets, sampling)
 

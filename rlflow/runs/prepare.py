@@ -280,7 +280,7 @@ def _evaluation(
         return flow_evaluation(executor, plan, held_out.data)
     if placed.evaluated is None or not sets:
         return None
-    return evaluations(plan.graph, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, sets, placed.options)
+    return evaluations(plan, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, sets, placed.options)
 
 
 def depends_on(

@@ -49,6 +49,8 @@ class Sampling:
     top_p: float = 1.0  # smallest set of tokens with this probability; 1: all tokens
     top_k: int = 0  # tokens of highest probability; 0: all tokens
     stop: tuple[str, ...] = ()  # strings that end a row, and are kept in it
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end a row beside those of the model, and are kept in its text
+    skip_special_tokens: bool = False  # whether the text of a row is without special tokens, also of those that are inside it
     min_tokens: int = 0  # this many tokens come first that end no row
     lengths: tuple[int, ...] = ()  # a recorded list that says how many tokens each row has, whatever is sampled; (): rows end by themselves
 
@@ -59,7 +61,7 @@ class Sampling:
             return [self] * len(keys)
         numbers = keys[:, -2] * self.samples + keys[:, -1]
         lengths = (self.lengths[number % len(self.lengths)] for number in numbers.tolist())
-        return [replace(self, max_tokens=length, min_tokens=length, stop=(), lengths=()) for length in lengths]
+        return [replace(self, max_tokens=length, min_tokens=length, stop=(), stop_token_ids=(), lengths=()) for length in lengths]
 
 
 def as_long(rows: Batch, sampling: Sampling) -> Batch:

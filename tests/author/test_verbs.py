@@ -10,8 +10,8 @@ from rlflow.errors import FlowError
 
 def test_defaults_are_filled_in_and_lists_become_tuples():
     bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "stop": ["###"]})
-    assert bound == {"samples": 1, "max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ("###",), "min_tokens": 0,
-                     "lengths": ()}
+    assert bound == {"samples": 1, "max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ("###",), "stop_token_ids": (),
+                     "min_tokens": 0, "lengths": (), "skip_special_tokens": False}
 
 
 @pytest.mark.parametrize(

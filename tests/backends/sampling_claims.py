@@ -1,5 +1,6 @@
 """What is claimed of a Generator, beside a plain forward of transformers and a local trainer whose weights it takes."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 TEXTS = ["2+2=", "a", "the quick brown fox", "x = y"]
 SAMPLINGS = [Sampling(3, 16), Sampling(3, 16, 0.7), Sampling(3, 16, 0.0), Sampling(3, 16, 0.9, 0.8), Sampling(3, 16, 0.8, 0.9, 6)]
 EOS = {1, 20, 21}  # of the models' generation configs
+BOS = 2
 TOLERANCE = 2e-5  # of a float32 log-prob; a wrong weight is off by 0.1 and more
 # Tokens of prompts, those that a model has positions for. Four rows of each are more than any budget of the contract's generators, and
 # the first prompts more alone than vLLM reads in a step (2,048).
@@ -74,6 +76,12 @@ class Subject:
         return float((trainer.forward(out | self.prompts)["logprobs"] - out["sampled_logprobs"]).abs().max())
 
 
+def said(subject, out, **options):
+    """The text of each response, without the token that ends it."""
+    decode = load_tokenizer(subject.folder).decode
+    return [decode(row[:-1] if row[-1] in EOS else row, **options) for row in tokens(out)]
+
+
 def raised(call):
     try:
         call()
@@ -101,9 +109,7 @@ def rows_have_their_columns(subject):
     assert out["temperature"].tolist() == [0.5] * 12
     assert subject.generate(Sampling(1, 1, 0.0))["temperature"].tolist() == [1.0] * 4  # greedy
     if not subject.modelless:
-        decode = load_tokenizer(subject.folder).decode
-        said = [decode(row[:-1] if row[-1] in EOS else row, skip_special_tokens=True) for row in tokens(out)]
-        assert list(out["completion"]) == said
+        assert list(out["completion"]) == said(subject, out)
 
 
 def no_prompts_give_no_rows(subject):
@@ -160,7 +166,7 @@ def rows_end_where_they_should(subject):
         assert row[-1] in EOS if why == "stop" else len(row) == 40
         assert not EOS & set(row[:-1])
     assert len({row[-1] for row, why in zip(tokens(free), free["finish"], strict=True) if why == "stop"}) > 1
-    stop = max(free["completion"], key=len)[10:12]
+    stop = max((letters for text in free["completion"] for letters in re.split(r"<\w+>", text)), key=len)[10:12]
     cut = subject.generate(Sampling(8, 40, stop=(stop, "never there")))
     for i, before in enumerate(free["completion"]):
         if stop in before:
@@ -182,13 +188,32 @@ def check_least(subject, sampling, free):
     check_logprobs(subject, subject.prompts, out, sampling)
 
 
+def special_tokens_inside_a_response_are_seen(subject):
+    """They are part of its text, a stop string has them by their ids, and a call may name more tokens that end a row."""
+    if subject.modelless:
+        return
+    free = subject.generate(Sampling(8, 40))
+    ends = [row[: row.index(BOS) + 1] if BOS in row else row for row in tokens(free)]
+    assert len(free) > sum(BOS in row for row in tokens(free)) > 0
+    for how in ({"stop": ("<bos>",)}, {"stop_token_ids": (BOS,)}, {"stop": ("<bos>",), "skip_special_tokens": True}):
+        out = subject.generate(Sampling(8, 40, **how))
+        assert tokens(out) == ends
+        assert list(out["finish"]) == ["stop" if row[-1] in EOS | {BOS} else "length" for row in ends]
+        assert list(out["completion"]) == said(subject, out, skip_special_tokens="skip_special_tokens" in how)
+    late = subject.generate(Sampling(8, 40, stop_token_ids=(BOS,), min_tokens=12))
+    assert not any(BOS in row[:12] for row in tokens(late))
+    assert BOS in {row[-1] for row in tokens(late)}
+    with pytest.raises(PlanError, match=r"found: +64\n(.*)ids from 0 to 63"):
+        subject.generate(Sampling(1, 4, stop_token_ids=(64,)))
+
+
 def lengths_are_those_of_a_recorded_list(subject):
     """Each row is as long as the list says, by its number in the data stream: no end of its own is sampled, and no stop string ends it."""
     if subject.modelless:
         return
     free = subject.generate(Sampling(8, 24))
     stop, sampling = free["completion"][0][:1], Sampling(8, 24, lengths=(24, 1, 7, 13, 2))
-    out = subject.generate(replace(sampling, stop=(stop,)))
+    out = subject.generate(replace(sampling, stop=(stop,), stop_token_ids=(BOS,)))
     assert list(map(len, tokens(out))) == [sampling.lengths[number % 5] for number in range(len(out))]
     assert set(out["finish"]) == {"length"}
     assert not any(EOS & set(row) for row in tokens(out))
@@ -330,6 +355,7 @@ CLAIMS = {
     "a row depends on its prompt and its seed alone": a_row_depends_on_its_prompt_and_its_seed_alone,
     "sampled log-probs are those of a forward": sampled_logprobs_are_those_of_a_forward,
     "rows end where they should": rows_end_where_they_should,
+    "special tokens inside a response are seen": special_tokens_inside_a_response_are_seen,
     "lengths are those of a recorded list": lengths_are_those_of_a_recorded_list,
     "fewer tokens are the beginning of more": fewer_tokens_are_the_beginning_of_more,
     "rows of real lengths are sampled": rows_of_real_lengths_are_sampled,

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from rlflow.backends.local import logprobs as of_logits
 from rlflow.backends.local import sampling
-from rlflow.backends.local.endings import Endings
+from rlflow.backends.local.endings import Endings, text_stops
 from rlflow.backends.local.sampling import draw, inverse, truncated
 from rlflow.seeds import uniforms
 from rlflow.training.protocols import Sampling
@@ -103,3 +103,21 @@ def test_a_stop_string_within_the_first_tokens_ends_no_row_and_one_after_them_do
     tokens = [token for letter in "ab\nc\n" for token in tokenizer(letter).input_ids]
     ends = [Endings(torch.tensor([0]), ("\n",), tokenizer, least)(torch.tensor([tokens]), len(tokens)).item() for least in (0, 2, 3, 4, 5)]
     assert ends == [2, 2, 4, 4, 5]
+
+
+@pytest.mark.parametrize(("stop", "words", "ends"), [
+    ("<bos>", ["a", "<bos>"], True), ("<bos>", ["a", *"<bos>"], False), ("<bos>", ["<bos>", "a"], False),  # by its id, not by its letters
+    ("b<bos>", ["b", "<bos>"], True), ("b<bos>", ["a", "<bos>"], False), ("<bos>b", ["<bos>", "b"], True),  # with text around it
+    ("<bos><unk>", ["<bos>", "<unk>"], True), ("<bos><unk>", ["<unk>", "<bos>"], False), ("<bos><unk>", ["<bos>", *"<unk>"], False),
+    ("<bos>", ["<bos>", *"<bos>"], False),  # both, of which the newest token is of the letters
+])  # fmt: skip
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_stop_string_has_its_special_tokens_by_their_ids(folders, stop, words, ends, bare):
+    tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
+    assert text_stops((stop,), tokenizer, bare)(tokenizer.convert_tokens_to_ids(words), 1) is ends
+
+
+def test_a_stop_string_of_text_is_looked_for_in_the_text_that_rewards_have(folders):
+    tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
+    ids = tokenizer.convert_tokens_to_ids(["a", "<bos>", "b"])
+    assert [text_stops(("ab",), tokenizer, bare)(ids, 1) for bare in (False, True)] == [False, True]

@@ -7,12 +7,12 @@ import pytest
 
 import rlflow
 from rlflow import FlowError, PlanError, flow, loss, stage
-from rlflow.author.verbs import GENERATE, resampled, sampling_of
+from rlflow.author.verbs import GENERATE, OFF, resampled, sampling_of
 from rlflow.config.flags import parse_flags, sort_values
 from rlflow.graph.model import Op
 from rlflow.trace.compile import TraceOptions, compile_flow
 
-DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name not in ("min_tokens", "lengths")}
+DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name not in OFF}
 
 
 def sampling(*words):
@@ -31,6 +31,12 @@ def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
     assert sort_values({"actor.generate.stop": "\n"}, ["actor"]).sampling == {"actor.generate": {"stop": ("\n",)}}
 
 
+def test_stop_tokens_are_given_one_by_one_or_as_a_list_of_a_file():
+    assert sampling("--actor.generate.stop_token_ids", "6", "--actor.generate.stop-token-ids", "0") == {
+        "actor.generate": {"stop_token_ids": (6, 0)}}  # fmt: skip
+    assert sort_values({"actor.generate.stop_token_ids": [6, 0]}, ["actor"]).sampling == {"actor.generate": {"stop_token_ids": (6, 0)}}
+
+
 @pytest.mark.parametrize(("words", "says"), [
     (("--actor.generate.temperature", "-1"), "temperature: a number of at least 0"),
     (("--actor.generate.top_p", "0"), "top_p: a number above 0 and at most 1"),
@@ -38,6 +44,9 @@ def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
     (("--actor.generate.temprature", "1"), "write --actor.generate.temperature"),
     (("--actor.generate.samples", "1"), "they are the flow's settings"),
     (("--actor.generate.stop", ""), "stop: a tuple of strings"),
+    (("--actor.generate.stop_token_ids", "</s>"), "stop_token_ids: a tuple of ids of tokens"),
+    (("--actor.generate.stop_token_ids", "-1"), "stop_token_ids: a tuple of ids of tokens"),
+    (("--actor.generate.skip_special_tokens", "maybe"), "skip_special_tokens: True or False"),
     (("--actor.generate.min_tokens", "-1"), "min_tokens: an integer of at least 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_what_does(words, says):

@@ -9,14 +9,16 @@ from annotated_types import Ge
 from torch import Tensor
 
 from rlflow.backends.local import Trainer as LocalTrainer
+from rlflow.backends.local.endings import ends_of, text_stops
 from rlflow.backends.local.generator import eos_ids
 from rlflow.backends.local.network import load_network
 from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sampling import draw
-from rlflow.backends.local.tokenizer import load_tokenizer, texts
+from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.batch import Batch, Data
 from rlflow.columns import standard_kind
 from rlflow.seeds import uniforms
+from rlflow.spoken import completions
 from rlflow.training.protocols import ModelSpec, Sampling
 
 
@@ -74,34 +76,30 @@ class Generator:
     def _response(self, prompt: Tensor, sampling: Sampling, uniform: Tensor) -> Response:
         *before, read = prompt.to(self.network.device)[None].split(self.settings.prefill, dim=1)
         model, cache = self.network.module, None
+        ends = ends_of(self.eos, sampling, self.network.vocabulary)
+        stops = text_stops(sampling.stop, self.tokenizer, sampling.skip_special_tokens)
         for part in before:
             cache = model(input_ids=part, past_key_values=cache, use_cache=True).past_key_values
         tokens, logprobs = list[int](), list[Tensor]()
         while len(tokens) < sampling.max_tokens:
             out = model(input_ids=read, past_key_values=cache, use_cache=True)
-            barred = torch.tensor(self.eos) if len(tokens) < sampling.min_tokens else None
+            barred = torch.tensor(ends) if len(tokens) < sampling.min_tokens else None
             read, logprob = draw(out.logits[:, -1].float(), uniform[len(tokens)][None].to(self.network.device), sampling, barred)
             read, cache = read[None], out.past_key_values
             tokens.append(int(read))
             logprobs.append(logprob[0].cpu())
-            if tokens[-1] in self.eos or self._stopped(tokens, sampling):
+            if tokens[-1] in ends or stops(tokens, len(tokens) - sampling.min_tokens):  # the first tokens end no row
                 return Response(tokens, logprobs, "stop")
         return Response(tokens, logprobs, "length")
-
-    def _stopped(self, tokens: list[int], sampling: Sampling) -> bool:
-        text, barred = self._text(tokens), len(self._text(tokens[: sampling.min_tokens]))  # a stop string that ends there ends no row
-        return any(text.find(stop, max(0, barred + 1 - len(stop))) >= 0 for stop in sampling.stop)
-
-    def _text(self, tokens: list[int]) -> str:
-        return texts(self.tokenizer, [tokens[:-1] if tokens and tokens[-1] in self.eos else tokens])[0]
 
     def _columns(self, rows: Sequence[Response], sampling: Sampling) -> dict[str, Data]:
         lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
         tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
+        said = completions(self.tokenizer, [row.tokens for row in rows], self.eos, sampling.skip_special_tokens)
         values: dict[str, Any] = {
             "tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool), "policy_version": torch.full_like(tokens, self.version),
             "sampled_logprobs": torch.stack([logprob for row in rows for logprob in row.logprobs]) if rows else torch.zeros(0),
-            "completion": tuple(self._text(row.tokens) for row in rows), "finish": tuple(row.finish for row in rows),
+            "completion": tuple(said), "finish": tuple(row.finish for row in rows),
             "temperature": torch.full((len(rows),), sampling.temperature or 1.0),
         }
         of_tokens = ("tokens", "mask", "policy_version", "sampled_logprobs")
