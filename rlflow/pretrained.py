@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlflow.errors import PlanError, listed
 
@@ -36,6 +36,33 @@ def read_config(folder: Path, **options: Any) -> Any:
         if refused := _wants_code(folder, CONFIG, "AutoConfig", error):
             raise refused from error
         raise
+
+
+class Boundary(NamedTuple):
+    """Where rotary frequencies change with the longest row of a batch: in a batch with a row of more than ``tokens`` tokens, all rows get
+    others. grows: whether they go on changing with each longer row."""
+
+    tokens: int
+    grows: bool
+
+
+def length_boundaries(config: Any) -> dict[str | None, Boundary]:
+    """Kind of layers (None: all) → the boundary at which transformers changes their rotary frequencies: those of rope types longrope and
+    dynamic. Empty for a model whose frequencies never change."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return {}
+    kinds = {None: rope} if "rope_type" in rope else {kind: own for kind, own in rope.items() if isinstance(own, dict)}
+    boundaries = {kind: _boundary(text, own) for kind, own in kinds.items()}
+    return {kind: boundary for kind, boundary in boundaries.items() if boundary is not None}
+
+
+def _boundary(config: Any, rope: dict[str, Any]) -> Boundary | None:
+    kind = str(rope.get("rope_type"))
+    if kind == "longrope":
+        return Boundary(int(rope["original_max_position_embeddings"]), grows=False)
+    return Boundary(int(config.max_position_embeddings), grows=True) if "dynamic" in kind else None
 
 
 def read_tokenizer(folder: Path) -> Any:

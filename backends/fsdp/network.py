@@ -121,9 +121,10 @@ def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> Sh
     """The local trainer's ``load_network`` for weights in parts: no rank ever has them all, unless ``load_empty`` has to."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
+    network.hold_rotary(spec.longest)
     if ranks.tensor is not None:
         network.added = parallelize(module, ranks.tensor)
     network.shard(computes_low(spec), dict(spec.dims))
     network.fill(spec)
-    network.root(network.find_transform)
+    network.root(network.try_out)
     return network

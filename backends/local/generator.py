@@ -18,7 +18,7 @@ from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
 from rlflow.backends.local.offload import Away
 from rlflow.backends.local.room import check_room, longest
-from rlflow.backends.local.sequences import sequences
+from rlflow.backends.local.sequences import longest_row, sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.batch import Batch, Data, flatten
@@ -45,7 +45,7 @@ class Generator:
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
-        self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed))
+        self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed, longest=spec.longest))
         if "past_key_values" not in self.network.takes:
             raise PlanError.of("no-cache", f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
                                found="a forward without past_key_values", expected="an attention model such as Llama, Qwen or Gemma")
@@ -94,6 +94,7 @@ class Generator:
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Batch:
         """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with; all rows at once."""
+        self.network.check_row(longest_row(batch))
         layout = sequences(batch, self.network.device)
         positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
         hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)[layout.before]
@@ -150,6 +151,7 @@ class Generator:
         own = prompts.data["prompt_tokens"].lengths
         config, folder = self.network.module.config, self.spec.folder
         check_room(own.tolist(), sampling.max_tokens, longest(config), f"the positions of the model in {folder}")
+        self.network.check_row(int(own.max()) + sampling.max_tokens if len(own) else 0)
         lengths = own.repeat_interleave(sampling.samples)
         units = list(torch.arange(rows).split(1)) if rows else []
         for unit in microbatches(units, lengths + sampling.max_tokens, tokens=self.settings.batch_tokens):

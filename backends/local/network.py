@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from rlflow import pretrained
-from rlflow.backends.local import lora
+from rlflow.backends.local import lora, rotary
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
@@ -32,7 +32,8 @@ class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
     scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
     arguments that the backbone knows. read: the language-model head. vocabulary: how many logits it gives. transform: what the model
-    does to logits after its head, once that was tried. asleep: whether its weights are out of memory."""
+    does to logits after its head, once that was tried. asleep: whether its weights are out of memory. reach: the most tokens of a row for
+    which its rotary frequencies were chosen, None where they hold for all."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
@@ -45,11 +46,25 @@ class Network:
         self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
         self.transform: Transform | None = None
         self.asleep = False
+        self.reach: int | None = None
 
-    def find_transform(self) -> None:
-        """Try what the model does to its logits. Needs its weights, and no autocast: the trial wants exact logits."""
+    def try_out(self) -> None:
+        """Try that the model is causal, and what it does to its logits. Needs its weights, and no autocast: the trial wants exact numbers.
+        Raises PlanError for a model that cannot be computed here."""
+        _check_causal(self)
         if self.kind == "logprobs":
             self.transform = _logit_transform(self)
+
+    def hold_rotary(self, longest: int) -> None:
+        """Choose rotary frequencies for rows of at most so many tokens; see ``rotary.hold``. Before anything is computed."""
+        self.reach = rotary.hold(self.module, longest)
+
+    def check_row(self, tokens: int) -> None:
+        """Raises PlanError where a row of so many tokens would need other rotary frequencies than those that were chosen."""
+        if self.reach is not None and tokens > self.reach:
+            raise PlanError.of("longest-row", f"{type(self.module).__name__} has rotary frequencies for shorter rows",
+                               found=f"a row of {tokens} tokens", expected=f"at most {self.reach}, as its frequencies were chosen",
+                               remedy=f"a new run with --longest-row {tokens} or more, or shorter rows: --data.max_prompt, max_tokens")
 
     @property
     def device(self) -> torch.device:
@@ -190,10 +205,11 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
     """
     module, head = parts(spec, settings, load_whole)
     network = Network(module, spec.head, head)
+    network.hold_rotary(spec.longest)
     for weight, value in lora.beginnings(module, spec.seed):
         network.put(weight, value)
     network.to(spec.device)
-    network.find_transform()
+    network.try_out()
     network.amp = torch.bfloat16 if computes_low(spec) else None
     return network
 
@@ -377,6 +393,21 @@ def _candidates(config: Any) -> Iterator[Transform]:
         yield lambda logits: logits / divisor
         yield lambda logits: logits * divisor
     yield as_it_is
+
+
+@torch.no_grad()
+def _check_causal(network: Network) -> None:
+    """Raises PlanError where another last token changes what the model makes of the tokens before it. What follows a row in a batch would
+    change the row."""
+    vocabulary = network.module.get_input_embeddings().weight.shape[0]
+    ids, places = torch.arange(4, device=network.device)[None] % vocabulary, torch.arange(4, device=network.device)[None]
+    other = torch.cat([ids[:, :3], ids[:, :1] + vocabulary - 1], 1)
+    one, another = (network.hidden(each, places, use_cache=False)[:, :3].float() for each in (ids, other))
+    close = 1e-4 if network.module.dtype in (torch.float32, torch.float64) else 0.02
+    if not torch.allclose(one, another, rtol=close, atol=close * float(one.abs().max())):
+        raise PlanError.of("not-causal", f"{type(network.module).__name__} reads the tokens after a token, too",
+                           found="hidden states that change with a later token", expected="a causal model such as Llama, Qwen or Gemma",
+                           remedy="another folder with --model; of an encoder of transformers, is_decoder in its config may be false")
 
 
 @torch.no_grad()

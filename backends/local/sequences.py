@@ -31,7 +31,7 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
-    width = int((start + lengths).max()) if len(start) else 0
+    width = longest_row(rows)
     place = torch.arange(width)
     ids = torch.zeros(len(start), width, dtype=torch.int64)
     ids[place < start[:, None]] = prompt.value
@@ -41,6 +41,14 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
     moved = (tensor.to(device) for tensor in (ids, response.value, before, first + start + lengths - 1))
     ids, targets, before, last = moved
     return Sequences(ids, lengths, targets, before, last)
+
+
+def longest_row(rows: Batch) -> int:
+    """Tokens of the longest prompt and response together; 0 without rows."""
+    prompt, response = rows.data["prompt_tokens"].lengths, rows.data["tokens"].lengths
+    assert prompt is not None
+    assert response is not None
+    return int((prompt + response).max()) if len(prompt) else 0
 
 
 def check_prompts(lengths: Tensor) -> None:

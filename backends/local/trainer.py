@@ -21,7 +21,7 @@ from rlflow.backends.local.network import Network, as_it_is, checkpoint_layers, 
 from rlflow.backends.local.offload import Away
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import can_pack, hidden_states
-from rlflow.backends.local.sequences import Sequences, sequences
+from rlflow.backends.local.sequences import Sequences, longest_row, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
@@ -335,6 +335,7 @@ class Trainer:
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
             raise ValueError(f"asked for {unknown[0]!r}, but this model's head gives {', '.join(QUANTITIES[self.spec.head])}")
+        self.network.check_row(longest_row(rows))
         layout = packed(rows, self.device) if self.packs else sequences(rows, self.device)
         hidden = hidden_states(self.network, layout)
         if self.spec.head == "logprobs":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from rlflow import pretrained
 from rlflow.axis import Axis
 from rlflow.backends.local.endings import ends_of, eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
+from rlflow.backends.local.room import longest as room_of
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import CPU_CACHE, Row, VllmEngine, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.batch import Batch
+from rlflow.errors import PlanError
 from rlflow.reshard.layout import Spread
 from rlflow.reshard.proof import Destinations, prove
 from rlflow.reshard.trace import trace
@@ -49,7 +52,8 @@ class Generator:
         self.asleep: set[str] = set()
         generation, config = _configs(spec.folder)
         self.positions = positions(config)
-        self.engine = VllmEngine(spec, self.settings, config.architectures or ())
+        self.engine = VllmEngine(spec, same_rotary(config, spec, self.settings), config.architectures or ())
+        check_rotary(config, spec, self.engine.longest)
         self.eos = eos_of(spec, (generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
 
     @staticmethod
@@ -200,6 +204,36 @@ class Generator:
     def _wake(self, parts: Iterable[str]) -> None:
         if tags := [TAGS[part] for part in sorted(parts)]:
             self.engine.llm.wake_up(tags)
+
+
+def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> GeneratorSettings:
+    """Settings with which vLLM takes the rotary frequencies of the trainer, where they depend on the longest row of a run. vLLM goes by
+    ``max_model_len``. Raises PlanError where it has no such frequencies."""
+    for boundary in pretrained.length_boundaries(config).values():
+        if _longest(config, spec) <= boundary.tokens:
+            settings = replace(settings, max_model_len=min(settings.max_model_len or boundary.tokens, boundary.tokens))
+        elif boundary.grows:
+            raise PlanError.of("rotary", f"vLLM does not rotate rows of more than {boundary.tokens} tokens as transformers does, whose "
+                               "rope type 'dynamic' goes by the longest row", found=f"rows of up to {_longest(config, spec)} tokens in "
+                               f"{spec.folder}", expected=f"at most {boundary.tokens} tokens",
+                               remedy="--ROLE.generator local, or shorter rows: --data.max_prompt, max_tokens")
+        else:  # left to itself, vLLM takes no rows beyond the boundary
+            settings = replace(settings, max_model_len=settings.max_model_len or _longest(config, spec))
+    return settings
+
+
+def check_rotary(config: Any, spec: ModelSpec, longest: int) -> None:
+    """Raises PlanError where vLLM, whose rows have at most ``longest`` tokens, took frequencies for shorter rows than the trainer."""
+    for boundary in pretrained.length_boundaries(config).values():
+        if longest <= boundary.tokens < _longest(config, spec):
+            raise PlanError.of("rotary", "vLLM has the rotary frequencies of short rows, and the trainer those of long ones",
+                               found=f"rows of at most {longest} tokens in vLLM, of {_longest(config, spec)} in the run",
+                               expected=f"both on one side of {boundary.tokens} tokens",
+                               remedy=f"a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes, or --longest-row {longest}")
+
+
+def _longest(config: Any, spec: ModelSpec) -> int:
+    return spec.longest or room_of(config) or 0
 
 
 def _configs(folder: Path) -> tuple[Any, Any]:

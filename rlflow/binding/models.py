@@ -38,7 +38,7 @@ def make_models(
     for role in roles:
         use = role.use
         spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
-                         (dims or {}).get(use.name, ()), use.name in outer, group, ends(role))
+                         (dims or {}).get(use.name, ()), use.name in outer, options.longest_row, group, ends(role))
         model = models[use.name] = Model(forwards_ahead=role.trainer.can.forward_ahead, has_pieces=role.trainer.can.pieces,
                                          has_destinations=role.generator.can.destinations)  # fmt: skip
         for half, wanted in zip(role.halves, placed(role), strict=True):
@@ -60,5 +60,6 @@ def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
     the role's settings that it has. Its numbers are what several ranks have to agree with. ``updates``: as of ``make_models``."""
     kind, use = backend("local").Trainer, role.use
     settings = {name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)}
-    spec = ModelSpec(role.folder, use.head, use.trained, "cpu", options.dtype, options.seed, updates)  # type: ignore[arg-type]
+    spec = ModelSpec(role.folder, use.head, use.trained, "cpu", options.dtype, options.seed, updates,  # type: ignore[arg-type]
+                     longest=options.longest_row)
     return kind(spec, kind.Settings(**settings))  # type: ignore[no-any-return]

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow import pretrained
 from rlflow.binding.roles import Roles
+from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
 from rlflow.errors import PlanError
 from rlflow.graph.model import Graph, Node, Op
@@ -57,6 +59,28 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
     for spec in map(parse_reward, rewards):
         if spec.kind == "model" and (limit := positions_of(Path(spec.path))):
             yield limit, f"reward '{spec.name}'"
+
+
+def rotates_by_length(folder: Path | None) -> bool:
+    """Whether the rotary frequencies of a folder's model depend on the longest row that it computes."""
+    try:
+        return folder is not None and bool(pretrained.length_boundaries(pretrained.read_config(folder)))
+    except (OSError, ValueError, KeyError, PlanError):
+        return False  # said where the model is loaded
+
+
+def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
+    """Tokens of the longest row, prompt included, that a run can make of its records; 0 where only the run shows it, since a stage writes
+    prompts of its own. ``max_prompt``: the limit of those."""
+    nodes = list(used_nodes(graph))
+    asks = any(node.op is Op.ASK for node in nodes)
+    if asks and max_prompt is None:
+        return 0
+    known = [data.longest() for data in datasets]
+    prompt = max((max_prompt or 0) if asks else 0, *(own for own, _ in known))
+    row = max(row for _, row in known)
+    sampled = max((_tokens(node) for node in nodes if node.op is Op.GENERATE), default=row - prompt + 1)  # of an evaluation of such a flow
+    return max(row, prompt + sampled)
 
 
 def positions_of(folder: Path) -> int | None:

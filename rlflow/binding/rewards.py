@@ -49,7 +49,8 @@ class ModelReward:
     def load(self, device: str, options: Options) -> None:
         """Load the model with a trainer of the run's backend."""
         kind = half_class(options.backend, "trainer")
-        self.trainer = kind(ModelSpec(Path(self.spec.path), "scores", False, device, options.dtype, options.seed), kind.Settings())
+        self.trainer = kind(ModelSpec(Path(self.spec.path), "scores", False, device, options.dtype, options.seed,
+                                      longest=options.longest_row), kind.Settings())
 
     def __call__(self, batch: Batch) -> Tensor:
         """The score that the model gives each row."""

@@ -40,6 +40,7 @@ class Options:
     max_bad: Annotated[int, Ge(0)] = 3  # stop after N iterations in a row in which an update took no finite step; 0: never
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None  # serve the run's numbers to Prometheus at this port of loopback
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
+    longest_row: Annotated[int, Ge(0)] = 0  # tokens of prompt and response, for models that rotate by it; 0: the longest that can come
     seed: int = 0  # every draw is derived from it
     out: str = "runs"  # folder that holds run directories
     name: str | None = None  # name of the run's directory; FLOW-N without

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlflow.columns import SOURCE, Kind
 from rlflow.data import rows
 from rlflow.data.encode import Encoder, Wording
-from rlflow.data.faults import Fault, Room, faults
+from rlflow.data.faults import Fault, Room, faults, lengths
 from rlflow.data.fields import FIELDS, OF_PROJECTS, Record, Shape
 from rlflow.data.scorer import MATCH, DataShape, ScorerSpec
 from rlflow.errors import PlanError
@@ -121,6 +121,11 @@ class Dataset:
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
         """Record → what is wrong with it, for those of the records at ``index`` that cannot be given to a model."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
+
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt, and of the longest prompt with its response, of all records that can be given to a model."""
+        every = list(lengths(self.records, self.encoder, self.wording, self.room, self.name))
+        return max((prompt for prompt, _ in every), default=0), max((row for _, row in every), default=0)
 
     def within(self, room: Room) -> Dataset:
         """The data set, with records judged by the room that a model has for a row."""

@@ -66,6 +66,19 @@ def faults(
     return by_record
 
 
+def lengths(
+    records: Sequence[Record], encoder: Encoder, wording: Wording, room: Room, name: str
+) -> Iterator[tuple[int, int]]:
+    """The tokens of each record's prompt, and of its prompt with its longest response, of the records that can be given to a model. The
+    arguments are those of ``faults``."""
+    judge = _Judge(encoder, wording, room, name)
+    for part in _parts(records, range(len(records))):
+        sound = [records[i] for i in part]
+        if not judge.all_sound(sound):
+            sound = [records[i] for i in part if judge(records[i], i) is None]
+        yield from judge.lengths(sound)
+
+
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
     """The records in parts of at most CHARACTERS characters, or of one longer record."""
     part: list[int] = []
@@ -107,7 +120,7 @@ class _Judge:
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
         try:
-            return all(self._fits(prompt, longest) for prompt, longest in self._lengths(records))
+            return all(self._fits(prompt, longest) for prompt, longest in self.lengths(records))
         except PlanError:
             return False
 
@@ -117,7 +130,7 @@ class _Judge:
         if least := self._surely_longer(record):
             return self._too_long(record, number, least, f"a text of {_characters(record)} characters")
         try:
-            prompt, longest = self._lengths([record])[0]
+            prompt, longest = self.lengths([record])[0]
         except PlanError as error:
             first = error.problems[0]
             return Fault("wording", replace(first, place=record.place, message=f"{self._which(record, number)}{first.message}"))
@@ -131,7 +144,7 @@ class _Judge:
         """Whether a record has no question. A record with responses needs none."""
         return not record.responses and not record.question.strip()
 
-    def _lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
+    def lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
         """The tokens of each record's prompt, and of its prompt with its longest response."""
         wordings = [self.wording.of(record) for record in records]
         turns = iter(answered(self.encoder, [(wording, response) for record, wording in zip(records, wordings, strict=True)

@@ -32,6 +32,7 @@ from rlflow.binding.environments import (
 )
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models, trainer_alone
+from rlflow.binding.positions import longest_row, rotates_by_length
 from rlflow.binding.replies import reply_problems
 from rlflow.binding.roles import Roles, bind_roles, folders
 from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
@@ -39,7 +40,7 @@ from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.columns import SOURCE
-from rlflow.config.flags import RunConfig
+from rlflow.config.flags import NULL, RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.ends import ends_of
@@ -57,7 +58,7 @@ from rlflow.graph.wire import identity
 from rlflow.memory.mover import MemoryMover
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
-from rlflow.rewards.spec import readers
+from rlflow.rewards.spec import parse_reward, readers
 from rlflow.runs.beside import reserved_gpus, services_of, with_urls
 from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
@@ -142,6 +143,7 @@ def prepare(
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         sets = usable_sets(program.graph, placed.roles, options, opened, note, begun)
         held_out = HeldOut(kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()})
+        config, placed = with_longest_row(config, placed, program.graph, (prompts.data, kept_out, *sets.values()), note)
         for line in amounts(prompts.data, options.prompts):
             note(line)
         return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with, services)
@@ -150,6 +152,30 @@ def prepare(
         services.close()
         watchdog.close()
         raise
+
+
+def with_longest_row(
+    config: RunConfig, placed: PlacedRoles, graph: Graph, datasets: Iterable[Dataset], note: Callable[[str], None]
+) -> tuple[RunConfig, PlacedRoles]:
+    """The longest row that can come, where a model of the run rotates positions by it, as a value of the configuration, with which the run
+    is recorded and resumed; as they are where none does. Raises PlanError where --longest-row is shorter than the data's."""
+    models = {name: role.folder for name, role in placed.roles.items() if rotates_by_length(role.folder)}
+    models |= {spec.name: Path(spec.path) for spec in map(parse_reward, config.options.reward)
+               if spec.kind == "model" and rotates_by_length(Path(spec.path))}  # fmt: skip
+    if not models or config.options.backend == NULL:
+        return config, placed
+    limit = config.data.get("max_prompt")
+    given, known = config.options.longest_row, longest_row(graph, datasets, None if limit is None else int(limit))
+    if 0 < given < known:
+        raise PlanError.of("longest-row", "rows can be longer than --longest-row says", found=f"--longest-row {given}",
+                           expected=f"at least {known}, the longest prompt with max_tokens behind it", remedy=f"--longest-row {known}")
+    longest = given or known
+    of = f"rows of at most {longest} tokens" if longest else "the longest rows that its config knows"
+    why = "" if longest else "; how long asked prompts can get is not known before: --data.max_prompt or --longest-row TOKENS"
+    note(f"rotary frequencies of {listed(models)} depend on the longest row: all passes and samples of the run have those for {of}{why}")
+    options = replace(config.options, longest_row=longest)
+    values = {**config.values, "longest_row": longest} if longest else config.values
+    return replace(config, options=options, values=values), replace(placed, options=options)
 
 
 def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note) -> Program:

@@ -35,6 +35,8 @@ class ModelSpec:
     #: (tensor, dimension) for tensors that a sharding trainer should cut along another dimension than the first
     dims: tuple[tuple[str, int], ...] = ()
     outer: bool = False  # whether the ranks of a generator that share a model are not adjacent: of n such groups each has every n-th
+    #: tokens of the longest row that can come, by which rotary frequencies are chosen; 0: as many as the model has positions
+    longest: int = 0
     group: Any = None  # torch's group of the ranks, where they are threads of one process; None: torch's default group, if there is one
     ends: tuple[int, ...] = ()  # the tokens at which a generator ends a row; (): those that the folder's configs and its tokenizer name
 

@@ -1,14 +1,19 @@
 """How long a row may be: what configurations name, what engines are told, and what is left for prompts."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from rlflow import flow, loss, repeat, stage
-from rlflow.binding.positions import positions_of, room
+from rlflow.author.load import load_flow
+from rlflow.binding.positions import longest_row, positions_of, room, rotates_by_length
 from rlflow.binding.roles import bind_roles
 from rlflow.config.flags import sort_values
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import ByteEncoder
 from rlflow.data.faults import Room
+from rlflow.data.fields import Record
 from rlflow.errors import PlanError
 from rlflow.trace.compile import compile_flow
 
@@ -111,9 +116,34 @@ def test_samples_that_leave_no_room_for_a_prompt_are_refused(folder):
         of(sampling, model=str(folder(max_position_embeddings=20)))
     assert "max_tokens=10 in actor.generate" in str(caught.value)
     assert caught.value.problems[0].place.path == __file__
-    from rlflow.author.load import load_flow
 
     graph = compile_flow(load_flow("grpo")).graph
     given = sort_values({"model": str(folder(max_position_embeddings=512))}, ["actor", "reference", "reward"])
     with pytest.raises(PlanError, match=r"such as --hp.max_tokens 256"):
         room(graph, bind_roles(graph, given), (), False)
+
+
+def data(*texts, responses=()):
+    return Dataset("data", [Record(text, responses=responses) for text in texts], ByteEncoder())
+
+
+def test_the_longest_row_that_can_come():
+    correction = compile_flow(load_flow("correction")).graph
+    prompts = (data("a", "abc"), data("abcde"), data())
+    assert longest_row(compile_flow(sampling).graph, prompts, None) == 5 + 20
+    assert longest_row(correction, prompts, None) == 0  # only the run shows it
+    assert longest_row(correction, prompts, 40) == 40 + dict(correction.hp)["max_tokens"]
+    assert longest_row(compile_flow(sampling).graph, prompts, 40) == 5 + 20
+    limited = replace(data("abc", "a" * 90), room=Room(80))
+    assert longest_row(compile_flow(sampling).graph, [limited], None) == 3 + 20  # what is left out does not count
+
+
+def test_the_longest_row_of_data_with_responses():
+    pairs = data("ab", responses=("12345",))
+    assert longest_row(compile_flow(learning).graph, [pairs], None) == 2 + 5 + 1 + 1  # its end, and one more of an evaluation
+
+
+@pytest.mark.parametrize(("rope", "follows"), [({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, True), (None, False)])
+def test_models_whose_rotary_frequencies_follow_the_longest_row(folder, rope, follows):
+    assert rotates_by_length(folder(model_type="llama", max_position_embeddings=64, rope_parameters=rope)) is follows
+    assert not rotates_by_length(None)

@@ -1,0 +1,126 @@
+"""A row's numbers do not depend on the rows beside it, on both sides of every length at which a model computes otherwise."""
+
+import pytest
+import torch
+from every_causal import BOUNDARY, NAMES, NotTiny, model, ropes, tiny
+from transformers import AutoModelForCausalLM
+
+from rlflow.backends.local import Generator, Trainer
+from rlflow.backends.local.tokenizer import copy_tokenizer
+from rlflow.batch import Batch
+from rlflow.errors import PlanError
+from rlflow.training.protocols import ModelSpec, Sampling
+
+SHORT, LONG = 10, 20  # the longest row of a run, on either side of the boundary
+PROMPTS = {SHORT: [[5, 9, 11], [7], [4, 4, 8, 20]], LONG: [[5, 9, 11], [7], [4, 4, 8, 20, 33, 12, 9, 8, 7, 6, 5, 3, 4, 2]]}
+TOKENS = [[12, 40, 3, 1], [1, 1, 60, 8, 9, 10], [30, 5, 1, 1, 7, 9]]
+
+
+def saved(made, folder, tokenizer):
+    made.save_pretrained(folder)
+    copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def rows_of(batch):
+    """(prompt, tokens) of each row."""
+    columns = [batch.data[name] for name in ("prompt_tokens", "tokens")]
+    return list(zip(*(column.value.split(column.lengths.tolist()) for column in columns), strict=True))
+
+
+def alone(plain, prompt, tokens, longest):
+    """The log-probs of a row in a plain forward; the row is filled up to the longest of the run, which a causal model does not see."""
+    row = torch.cat([prompt, tokens])
+    filled = torch.nn.functional.pad(row, (0, longest - len(row)))
+    with torch.no_grad():
+        logits = plain(filled[None], use_cache=False).logits[0, len(prompt) - 1 : len(row) - 1].float()
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+
+def hold(folder, longest, atol):
+    """One batch, and what is sampled from prompts on both sides, against each row alone."""
+    trainer = Trainer(ModelSpec(folder, trained=True, longest=longest))
+    batch = Batch.of(prompt_tokens=PROMPTS[longest], tokens=TOKENS)
+    given = trainer.forward(batch)["logprobs"]
+    sampled, logprobs = sample(folder, longest)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    again = trainer.forward(sampled)["logprobs"] if sampled is not None else logprobs
+    for rows, got in ((batch, given), (sampled, again), (sampled, logprobs)):
+        for (prompt, tokens), own in zip(rows_of(rows), got, strict=True) if rows is not None else ():
+            torch.testing.assert_close(own[: len(tokens)], alone(plain, prompt, tokens, longest), atol=atol, rtol=0)
+
+
+def sample(folder, longest):
+    """Rows that are sampled across the boundary, and their log-probs as they were sampled; nothing of a model without a known cache."""
+    try:
+        generator = Generator(ModelSpec(folder, longest=longest))
+    except PlanError as refused:
+        if refused.problems[0].code != "no-cache":
+            raise
+        return None, None
+    prompts = Batch.of(prompt_tokens=[prompt[: longest - 6] for prompt in PROMPTS[longest]])
+    batch = generator.generate(prompts, Sampling(samples=2, max_tokens=6), range(6))
+    return batch | prompts, batch["sampled_logprobs"]
+
+
+@pytest.mark.parametrize("longest", [SHORT, LONG])
+@pytest.mark.parametrize(("name", "rope"), [("phi3", "longrope"), ("llama", "dynamic")])
+def test_rows_on_both_sides_of_the_boundary_of_rotary_frequencies(folders, tmp_path, name, rope, longest):
+    hold(saved(model(ropes(name)[rope]), tmp_path, folders["gpt2"]), longest, 1e-5)
+
+
+def test_a_row_beyond_what_frequencies_were_chosen_for_is_refused(folders, tmp_path):
+    folder = saved(model(ropes("phi3")["longrope"]), tmp_path, folders["gpt2"])
+    trainer, generator = Trainer(ModelSpec(folder, longest=SHORT)), Generator(ModelSpec(folder, longest=SHORT))
+    trainer.forward(Batch.of(prompt_tokens=[[3] * BOUNDARY], tokens=[[]]))
+    with pytest.raises(PlanError, match=rf"a row of {BOUNDARY + 1} tokens\n.*at most {BOUNDARY}.*\n.*--longest-row {BOUNDARY + 1}"):
+        trainer.forward(Batch.of(prompt_tokens=[[3] * BOUNDARY], tokens=[[4]]))
+    with pytest.raises(PlanError, match="frequencies for shorter rows"):
+        generator.generate(Batch.of(prompt_tokens=[[3] * BOUNDARY]), Sampling(max_tokens=1), [0])
+
+
+def test_a_model_is_saved_with_the_frequencies_of_its_folder(folders, tmp_path):
+    config = ropes("phimoe")["longrope"]
+    folder = saved(model(config), tmp_path / "before", folders["gpt2"])
+    Trainer(ModelSpec(folder, longest=LONG)).save(tmp_path / "after")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "after").config.rope_parameters == config.rope_parameters
+
+
+def test_a_model_that_reads_what_comes_after_a_token_is_refused(folders, tmp_path):
+    folder = saved(model(tiny("bert-generation", is_decoder=False)), tmp_path, folders["gpt2"])
+    with pytest.raises(PlanError, match="BertGenerationDecoder reads the tokens after a token"):
+        Trainer(ModelSpec(folder))
+
+
+# Classes that no config of these sizes makes: parts of them are as large as they are, or their config wants more than sizes.
+NOT_TINY = set()
+
+
+REFUSED = ("no-backbone", "logits", "not-causal")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_every_causal_model_of_transformers(folders, tmp_path, name, subtests):
+    if name in NOT_TINY:
+        with pytest.raises(NotTiny):
+            ropes(name)
+        return
+    configs = ropes(name)
+    for rope, config in configs.items():
+        for longest in (SHORT, LONG):
+            with subtests.test(rope, longest=longest):
+                judge(config, tmp_path / f"{rope}-{longest}", longest, folders["gpt2"])
+
+
+def judge(config, folder, longest, tokenizer):
+    """That the numbers hold, or that the model is refused."""
+    try:
+        made = model(config)
+    except NotTiny as reason:  # a class that knows its own rotations alone
+        pytest.skip(str(reason))
+    try:
+        hold(saved(made, folder, tokenizer), longest, 2e-4)
+    except PlanError as refused:
+        if refused.problems[0].code not in REFUSED:
+            raise
