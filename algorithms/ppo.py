@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from rlflow import DP_COMPUTE, RANK0, clipped_gain, flow, gae, kl, loss, place_last, stage, truncated_weights, whiten
 
@@ -18,8 +18,8 @@ class PPO:
     samples: Annotated[int, Ge(1)] = 1  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
-    gamma: float = 1.0  # discount per token
-    lam: float = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
+    gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
+    lam: Annotated[float, Ge(0), Le(1)] = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     clip_high: Annotated[float, Gt(0)] | None = None  # and upwards, where it is another (Yu et al. 2025); None: as downwards
     dual_clip: Annotated[float, Gt(1)] | None = None  # largest ratio on a negative advantage (Ye et al. 2020); None: any

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlflow import (
@@ -38,7 +38,7 @@ class PRIME:
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     beta: Annotated[float, Gt(0)] = 0.05  # reward of one nat of log(prm / reference)
     correct: float = 0.5  # the score from which a response counts as right
-    gamma: float = 1.0  # discount per token
+    gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes of the policy over the rows of an iteration

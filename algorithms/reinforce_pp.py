@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from rlflow import RANK0, clipped_gain, flow, group_mean, kl, loss, place_last, reward_to_go, stage, truncated_weights, whiten
 
@@ -20,7 +20,7 @@ class ReinforcePP:
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     baseline: bool = False  # take the group's mean off the scores
     beta: Annotated[float, Ge(0)] = 0.01  # price of one nat of KL to the reference; 0 needs no reference
-    gamma: float = 1.0  # discount per token
+    gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration

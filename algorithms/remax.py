@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from rlflow import clipped_gain, flow, kl, loss, place_last, reward_to_go, row, stage, truncated_weights
 
@@ -19,7 +19,7 @@ class ReMax:
     samples: Annotated[int, Ge(1)] = 1  # responses per prompt, besides the greedy one
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
-    gamma: float = 1.0  # discount per token
+    gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,8 +31,10 @@ def annotated(annotation: ast.expr) -> Any:
 
 
 def _limit(written: ast.expr) -> Any:
-    """A limit of annotated_types with a number, None for anything else."""
+    """A limit of annotated_types with a number or ``inf`` of math, None for anything else."""
     match written:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
             return LIMITS[name](number)
+        case ast.Call(func=ast.Name(id=name), args=[ast.Name(id="inf")]) if name in LIMITS:
+            return LIMITS[name](math.inf)
     return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from rlflow.author.flow import Flow
+from rlflow.author.settings import parse
 from rlflow.columns import Level
 from rlflow.config.flags import RunConfig, evaluation_names
 from rlflow.data.dataset import Dataset
@@ -18,6 +21,7 @@ from rlflow.data.spec import parse_sources
 from rlflow.errors import PlanError, listed, nearest
 
 TEXT_OPTIONS = ("system", "template", "split")
+COUNTS: dict[str, Any] = {"max_prompt": Annotated[int, Ge(1)], "seed": Annotated[int, Ge(0)]}
 SHARED = ("system", "template", "chat")  # settings that are one for all sources
 
 
@@ -81,8 +85,8 @@ def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wa
             options[name] = str(value)
         elif name == "chat":
             options[name] = true_or_false(value)
-        elif name in ("max_prompt", "seed"):
-            options[name] = int(value)
+        elif name in COUNTS:
+            options[name] = counted(name, value)
         else:
             task[name] = number(value)
     return {**options, "fields": fields or None, "task": task or None}
@@ -96,6 +100,15 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
             raise PlanError.of("data-field", f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
                                found=f"fields read: {listed(data.fields.values())}", expected=f"the fields prompt, {', '.join(needed)}",
                                remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
+
+
+def counted(name: str, value: Any) -> int:
+    """The value of a setting of the data that is a whole number. Raises PlanError for one out of its range."""
+    try:
+        return int(parse(COUNTS[name], value))
+    except ValueError as error:
+        raise PlanError.of("setting-range", f"the setting 'data.{name}' does not fit", found=repr(value), expected=str(error),
+                           remedy=f"change --data.{name}") from None
 
 
 def true_or_false(value: Any) -> bool:

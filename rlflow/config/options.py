@@ -41,7 +41,7 @@ class Options:
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None  # serve the run's numbers to Prometheus at this port of loopback
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
     longest_row: Annotated[int, Ge(0)] = 0  # tokens of prompt and response, for models that rotate by it; 0: the longest that can come
-    seed: int = 0  # every draw is derived from it
+    seed: Annotated[int, Ge(0)] = 0  # every draw is derived from it
     out: str = "runs"  # folder that holds run directories
     name: str | None = None  # name of the run's directory; FLOW-N without
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one

@@ -60,6 +60,10 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
                            remedy="list them: python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'")
     kind, config = tasks[task]
     _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
+    size = parameters["size"]
+    if not (isinstance(size, int) and size >= 1):
+        raise PlanError.of("task-parameter", f"the reasoning-gym task '{task}' has at least one question", found=f"size = {size}",
+                           expected="size: an integer of at least 1", remedy=f"--data.size {SIZE}")
     try:
         return kind(config=config(**parameters))  # which validates them
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values

@@ -47,3 +47,9 @@ def test_settings_of_the_data_have_their_types_and_others_are_the_tasks():
     assert data_settings(values, ()) == {
         "system": "7", "template": "{prompt}", "split": "train", "chat": True, "max_prompt": 5, "seed": 3,
         "fields": {"answer": "label"}, "task": {"size": 3, "mode": "easy"}}
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_prompt", "0"), ("max_prompt", "many"), ("seed", "-1"), ("max_prompt", "1.5")])
+def test_a_number_of_the_data_out_of_its_range_names_its_flag(name, value):
+    with pytest.raises(PlanError, match=f"(?s)found.*{value}.*change --data.{name}$"):
+        data_settings({name: value}, ())

@@ -158,6 +158,12 @@ def test_long_prompts_are_dropped_and_counted(jsonl):
     assert "3 too long" in repr(data)
 
 
+@pytest.mark.parametrize("size", [-5, 0, 1.5, "many"])
+def test_a_task_has_at_least_one_question(size):
+    with pytest.raises(PlanError, match=f"size = {size}"):
+        open_data("reasoning_gym:chain_sum", task={"size": size})
+
+
 def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
     one, other, same = (open_data("chain_sum", task={"size": 40}, seed=seed) for seed in (1, 2, 1))
     assert one.digest == same.digest != other.digest

@@ -79,10 +79,10 @@ def printed(*words):
 def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(tmp_path):
     file = str(Path(__file__).parents[2] / "algorithms" / "grpo.py")
     assert printed("check", file, "--actor.lora", "8", "--actor.lora-targets", "attention")[0] == 0
-    assert "nearest:  lora" in printed("check", file, "--actor.lorra", "8")[1]
+    assert "nearest:  --actor.lora" in printed("check", file, "--actor.lorra", "8")[1]
     code, text = printed("run", file, "--lora", "-1", "--out", str(tmp_path))
     assert (code, "expected: int >= 0" in text) == (2, True)
     code, text = printed("run", file, "--help")
     assert code == 0
-    for name in ("lora int >= 0 = 0", "lora_alpha float > 0 = 16.0", "lora_targets 'all-linear' | 'attention' = all-linear"):
+    for name in ("lora int >= 0 = 0", "lora_alpha float > 0 and < inf = 16.0", "lora_targets 'all-linear' | 'attention' = all-linear"):
         assert f"--ROLE.{name}" in text

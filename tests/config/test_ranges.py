@@ -1,0 +1,51 @@
+"""Numbers out of their range are refused by the settings themselves, before anything is loaded."""
+
+import pytest
+
+from rlflow.author.load import algorithms_folder, load_flow
+from rlflow.author.settings import described, fields
+from rlflow.cli.check import check_flow
+from rlflow.config.names import SHIPPED, setting_types
+from rlflow.config.options import Options
+from rlflow.environments.spec import Bounds
+from rlflow.errors import PlanError
+from rlflow.launching.target import JobSettings
+from rlflow.services.declare import ServiceSettings
+
+ANY = {  # numbers that may be whatever they are: scores and covariances have no range, and staleness has a rule of its own
+    "clip_cov.cov_low", "clip_cov.cov_high", "critique.correct", "prime.correct", "vapo.correct", "topr.baseline", "Options.staleness",
+}  # fmt: skip
+
+
+def types():
+    """(where, name, type) of every setting that a flag may set."""
+    for settings in (Options, Bounds, ServiceSettings, JobSettings):
+        yield from ((settings.__name__, name, each.type) for name, each in fields(settings).items())
+    for backend in SHIPPED:
+        yield from ((backend, name, type_) for name, type_ in setting_types(backend).items())
+    for path in algorithms_folder().glob("[!_]*.py"):
+        hp = load_flow(path.stem).parameters.hp
+        yield from ((path.stem, name, each.type) for name, each in fields(type(hp)).items())
+
+
+def test_every_number_has_a_range():
+    numbers = {f"{where}.{name}" for where, name, type_ in types() if {"int", "float"} & set(described(type_).split())}
+    bounded = {f"{where}.{name}" for where, name, type_ in types() if any(sign in described(type_) for sign in "<>")}
+    assert len(numbers) > 100
+    assert numbers - bounded == ANY
+
+
+@pytest.mark.parametrize("flag", [
+    "--seed=-1", "--prompts=0", "--held-out=-1", "--lr=inf", "--weight-decay=inf", "--lora-alpha=inf", "--hp.gamma=1.01", "--hp.lam=-0.1",
+    "--hp.beta=-1", "--actor.generate.temperature=inf", "--actor.generate.top_p=2", "--reward=task:nan", "--threads=-1", "--max-missing=2",
+])  # fmt: skip
+def test_a_number_out_of_its_range_is_refused_with_the_flag_to_change(flag):
+    with pytest.raises(PlanError) as caught:
+        check_flow("ppo", [flag])
+    (problem,) = caught.value.problems
+    assert problem.expected
+    assert problem.code in ("setting-range", "reward-weight")
+
+
+def test_limits_may_be_infinite():
+    assert check_flow("ppo", ["--max-grad-norm=inf", "--hp.is_cap=inf", "--hp.clip=inf"]).ok
