@@ -22,8 +22,9 @@ from rlflow.author.source import call_place
 from rlflow.axis import Axis, stacked, starts
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.copy_on_write import lent
-from rlflow.errors import FlowError, Problem, listed, nearest
+from rlflow.errors import FlowError, Problem, listed
 from rlflow.messages import unpacked
+from rlflow.words import column_meant
 
 _fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
 DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
@@ -352,8 +353,10 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
     """The problem of reading a column that a batch has not."""
+    close = column_meant(name, columns)
+    remedy = f"read '{close}'" if close else f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
     return Problem("missing-column", f"the batch has no column '{name}'", call_place(), found=listed(columns), expected=name,
-                   nearest=nearest(name, columns), remedy=f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)")
+                   nearest=close, remedy=remedy)
 
 
 def other_axis(columns: Iterable[str]) -> Problem:

@@ -11,7 +11,6 @@ Every message names the place, what was found, what was expected, the nearest na
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -136,8 +135,28 @@ class Dead(RemoteError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
+    """The name that was probably meant, or None: the one with the fewest letters changed, missing, added or swapped, which are at most a
+    third of the longer one's letters and at most three."""
+    close = [(apart, each) for each in names if (apart := misspelt(name, each)) is not None]
+    return min(close, key=lambda pair: pair[0])[1] if close else None
+
+
+def misspelt(written: str, meant: str) -> int | None:
+    """How many letters differ between two names (changed, missing, added, or two neighbours swapped), upper and lower case and ``-`` and
+    ``_`` being the same; None where these are too many for one to be a misspelling of the other."""
+    first, second = (text.casefold().replace("-", "_") for text in (written, meant))
+    most = min(max(len(first), len(second)) // 3, 3)
+    if abs(len(first) - len(second)) > most:
+        return None
+    before: list[int] = []
+    row = list(range(len(second) + 1))
+    for i, letter in enumerate(first, 1):
+        before, last, row = row, before, [i]
+        for j, other in enumerate(second, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other)))
+            if i > 1 and j > 1 and (letter, first[i - 2]) == (second[j - 2], other):
+                row[j] = min(row[j], last[j - 2] + 1)
+    return row[-1] if row[-1] <= most else None
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from rlflow.errors import FlowError, Place, PlanError, Problem, RunHeld, StageError, listed, nearest, printable
 
 PROBLEM = Problem(
@@ -62,6 +64,15 @@ def test_the_nearest_name_is_near():
     assert nearest("score", ["scores", "logprobs"]) == "scores"
     assert nearest("banana", ["scores", "logprobs"]) is None
     assert nearest("x", []) is None
+
+
+@pytest.mark.parametrize(("written", "names", "meant"), [
+    ("gpro", ("gspo", "grpo"), "grpo"), ("epochs", ("eps",), None), ("temperature", ("generator",), None), ("Save-Every", ("save_every",),
+    "save_every"), ("lrs", ("lr",), "lr"), ("ab", ("ba",), None), ("minibatches", ("minibatch",), "minibatch"), ("a", ("b",), None),
+    ("/models/small", ("/models/large",), None),
+])  # fmt: skip
+def test_two_swapped_letters_are_one_mistake_and_few_mistakes_are_a_misspelling(written, names, meant):
+    assert nearest(written, names) == meant
 
 
 def test_long_lists_are_cut_and_counted():

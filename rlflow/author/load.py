@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from rlflow.author.flow import Flow
 from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
+from rlflow.words import algorithm_meant
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def target(text: str) -> Target:
         known = [p.stem for p in sorted(algorithms_folder().glob("*.py")) if p.stem != "__init__"]
         siblings = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise PlanError.of("no-file", f"there is no algorithm file '{name}'", found="a folder" if path.is_dir() else "nothing there",
-                           expected=f"a Python file, or one of {listed(known)}", nearest=nearest(name, [*siblings, *known]),
+                           expected=f"a Python file, or one of {listed(known)}", nearest=algorithm_meant(name, [*siblings, *known]),
                            remedy="name a file; `rlflow new NAME` writes one to start from")
     return Target(path.resolve(), flow or None)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from rlflow.author.signature import REQUIRED
 from rlflow.columns import standard_kind
-from rlflow.errors import FlowError, Place, Problem, listed, nearest
+from rlflow.errors import FlowError, Place, Problem, listed
+from rlflow.words import setting_meant
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def bind(what: str, specification: Mapping[str, Setting], settings: Mapping[str,
 def judged(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its default, or 1."""
+    """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its default, or 1, and an unknown
+    one as the one that was probably meant."""
     problems = [unknown_setting(what, name, specification, place) for name in settings if name not in specification]
+    settings = {problem.nearest: settings[problem.found] for problem in problems if problem.nearest} | dict(settings)
     bound = {}
     for name, setting in specification.items():
         value = bound[name] = settings.get(name, setting.default)
@@ -105,7 +108,7 @@ def judged(
 
 def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None) -> Problem:
     """A call names a setting that the function does not have."""
-    close = nearest(name, known)
+    close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem("unknown-setting", f"{what} has no setting '{name}'", place, definition, found=name,
                    expected=f"one of {listed(known)}", nearest=close, remedy=remedy)

@@ -13,6 +13,7 @@ from rlflow.author.settings import fields, override
 from rlflow.binding.backends import backend, device_in
 from rlflow.config.flags import RoleConfig, RunConfig
 from rlflow.config.folders import model_folder
+from rlflow.config.meant import Known
 from rlflow.config.names import setting_problems, untouched
 from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem
@@ -119,8 +120,10 @@ def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRo
     """Bind roles of which it is known which halves they need. Raises PlanError, as ``bind_roles`` does."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
+    sampling = [use.name for use in uses if use.generates]
+    known = Known(config.own, tuple(use.name for use in uses), lambda: sampling)
     for use, needs in uses.items():
-        role, wrong = _bind(use, needs, config.role(use.name), config.options)
+        role, wrong = _bind(use, needs, config.role(use.name), config.options, known)
         problems += wrong
         if role is not None:
             roles[use.name] = role
@@ -129,14 +132,16 @@ def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRo
     return roles
 
 
-def _bind(use: RoleUse, needs: Halves, config: RoleConfig, options: Options) -> tuple[BoundRole | None, list[Problem]]:
+def _bind(
+    use: RoleUse, needs: Halves, config: RoleConfig, options: Options, known: Known
+) -> tuple[BoundRole | None, list[Problem]]:
     kinds = {half: half_class(name, half) for half, name in config.backends.items()}
     folder = _folder(config, options.model)
     if folder is not None and set(config.backends.values()) != {"null"}:
         pretrained.check(folder)
     absent = [no_half(config.backends[half], half, use.name) for half, need in zip(HALVES, needs, strict=True) if need and not kinds[half]]
     # settings of a half that is not there are unknown, too, which would say no more
-    problems = absent or setting_problems(config, untouched(config.backends) | class_types(kinds))
+    problems = absent or setting_problems(config, untouched(config.backends) | class_types(kinds), known)
     problems += [problem for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is not None
                  and (problem := missing(config.backends[half], options.device))]  # fmt: skip
     if problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlflow.binding.replies import reply_problems
 from rlflow.binding.tool_prompts import template_problems
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
+from rlflow.config.meant import Known
 from rlflow.config.names import role_types, setting_problems
 from rlflow.data.fields import FIELDS
 from rlflow.data.records import read
@@ -28,7 +30,7 @@ from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 from rlflow.trace.arguments import role_names
-from rlflow.trace.compile import TraceOptions
+from rlflow.trace.compile import TraceOptions, sampling_roles
 from rlflow.watch.secrets import remember
 
 
@@ -50,7 +52,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     config = read_config(flow, parse_flags(arguments))
     hp = settings(flow, config.hp)
     roles = roles_of(flow, config.options.reward)
-    check_names(config, roles)
+    check_names(config, flow, roles)
     if problems := pool_flag_problems(roles, config):
         raise PlanError(*problems)
     options = trace_options(config)
@@ -77,7 +79,8 @@ def read_config(flow: Flow, flags: Mapping[str, Any]) -> RunConfig:
     values = environment_beneath(flow.name, values) | values
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
-    return sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
+    return sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp,
+                       sampling=partial(sampling_roles, flow))
 
 
 def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
@@ -128,12 +131,13 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
     return MODEL_READS if reward.kind == "model" else TraceOptions().reward_reads
 
 
-def check_names(config: RunConfig, roles: Iterable[str]) -> None:
+def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
     """Judge the settings of roles by the sources of their backends, and whether the packages of these are there: `check` loads no backend.
     Raises PlanError."""
     problems: list[Problem] = []
+    known = Known(config.own, tuple(roles), partial(sampling_roles, flow))
     for role in map(config.role, roles):
-        problems += setting_problems(role, role_types(role.backends))
+        problems += setting_problems(role, role_types(role.backends), known)
         problems += [problem for backend in role.backends.values() if (problem := missing(backend, config.options.device))]
     if problems:
         raise PlanError(*dict.fromkeys(problems))

@@ -20,7 +20,7 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
                            nearest=nearest(format, FORMATS), remedy="choose one of them")
     flow = load_flow(file)
     config = read_config(flow, parse_flags(arguments))
-    check_names(config, roles_of(flow, config.options.reward))
+    check_names(config, flow, roles_of(flow, config.options.reward))
     print(FORMATS[format](compile_flow(flow, settings(flow, config.hp), trace_options(config)).graph))
     return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.settings import override
+from rlflow.config.meant import SWITCHES, Known, belongs_nowhere, no_sampling, unknown_own
 from rlflow.config.options import Options
 from rlflow.config.sampling import addresses_call, repeatable, sampling_of
 from rlflow.errors import PlanError, Problem, listed, nearest
@@ -17,28 +18,8 @@ from rlflow.graph.model import HALVES
 from rlflow.services.addresses import Address
 from rlflow.services.declare import HEAD, Service, in_place, nowhere, split_services
 
-SWITCHES = ("json", "quiet")
 REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
-ELSEWHERE = {  # what other programs call a flag
-    "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",
-    "warmup_steps": "warmup",
-    "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "eps", "max_norm": "max_grad_norm", "clip_grad": "max_grad_norm",
-    "batch_size": "prompts", "train_batch_size": "prompts", "rollout_batch_size": "prompts", "steps": "iterations",
-    "max_steps": "iterations", "num_iterations": "iterations", "total_training_steps": "iterations", "output_dir": "out", "output": "out",
-    "save_path": "out", "run_name": "name", "dataset": "data", "dataset_name": "data", "train_files": "data", "prompt_data": "data",
-    "model_name_or_path": "model", "pretrain": "model", "report_to": "track", "logger": "track", "save_steps": "save_every",
-    "val_files": "eval", "eval_dataset": "eval", "eval_n_samples_per_prompt": "eval_samples",
-    "save_freq": "save_every", "eval_steps": "eval_every", "test_freq": "eval_every", "save_total_limit": "keep", "reward_funcs": "reward",
-    "reward_fn": "reward", "torch_dtype": "dtype", "precision": "dtype", "lora_rank": "lora", "lora_r": "lora", "lora_dropout": "lora",
-    "num_generations": "hp.samples", "n_samples": "hp.samples", "n_samples_per_prompt": "hp.samples", "group_size": "hp.samples",
-    "max_new_tokens": "hp.max_tokens", "max_completion_length": "hp.max_tokens", "response_length": "hp.max_tokens",
-    "generate_max_len": "hp.max_tokens", "kl_coef": "hp.beta", "init_kl_coef": "hp.beta", "kl_loss_coef": "hp.beta",
-    "mini_batch_size": "hp.minibatch", "ppo_mini_batch_size": "hp.minibatch", "num_epochs": "hp.epochs", "ppo_epochs": "hp.epochs",
-    "num_train_epochs": "hp.epochs", "cliprange": "hp.clip", "clip_ratio": "hp.clip", "epsilon": "hp.clip",
-    "max_prompt_length": "data.max_prompt", "prompt_max_len": "data.max_prompt", "input_key": "data.prompt", "label_key": "data.answer",
-    "gpus": "pools", "n_gpus": "pools", "num_gpus": "pools", "num_workers": "pools", "fp16": "dtype", "bf16": "dtype",
-}  # fmt: skip
 SET = re.compile(r"(\w[\w.-]*)=(.+)", re.DOTALL)  # a held-out set, as --eval names it
 ALIASES = {"data.source": "data", "env.class": "env"}  # a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
@@ -127,7 +108,6 @@ class RoleConfig:
     shared: frozenset[str]  # names that were written without a role, for all roles
     trainer: str  # name of the trainer's backend
     generator: str  # name of the generator's backend
-    hp: tuple[str, ...] = ()  # names of the flow's own settings, one of which may be meant by a name that nothing has
 
     @property
     def backends(self) -> dict[str, str]:
@@ -162,7 +142,7 @@ class RunConfig:
         own = self.roles.get(name, {})
         values = {**self.every_role, **own}
         trainer, generator = (str(values.get(half) or self.options.backend) for half in HALVES)
-        return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator, self.own)
+        return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator)
 
     @property
     def tokenizer_folder(self) -> str | None:
@@ -186,12 +166,13 @@ class RunConfig:
 
 
 def sort_values(
-    values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere
+    values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere,
+    sampling: Callable[[], Sequence[str]] = no_sampling,
 ) -> RunConfig:
     """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults; ``urls``: gives the URLs of
-    services by name. Settings of environments get them in their own processes (``from_environment``) and those of the flow when its
-    stages are called, since the graph has both as they are written. Raises PlanError for names that belong to nothing; names of backends'
-    settings are judged where their backends are known (``setting_problems``)."""
+    services by name; ``sampling``: the roles that sample, for hints. Settings of environments get the URLs in their own processes
+    (``from_environment``) and those of the flow when its stages are called, since the graph has both as they are written. Raises PlanError
+    for names that belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
     written = values
     roles = list(roles)
     services, values = split_services(values)
@@ -199,10 +180,11 @@ def sort_values(
         there = urls(services)
         values = {name: value if _of_graph(name, roles) else in_place(value, there) for name, value in values.items()}
     own = {f.name for f in fields(Options)}
+    known = Known(tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), tuple(roles), sampling)
     options: dict[str, Any] = {}
     hp, data, every = {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
-    sampling, problems = sampling_of({name: value for name, value in values.items() if _of_a_call(name, roles)})
+    calls, problems = sampling_of({name: value for name, value in values.items() if _of_a_call(name, roles)})
     pools: list[str] = []
     environments: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -217,6 +199,7 @@ def sort_values(
             every[name] = value
         elif head == "hp":
             hp[rest] = value
+            problems += [unknown_own(rest, known)] if known.own and rest not in known.own else []
         elif head == "data":
             data[rest] = value
         elif head == "pools":  # a table of a configuration file
@@ -226,7 +209,7 @@ def sort_values(
         elif head in roles:
             by_role.setdefault(head, {})[rest] = value
         else:
-            problems.append(_nowhere(name, head, roles))
+            problems.append(belongs_nowhere(name, ["hp", "data", HEAD, *roles], known))
     if problems:
         raise PlanError(*problems)
     if pools:
@@ -234,8 +217,7 @@ def sort_values(
     rewards, judges = sort_rewards(options)
     if judges:
         options["reward"] = rewards
-    names = tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ()
-    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), names, sampling, judges, environments,
+    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), known.own, calls, judges, environments,
                      services)  # fmt: skip
 
 
@@ -273,36 +255,3 @@ def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]
         return []
     return [Problem("no-pools", f"{flags[0]} is given, but there are no pools", found=listed(flags),
                     expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")]
-
-
-def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
-    known = ["hp", "data", HEAD, *roles]
-    return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
-                   expected=f"one of {listed(known)} before the dot", nearest=nearest(head, known),
-                   remedy="see --help for all flags of this flow")
-
-
-def unknown_flag(name: str, backend_settings: Iterable[str], own: Iterable[str] = ()) -> Problem:
-    """A flag without a role that is neither the run's nor any backend's. ``own``: settings of the flow, one of which may be meant."""
-    known = [*(f.name for f in fields(Options)), *SWITCHES, "config", *backend_settings]
-    meant = nearest_flag(name, known, own)
-    first = f"write {_dashed(meant)}, if that is meant; " if meant else ""
-    return Problem("unknown-flag", f"there is no flag --{name.replace('_', '-')}", found=f"--{name.replace('_', '-')}",
-                   expected="a flag of the run, or of a backend", nearest=_dashed(meant), remedy=f"{first}see --help for all flags")
-
-
-def nearest_flag(name: str, known: Iterable[str], own: Iterable[str] = ()) -> str | None:
-    """The flag that was probably meant: what another program calls so, a setting of the flow without its ``hp.``, or one of a similar
-    name."""
-    known, dotted = list(known), [f"hp.{setting}" for setting in own]
-    elsewhere = ELSEWHERE.get(name)
-    if elsewhere in known or elsewhere in dotted or (elsewhere or "").startswith("data."):
-        return elsewhere
-    if f"hp.{name}" in dotted:
-        return f"hp.{name}"
-    similar = nearest(name, [*known, *own])
-    return f"hp.{similar}" if similar is not None and similar not in known else similar
-
-
-def _dashed(name: str | None) -> str | None:
-    return None if name is None else f"--{name}" if "." in name else "--" + name.replace("_", "-")

@@ -11,7 +11,8 @@ from typing import Any
 
 from rlflow.author.annotations import annotated
 from rlflow.author.settings import parse
-from rlflow.config.flags import NULL, ROLE_KEYWORDS, RoleConfig, nearest_flag, unknown_flag
+from rlflow.config.flags import NULL, ROLE_KEYWORDS, RoleConfig
+from rlflow.config.meant import Known, unknown_flag, unknown_setting
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
@@ -41,23 +42,18 @@ def no_backend(name: str) -> PlanError:
                         nearest=nearest(name, SHIPPED), remedy="choose one of them; rlflow doctor says which can be used here")
 
 
-def setting_problems(role: RoleConfig, types: Mapping[str, Any]) -> list[Problem]:
+def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -> list[Problem]:
     """The settings of a role that neither of its halves has, and those whose values are not of their ``types`` (by name, as a Settings
-    class annotates them). `check` takes the types from the sources of backends (``role_types``), a run from their classes."""
-    return [*unknown_settings(role, types), *unfit_values(role, types)]
+    class annotates them). `check` takes the types from the sources of backends (``role_types``), a run from their classes. ``known``: what
+    else of the flow an unknown name may mean."""
+    return [*unknown_settings(role, types, known), *unfit_values(role, types)]
 
 
-def unknown_settings(role: RoleConfig, names: Iterable[str]) -> list[Problem]:
+def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> list[Problem]:
     """The settings of a role that are not among ``names``, those of its two halves."""
-    known = {*names, *ROLE_KEYWORDS}
-    return [
-        unknown_flag(name, known, role.hp) if name in role.shared else
-        Problem("unknown-setting", f"role '{role.name}' has no setting '{name}'", found=f"--{role.name}.{name}",
-                expected=f"one of {listed(sorted(known))}", nearest=nearest_flag(name, known),
-                remedy="see --help for all settings with their defaults")
-        for name in role.values
-        if name not in known
-    ]
+    settings = {*names, *ROLE_KEYWORDS}
+    return [unknown_flag(name, settings, known) if name in role.shared else unknown_setting(role.name, name, settings, known)
+            for name in role.values if name not in settings]  # fmt: skip
 
 
 def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from rlflow.rewards.remote import RemoteReward
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.spec import RewardSpec
 from rlflow.rewards.values import OF_VALUES
+from rlflow.words import column_meant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,7 @@ class Reward:
                 continue
             if name not in columns:
                 raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which the rows do not have",
-                                   found=listed(readable), expected=f"a row column '{name}'", nearest=nearest(name, readable),
+                                   found=listed(readable), expected=f"a row column '{name}'", nearest=column_meant(name, readable),
                                    remedy=f"rename the parameter, give it a default, or map a field of the data: --data.{name} FIELD")
             if name not in readable:
                 raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which is no row column",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from rlflow.runs.session import start_run
 from rlflow.services.addresses import Address, addresses
 from rlflow.services.declare import Service
 from rlflow.trace.arguments import role_names
+from rlflow.trace.compile import sampling_roles
 from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
 
@@ -64,7 +66,7 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
         return {name: place.url for name, place in places.items()}
 
     written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
-    config = replace(sort_values(written, names, flow.parameters.hp, urls), places=places)
+    config = replace(sort_values(written, names, flow.parameters.hp, urls, partial(sampling_roles, flow)), places=places)
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and config.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(config.hp),

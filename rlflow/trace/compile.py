@@ -74,6 +74,12 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
     return _traced(flow, hp, options or TraceOptions(), numbered=True)[0] if reads_prompt_id else first
 
 
+def sampling_roles(flow: Flow) -> tuple[str, ...]:
+    """The roles that sample in a flow at its own settings, as far as it can be traced."""
+    program = trace(flow).program
+    return tuple(use.name for use in program.graph.roles if use.generates) if program else ()
+
+
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
     """The result of a trace, and whether the flow asked for the prompt_id that it had not. ``numbered``: whether the data give it."""
     try:

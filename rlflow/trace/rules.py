@@ -17,6 +17,7 @@ from rlflow.dispatch import ALL, RANK0
 from rlflow.errors import Place, Problem, listed, nearest
 from rlflow.graph.lineage import line
 from rlflow.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
+from rlflow.words import COLUMNS, column_meant
 
 if TYPE_CHECKING:
     from rlflow.environments.spec import EnvironmentSpec
@@ -26,14 +27,16 @@ def missing(
     what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None, settings: Iterable[str]
 ) -> Problem:
     """A column that a call reads and the batch has not; or a setting that was written where columns stand."""
-    close = nearest(name, columns)
+    close = column_meant(name, columns)
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
     if name in settings and name not in TABLE:
         return Problem("positional-setting", f"{what} takes '{name}' as a column, but '{name}' is a setting", place, definition,
                        found=f"the positional parameter '{name}'", expected=f"one of {listed(columns)}", nearest=close,
                        remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: {name}=hp.{name}")
-    if name not in TABLE and close is None and definition is not None:  # of a function, whose parameters are columns up to its '*'
+    if name not in TABLE and close is None and (here := COLUMNS.get(name)):
+        remedy = f"read '{here}', which is what it is called here, and merge the stage that gives it first"
+    elif name not in TABLE and close is None and definition is not None:  # of a function, whose parameters are columns up to its '*'
         remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
     else:
         first = f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
@@ -49,17 +52,12 @@ def no_environment(what: str, name: str, columns: Sequence[str], place: Place | 
                    remedy="--env FILE.py:Class; docs/environments.md says how to write one")
 
 
-MEANT = {"solution_str": "completion", "response": "completion", "responses": "completion", "completions": "completion",
-         "output": "completion", "generation": "completion", "ground_truth": "answer", "label": "answer", "labels": "answer",
-         "solution": "answer", "target": "answer", "gold": "answer", "prompts": "prompt", "question": "prompt"}  # fmt: skip
-
-
 def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None,
                    fields: Sequence[str] = ()) -> Problem:  # fmt: skip
     """A column that the function behind a reward reads and the rows have not: its parameters name columns, with or without a ``*``."""
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
-    meant = MEANT.get(name) if MEANT.get(name) in columns else nearest(name, columns)
+    meant = column_meant(name, columns)
     field = nearest(name, fields)
     ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
     ways += [f"--data.answer {name if name != 'answer' else 'FIELD'} where that field of the data is the right answer"] * (

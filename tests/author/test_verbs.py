@@ -39,9 +39,10 @@ def test_every_way_to_average_is_taken(mean):
 
 def test_all_problems_of_a_call_are_found_at_once():
     with pytest.raises(FlowError) as caught:
-        verbs.bind("actor.generate", verbs.GENERATE, {"max_token": 8, "samples": 0})
+        verbs.bind("actor.generate", verbs.GENERATE, {"tokens": 8, "temprature": -1, "samples": 0})
     assert [(p.code, p.found, p.nearest) for p in caught.value.problems] == [
-        ("unknown-setting", "max_token", "max_tokens"), ("setting-range", "samples=0", None), ("missing-setting", "nothing", None),
+        ("unknown-setting", "tokens", None), ("unknown-setting", "temprature", "temperature"), ("setting-range", "samples=0", None),
+        ("missing-setting", "nothing", None), ("setting-range", "temperature=-1", None),
     ]
 
 

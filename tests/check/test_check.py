@@ -91,7 +91,7 @@ def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "value", "code", "found", "expected", "nearest"),
     [
-        ("--hp.bta", "0.2", "unknown-setting", "bta", "one of beta, samples", "beta"),
+        ("--hp.bta", "0.2", "unknown-setting", "bta", "one of beta, samples", "--hp.beta"),
         ("--hp.samples", "1", "setting-range", "'1'", "int >= 2: input should be greater than or equal to 2", None),
         ("--hp.samples", "two", "setting-range", "'two'",
          "int >= 2: input should be a valid integer, unable to parse string as an integer", None),

@@ -56,7 +56,7 @@ def called(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("words", [
-    (["--hp.betta", "1"], "nearest:  beta"),
+    (["--hp.betta", "1"], "nearest:  --hp.beta"),
     (["--hp.beta", "-1"], "float >= 0"),
     (["--iterrations", "3"], "--iterations"),
     (["--acter.lr", "1"], "actor"),
@@ -195,7 +195,8 @@ def test_help_lists_every_setting_with_its_default_and_comment(called):
     code, out, _ = called("run", "ppo", "--help")
     assert code == 0
     for part in ("--hp.beta float >= 0 = 0.05 (packaged task: ", "--iterations int >= 1 = 100 (packaged task: 40)",
-                 "--hp.max_tokens int >= 1 = 1024 (packaged task: 8)", "--ROLE.lr float >= 0 = 1e-06 (packaged task: 0.0003)", "--config"):
+                 "--hp.max_tokens int >= 1 = 1024 (packaged task: 8)", "--ROLE.lr float >= 0 and < inf = 1e-06 (packaged task: 0.0003)",
+                 "--config"):
         assert part in out
 
 

@@ -40,7 +40,7 @@ def test_names_go_where_they_belong():
 def test_a_name_before_the_dot_that_is_nothing_has_its_nearest_shown():
     with pytest.raises(PlanError) as caught:
         sort_values({"acter.lr": "1"}, ["actor", "critic"])
-    assert caught.value.problems[0].nearest == "actor"
+    assert caught.value.problems[0].nearest == "--actor.lr"
 
 
 def test_a_value_out_of_range_names_the_flag_and_what_was_expected():

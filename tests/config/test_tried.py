@@ -2,9 +2,10 @@
 
 import pytest
 
+from rlflow.author.load import load_flow
 from rlflow.binding.roles import Halves, bind
 from rlflow.cli.check import check_flow, check_names
-from rlflow.config.flags import sort_values, unknown_flag
+from rlflow.config.flags import sort_values
 from rlflow.config.names import SHIPPED, role_types, setting_types, untouched
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
@@ -34,23 +35,14 @@ def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(valu
     given = sort_values({"backend": "null"} | values, ["actor"])
     if fits:
         assert bind({ACTOR: Halves(True, True)}, given)["actor"].trainer.backend == "null"
-        return check_names(given, ["actor"])
-    for judge in (lambda: bind({ACTOR: Halves(True, True)}, given), lambda: check_names(given, ["actor"])):
+        return check_names(given, load_flow("grpo"), ["actor"])
+    for judge in (lambda: bind({ACTOR: Halves(True, True)}, given), lambda: check_names(given, load_flow("grpo"), ["actor"])):
         with pytest.raises(PlanError):
             judge()
 
 
-@pytest.mark.parametrize(("name", "meant"), [
-    ("learning_rate", "--lr"), ("samples", "--hp.samples"), ("num_generations", "--hp.samples"), ("sampels", "--hp.samples"),
-    ("max_prompt_length", "--data.max_prompt"), ("promts", "--prompts"), ("output_dir", "--out"), ("save_steps", "--save-every"),
-    ("kl_coef", None), ("zzz", None),
-])  # fmt: skip
-def test_a_flag_that_is_not_there_names_the_one_that_is_meant(name, meant):
-    assert unknown_flag(name, ["lr"], ["samples", "clip"]).nearest == meant
-
-
 @pytest.mark.parametrize("value", ["99999999999999999999", "-99999999999999999999"])
 def test_whole_numbers_fit_into_64_bits(value):
-    with pytest.raises(PlanError, match="64 bits"):
+    with pytest.raises(PlanError, match="64 bits|>= 0"):
         sort_values({"seed": value}, [])
     assert sort_values({"seed": str(2**63 - 1)}, []).options.seed == 2**63 - 1

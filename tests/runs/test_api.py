@@ -22,7 +22,7 @@ def test_settings_as_a_dict_are_those_of_the_flags():
 def test_a_misspelt_setting_of_a_dict_is_named_with_its_nearest():
     with pytest.raises(PlanError, match="sampels") as refused:
         resolved({"sampels": 3})
-    assert "nearest:  samples" in str(refused.value)
+    assert "nearest:  --hp.samples" in str(refused.value)
 
 
 def test_a_dict_leaves_what_the_packaged_task_sets_and_an_object_does_not():
