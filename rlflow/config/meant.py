@@ -62,14 +62,11 @@ def _unknown(message: str, code: str, found: str, expected: str, flag: str | Non
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:
-    """The flag that was probably meant, or several that belong together; None without one. A name that is right but for what has to stand
-    before it comes first, then a word of another project, then what is spelled alike: settings of the flow, of `generate`, of the run, of
-    roles. ``settings``: those of backends; ``role``: the one that the flag was written for, or its half."""
+    """The flag that was probably meant, or several that belong together; None without one. It is the one that is spelled most alike, and
+    of several the first among settings of the flow, of `generate`, of the run, of roles, and words of other projects. Where that is a word
+    for which this flow has nothing, no flag is meant. ``settings``: those of backends; ``role``: the one that the flag was written for, or
+    its half."""
     seek = _Search(set(settings), known, role)
-    if (flag := seek.flag(f"hp.{name}") or seek.flag(f"generate.{name}")) or name in OF_THE_RUN:
-        return flag or dashed(name)
-    if name in SETTINGS:
-        return seek.word(name)
     near = [(apart, each) for each in seek.names() if (apart := misspelt(name, each.rpartition(".")[2])) is not None]
     closest = min(near, key=lambda pair: pair[0])[1] if near else ""
     return seek.flag(closest) or seek.word(closest)
