@@ -21,6 +21,7 @@ from rlflow.backends.deepspeed.partitions import (
     flats,
     link_moments,
     moment,
+    part,
     put,
     put_learning,
     put_moment,
@@ -170,6 +171,9 @@ class Trainer(local.Trainer):
     def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
         all_pieces = super()._logprobs
         return self.reader(hidden, read=lambda hidden: all_pieces(rows, layout, hidden, entropy, want))
+
+    def _learning(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, part(parameter)[0]) for name, parameter in self.learning.items())
 
     # -- weights -----------------------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,9 @@ class Trainer(local.Trainer):
         return norm
 
 
+    def _learning(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, own(tensor)) for name, tensor in super()._learning())
+
     def _add_heads(self) -> None:
         """Add up what tensor-parallel ranks know each of their own heads only."""
         named = dict(self.network.module.named_parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, listed
 from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.minibatches import microbatches
@@ -142,7 +143,9 @@ class Trainer:
         if self.optimizer is None:
             raise ValueError("update: found a frozen model, expected one with ModelSpec(trained=True)")
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens, self._cut)
-        return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
+        learned = {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
+        self._check_finite()
+        return learned
 
     def resize_passes(self, tokens: int) -> int:
         """Compute at most so many tokens in a pass from now on. Gives the number until now."""
@@ -152,7 +155,25 @@ class Trainer:
 
     def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update; see ``rlflow.training.learning``."""
-        return learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
+        learned = learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
+        self._check_finite()
+        return learned
+
+    def _check_finite(self) -> None:
+        """Raises FloatingPointError where a step has left parameters with NaN or infinities: nothing that is saved may have them."""
+        held = [(name, part) for name, part in self._learning() if part.numel()]
+        sizes = torch.stack(torch._foreach_norm([part for _, part in held], torch.inf)) if held else torch.zeros(0)
+        if not bool(sizes.isfinite().all()):
+            bad = [name for (name, _), size in zip(held, sizes.tolist(), strict=True) if not math.isfinite(size)]
+            rate = self.schedule.rate(max(self.steps - 1, 0))
+            raise FloatingPointError(
+                f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or infinities, such as {listed(bad, 3)}. "
+                f"Nothing of this update is saved. The gradients were finite, so that the learning rate ({rate:g}) is too large. "
+                "Take a smaller --lr; rlflow resume RUN --fork --lr RATE goes on from the newest checkpoint, if there is one")
+
+    def _learning(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, what this rank holds) of each parameter that learns."""
+        return ((name, parameter.detach()) for name, parameter in self.network.parameters().items())
 
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
         """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""

@@ -31,7 +31,7 @@ from rlflow.figures import Cause, Figure, Of
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
-from rlflow.rewards.reward import Reward, Scores, bind, same_fields, submit_all, sum_up
+from rlflow.rewards.reward import OF_SUM, Reward, Scores, bind, held, same_fields, submit_all, sum_up
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, wanted
 from rlflow.rewards.text import reads
 from rlflow.rewards.vocabulary import check_same
@@ -104,14 +104,21 @@ class Weighted:
         metrics: dict[Label, PartialMetric] = {}
         if self.functions:
             scores = sum_up(asked.calls, len(batch), self.dtype)
-            total += scores.values.double()
+            total += scores.values
             for name, part in scores.parts.items():
                 metrics |= self._of_part(name, part, len(scores.parts) + len(self.models) > 1)
         for model in self.models:
             given = model(batch)
             total += model.spec.weight * given.double()
             metrics[Figure(Of.REWARD, "mean", part=model.spec.name)] = PartialMetric.of(given)
-        return total.to(self.dtype), metrics
+        sums, lost = held(total, self.dtype)
+        if lost:
+            names = [*(reward.name for reward in self.functions), *(model.spec.name for model in self.models)]
+            cause = Cause("overflow", "+".join(names))
+            figure = Figure(Of.MISSING, cause.name, part=cause.reward)
+            metrics |= merged([{figure: metrics.get(figure, PartialMetric.sum(0.0))}, {figure: PartialMetric.sum(lost)}])
+            self.reasons.setdefault(cause, OF_SUM)
+        return sums, metrics
 
     def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
         """The metrics of one reward. ``several``: whether its mean is another than that of the sum."""

@@ -21,21 +21,28 @@ from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import Place, PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess
+from rlflow.rewards.values import LARGEST, NOT_HELD
 
 PROGRAM = "rlflow.environments.worker"
 START = 120.0  # seconds for a process to start and load the class
 GRACE = 1.0  # seconds beyond a call's deadline after which a process whose calls wait side by side is killed
 TRIES = 3  # processes in a row that may end while they load the class
-CAUSES = ("raised", "type", "timeout", "died", "diverged", "lost")  # why an episode failed; see Failure
+CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")  # why an episode failed; see Failure
 
 
 class Failure(NamedTuple):
     """Why an episode failed."""
 
-    # raised; type (an answer that is none); timeout; died; diverged (played again, it answered otherwise); lost (its process ended, and it
-    # cannot be played again)
+    # raised; type (an answer that is none); overflow (a number that float32 cannot hold); timeout; died; diverged (played again, it
+    # answered otherwise); lost (its process ended, and it cannot be played again)
     cause: str
     message: str
+
+    @staticmethod
+    def of_sum(score: float) -> Failure | None:
+        """Why an episode has no score, where float32 cannot hold the sum of its turns' rewards; None where it can."""
+        held = abs(score) <= LARGEST
+        return None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
 
 
 class _Idle(Exception):

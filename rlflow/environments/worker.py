@@ -38,7 +38,11 @@ def main() -> None:
 
 
 class Refused(Exception):
-    """An answer of an environment that is none."""
+    """An answer of an environment that is none. cause: as of ``Failure``."""
+
+    def __init__(self, message: str, cause: str = "type") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class EnvironmentWorker:
@@ -229,7 +233,7 @@ def shown(value: Any) -> str:
 
 def failed(error: BaseException) -> list[str]:
     """The cause and message of a call that raised."""
-    return ["type", str(error)] if isinstance(error, Refused) else values.raised(error)
+    return [error.cause, str(error)] if isinstance(error, Refused) else values.raised(error)
 
 
 def checked(call: Call, answer: Any) -> dict[str, Any]:
@@ -269,7 +273,7 @@ def _number(value: Any, what: str) -> float:
     number = values.number(value, what)
     if isinstance(number, float):
         return number
-    raise Refused(number[1])
+    raise Refused(number[1], "overflow" if number[0] == "overflow" else "type")
 
 
 if __name__ == "__main__":

@@ -272,6 +272,8 @@ class Episodes:
         for row, answer in zip(ended, self.pool.end([row.episode for row in ended]), strict=True):
             if isinstance(answer, Failure):
                 row.fail(answer)
+            elif (failure := Failure.of_sum(sum(piece.reward for piece in row.pieces))) is not None:
+                row.fail(failure)
             else:
                 row.score = answer.get("score")
 

@@ -26,13 +26,14 @@ class IterationSummary:
     health: dict[Figure, float] = field(default_factory=dict)  # metrics of its rows
     rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
     broken: list[str] = field(default_factory=list)  # rows with a number that is not finite, as ``position.sample``
+    largest: tuple[str, float] = ("", 0.0)  # the watched column with the number furthest from 0, and that number without its sign
     scored: int = 0  # rows that have scores, missing ones included
 
 
 def summarise(records: Mapping[str, Batch]) -> IterationSummary:
     """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
     scored = len(records["scores"]) if "scores" in records else 0
-    return IterationSummary(health(records), sample_rows(records, SAMPLES), broken_rows(records), scored)
+    return IterationSummary(health(records), sample_rows(records, SAMPLES), broken_rows(records), largest(records), scored)
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
@@ -66,6 +67,16 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
             batch = records[name]
             names |= {".".join(map(str, path)): None for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
     return list(names)
+
+
+def largest(records: Mapping[str, Batch]) -> tuple[str, float]:
+    """The watched column with the finite number furthest from 0, and that number without its sign."""
+    found = ("", 0.0)
+    for name in WATCHED:
+        values = torch.as_tensor(records[name].data[name].value).abs() if name in records else torch.zeros(0)
+        values = values[values.isfinite()]
+        found = max(found, (name, float(values.max()) if len(values) else 0.0), key=lambda each: each[1])
+    return found
 
 
 def _bad_rows(batch: Batch, name: str, records: Mapping[str, Batch]) -> torch.Tensor:

@@ -42,13 +42,13 @@ AT_ONCE = 64  # most rows of one message to an async function
 GRACE = 1.0  # seconds beyond a row's deadline after which a process that scores several rows together is killed
 TRIES = 3  # workers in a row that may die while loading a scorer, or before the first row of a chunk
 NAN = float("nan")
-CAUSES = ("none", "nan", "type", "raised", "timeout", "died")  # why a score is missing; see Results
+CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")  # why a score is missing; see Results
 
 
 @dataclass
 class Results:
-    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not finite), type (no number),
-    raised, timeout, died."""
+    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not finite), overflow (finite, and
+    too large for float32), type (no number), raised, timeout, died."""
 
     values: list[float]  # one score for each row, in order; NaN where it is missing
     missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores

@@ -16,11 +16,11 @@ from rlflow.extras import require
 from rlflow.isolation import probe
 from rlflow.rewards import plain, text
 from rlflow.rewards.forms import OPENRLHF, Form
-from rlflow.rewards.pool import Results, RewardPool
+from rlflow.rewards.pool import NAN, Results, RewardPool
 from rlflow.rewards.remote import RemoteReward
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.spec import RewardSpec
-from rlflow.rewards.values import OF_VALUES
+from rlflow.rewards.values import NOT_HELD, OF_VALUES
 from rlflow.words import column_meant
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlflow.batch import Batch
 
 READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
+OF_SUM = f"the weighted sum is a number {NOT_HELD}"
 REST = ("prompt", "answer")  # columns that a function with **kwargs gets, where the rows have them
 
 
@@ -47,7 +48,7 @@ class Scores:
 class Sum:
     """The weighted sum of the scores of several rewards."""
 
-    values: Tensor  # float [rows]; NaN where a score is missing
+    values: Tensor  # float64 [rows]; NaN where a score is missing
     parts: Mapping[str, Scores]  # reward → its unweighted scores
 
 
@@ -131,7 +132,7 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
-    """The weighted sum of several rewards, float32 or float64 [rows], NaN where any of them has no score. The rewards score in parallel."""
+    """The weighted sum of several rewards, NaN where any of them has no score. ``dtype``: of the scores. The rewards score in parallel."""
     return sum_up(submit_all(rewards, batch), len(batch), dtype)
 
 
@@ -147,7 +148,14 @@ def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
     parts = {reward.name: _scores(reward.judged(call), dtype) for reward, call in calls}
     weights = {reward.name: reward.weight for reward, _ in calls}
     total = sum((weights[name] * part.values.double() for name, part in parts.items()), torch.zeros(rows, dtype=torch.float64))
-    return Sum(total.to(dtype), parts)
+    return Sum(total, parts)
+
+
+def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
+    """float64 sums in ``dtype``, NaN where it cannot hold one, and how many those are."""
+    out = total.to(dtype)
+    lost = out.isinf()
+    return out.masked_fill(lost, NAN), int(lost.sum())
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:

@@ -20,8 +20,10 @@ SCORE = "score"  # the key of a dictionary whose number counts
 ANSWER = "pred"  # the key of a dictionary under which is the answer that the function read out of the response, as verl names it
 LONGEST = 1000  # characters of an answer that are sent
 OTHERS = 32  # most other numbers of a row that are logged
+NOT_HELD = "which float32 cannot hold: scale it down"
 RETURNED = "the function returned"
-OF_VALUES = ("none", "nan", "type")  # causes that are what was returned, so that no line of the function is in their message
+LARGEST = 3.4028234663852886e38  # of float32, which scores are kept in
+OF_VALUES = ("none", "nan", "type", "overflow")  # causes that are what was returned, so that no line of the function is in their message
 _PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
 KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
 
@@ -66,9 +68,11 @@ def number(value: Any, source: str = RETURNED) -> Any:
         return ["type", f"{source} {type(value).__name__}, not a number{_instead(value) if source == RETURNED else ''}"]
     try:
         score = float(value)
-    except OverflowError:
-        score = math.inf
-    return score if math.isfinite(score) else ["nan", f"{source} {score}"]
+    except OverflowError:  # of an int
+        return ["overflow", f"{source} a number beyond 1e308, {NOT_HELD}"]
+    if not math.isfinite(score):
+        return ["nan", f"{source} {score}"]
+    return score if abs(score) <= LARGEST else ["overflow", f"{source} {score:g}, {NOT_HELD}"]
 
 
 def _instead(value: Any) -> str:

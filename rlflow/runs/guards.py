@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
@@ -28,7 +29,7 @@ class Guard:
         if self.options.max_bad and self.bad >= self.options.max_bad:
             rows = summary.broken
             raise StageError(stuck[0], iteration, len(rows), f"no finite step for {self.bad} iterations in a row (--max-bad). Rows that "
-                             f"are not finite, as position.sample: {listed(rows) if rows else 'none: the gradient is not'}")
+                             f"are not finite, as position.sample: {listed(rows) if rows else _of_gradient(*summary.largest)}")
 
     def missing_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
         """A warning for each cause of missing rewards that no iteration before had, with its first message."""
@@ -57,11 +58,28 @@ class Guard:
                          f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}{traceback}")
 
 
+def _of_gradient(column: str, largest: float) -> str:
+    """Why no step is finite although every row is. ``largest``: the number furthest from 0 in a column, without its sign."""
+    if largest <= OVERFLOWS:
+        return "none: the gradient is not"
+    return (f"none: the gradient is too large for float32, since '{column}' has numbers of {largest:.3g}, which losses square. Scale them "
+            "down where they are made, such as in the reward")
+
+
+def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
+    """Warnings of losses that are not finite while the steps on their gradients are."""
+    for figure, value in figures.items():
+        if figure.of is Of.UPDATE and figure.name == "loss" and not math.isfinite(value):
+            yield (f"{figure.node}: the loss is {value}, although its gradient is finite, with which the steps were taken; a term without "
+                   "a gradient is too large for float32 or NaN, and the metric is null")
+
+
 def _rate(figures: Mapping[Figure, float]) -> float:
     """The highest share of missing rewards among the rows of any role."""
     return max((value for figure, value in figures.items() if figure.of is Of.SCORES and figure.name == "missing_rate"), default=0.0)
 
 
+OVERFLOWS = 1e18  # the square of what is larger is more than float32 holds
 RAISED = "raised"  # the cause of rows without a reward since the user's function raised, which prints the traceback
 LONGEST = 300  # characters of a reward's message in a warning
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlflow import loss
+from rlflow.author.settings import override
 from rlflow.backends.local import Trainer
 from rlflow.batch import Batch
 from rlflow.errors import FlowError, PlanError
@@ -115,6 +116,19 @@ def test_a_broken_gradient_skips_its_step_and_the_schedule_waits(folders):
     assert torch.equal(weights(learner), before)
     assert learner.steps == 0
     assert learner.update(rows(), likelihood)["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": 2}])
+def test_a_step_that_leaves_parameters_that_are_no_numbers_is_an_error(folders, settings):
+    learner = trainer(folders, lr=1e38, max_grad_norm=1e9, **settings)
+    with pytest.raises(FloatingPointError, match=r"parameters have NaN or infinities, such as .*learning rate \(1e\+38\)"):
+        learner.update(rows(), likelihood)
+
+
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay", "lora_alpha"])
+def test_settings_that_are_no_number_to_compute_with_are_refused(name):
+    with pytest.raises(PlanError, match="expected: float .* < inf"):
+        override(Trainer.Settings(), {name: "inf"}, "")
 
 
 def test_the_schedule_sets_the_rate(folders):

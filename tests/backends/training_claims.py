@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
 from contract import Ground
@@ -332,6 +333,14 @@ def a_saved_folder_is_loaded(subject):
         subject.forward(fresh)
 
 
+def a_step_that_leaves_numbers_that_are_none_is_an_error(subject):
+    if subject.ground.modelless:
+        return
+    wild = subject.ground.made("Trainer", subject.spec, **subject.settings | {"lr": 1e38, "warmup": 0})
+    with pytest.raises(FloatingPointError, match="parameters have NaN or infinities"):
+        subject.learn(wild)
+
+
 CLAIMS = {
     "weights are the folder's": weights_are_the_folders,
     "a forward is that of transformers": a_forward_is_that_of_transformers,
@@ -339,6 +348,7 @@ CLAIMS = {
     "steps are those of the local trainer": steps_are_those_of_the_local_trainer,
     "a state goes on": a_state_goes_on,
     "a frozen model goes on from a state": a_frozen_model_goes_on_from_a_state,
+    "a step that leaves numbers that are none is an error": a_step_that_leaves_numbers_that_are_none_is_an_error,
     "a saved folder is loaded": a_saved_folder_is_loaded,
 }
 OF_LONG_ROWS = ("a forward is that of transformers", "steps are those of the local trainer")

@@ -6,8 +6,10 @@ import signal
 import pytest
 from scenarios import script
 
+from rlflow import Turn
 from rlflow.environments.pool import EnvironmentPool, Failure
 from rlflow.environments.spec import parse_environment
+from rlflow.environments.worker import Refused, checked, failed
 from rlflow.errors import PlanError
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -186,3 +188,17 @@ def test_an_episode_that_fails_is_closed_too(pooled, name):
     assert pool.step(episodes[2:], ["and now?"])[0]["says"] == "2 closed"
     pool.end(episodes[2:])
     assert pool.step(pool.open([{}], [0])[0], ["and now?"])[0]["says"] == "3 closed"
+
+
+def test_a_sum_of_rewards_that_float32_cannot_hold_is_no_score():
+    assert Failure.of_sum(3e38) is None
+    cause, message = Failure.of_sum(-6e38)
+    assert cause == "overflow"
+    assert "turns add up to -6e+38, which float32 cannot hold" in message
+
+
+@pytest.mark.parametrize("reward", [1e308, -(10**400)])
+def test_a_reward_that_float32_cannot_hold_fails_its_episode_by_that_cause(reward):
+    with pytest.raises(Refused, match="Turn.reward is .*which float32 cannot hold") as caught:
+        checked(["step"], Turn(reward=reward))
+    assert failed(caught.value)[0] == "overflow"

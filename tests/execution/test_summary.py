@@ -1,9 +1,10 @@
 """Which rows have a number that is not finite."""
 
+import pytest
 import torch
 
 from rlflow.batch import Batch
-from rlflow.execution.summary import broken_rows
+from rlflow.execution.summary import broken_rows, largest
 
 
 def test_a_token_that_does_not_count_breaks_no_row():
@@ -17,3 +18,10 @@ def test_a_token_that_does_not_count_breaks_no_row():
 def test_a_row_without_a_score_is_broken():
     scores = Batch.of(scores=torch.tensor([1.0, float("inf"), float("nan")]))
     assert broken_rows({"scores": scores}) == ["1.0", "2.0"]
+
+
+def test_the_column_with_the_largest_number():
+    scores = Batch.of(scores=torch.tensor([1.0, -1e20, float("inf")])).select("scores")
+    logprobs = Batch.of(logprobs=[[-1.0], [-3.0]]).select("logprobs")
+    assert largest({"scores": scores, "logprobs": logprobs}) == ("scores", pytest.approx(1e20))
+    assert largest({}) == ("", 0.0)

@@ -4,11 +4,13 @@ import math
 import re
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.rewards import pool
-from rlflow.rewards.values import KEY, OTHERS, number, verdict
+from rlflow.rewards.reward import held
+from rlflow.rewards.values import KEY, LARGEST, OTHERS, number, verdict
 
 ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.floats()), st.complex_numbers())
 
@@ -60,3 +62,21 @@ class Array:
 def test_an_array_of_no_dimension_is_its_number_and_any_other_is_none():
     assert number(Array(())) == 1.5
     assert number(Array((1,)))[0] == "type"
+
+
+@pytest.mark.parametrize("returned", [1e308, -3.5e38, 10**400, {"score": 1e39}])
+def test_a_number_that_float32_cannot_hold_is_missing_by_that_cause(returned):
+    cause, message = verdict(returned)
+    assert cause == "overflow"
+    assert "which float32 cannot hold" in message
+    assert pool._verdict([cause, message], built_in=False) == [cause, message]
+
+
+def test_the_largest_numbers_that_float32_holds_are_scores():
+    assert [number(sign * LARGEST) for sign in (1, -1)] == [LARGEST, -LARGEST] == torch.tensor([LARGEST, -LARGEST]).double().tolist()
+
+
+def test_a_sum_that_float32_cannot_hold_is_missing():
+    sums, lost = held(torch.tensor([6e38, 1.0, math.nan], dtype=torch.float64), torch.float32)
+    assert (lost, sums.isnan().tolist(), float(sums[1])) == (1, [True, False, True], 1.0)
+    assert held(torch.tensor([6e38], dtype=torch.float64), torch.float64)[1] == 0

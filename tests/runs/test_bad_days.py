@@ -15,6 +15,8 @@ from rlflow.author import verbs
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import StageError
 from rlflow.execution import summary
+from rlflow.runs.resume import fork
+from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,7 @@ MODES = {
     "sys.exit": ("sys.exit(0)", "raised"),
     "nan": ("return math.nan", "nan"),
     "inf": ("return math.inf", "nan"),
+    "too large": ("return 1e308", "overflow"),
     "text": ("return 'good'", "type"),
     "list": ("return [1.0] * 7", "type"),
     "100 MB": ("return 'x' * 100_000_000", "type"),
@@ -245,6 +248,17 @@ def test_nothing_finite_for_too_long_stops_the_run_and_names_the_samples(task):
 def test_a_gradient_that_is_never_finite_stops_the_run_and_blames_no_sample(task):
     with pytest.raises(StageError, match=r"stage 'actor.update' failed in iteration 2 .*none: the gradient is not"):
         bad_run(task, "stopped", iterations=9, **{"hp.place": "gradient"})
+
+
+def test_weights_that_blow_up_end_the_run_and_the_finite_checkpoint_stays(task):
+    folder = bad_run(task, "sound", iterations=2).folder
+    before, digest = tensors(folder), (folder / "final" / "actor" / "model.safetensors").read_bytes()
+    with pytest.raises(StageError, match=r"stage 'critic.update' failed in iteration 2 .*parameters have NaN or infinities"):
+        fork(folder, {"iterations": 4, "lr": 1e38, "schedule": "constant", "name": "wild"}, Quiet())
+    assert all(bool(tensor.isfinite().all()) for group in before.values() for tensor in group.values())
+    assert list(unequal(tensors(folder), before)) == []
+    assert (folder / "final" / "actor" / "model.safetensors").read_bytes() == digest
+    assert not (folder.parent / "wild" / "final").exists()
 
 
 def test_good_iterations_between_bad_ones_keep_a_run_alive(task, tmp_path):

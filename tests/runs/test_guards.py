@@ -1,4 +1,4 @@
-"""When a run must not go on: what is missing, and updates that take no step."""
+"""When a run is ended or a warning given, by the numbers of an iteration."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rlflow.config.options import Options
 from rlflow.errors import StageError
 from rlflow.execution.summary import IterationSummary
 from rlflow.figures import Cause, Figure, Of
-from rlflow.runs.guards import Guard
+from rlflow.runs.guards import Guard, loss_warnings
 
 NONE, NAN = Cause("none", "f"), Cause("nan", "f")
 
@@ -55,3 +55,21 @@ def test_only_scores_say_how_many_rewards_are_missing():
     guard.check(0, {Figure(Of.STAGE, "reward/missing_rate", "tools"): 1.0, Figure(Of.LOGGED, "missing_rate"): 1.0}, IterationSummary())
     with pytest.raises(StageError, match=r"75% of the rewards are missing.*f/raised: no.*rewards.txt"):
         guard.check(1, rate(0.75), IterationSummary())
+
+
+@pytest.mark.parametrize(("summary", "says"), [
+    (IterationSummary(broken=["3.0"]), "position.sample: 3.0"), (IterationSummary(largest=("scores", 9.0)), "none: the gradient is not"),
+    (IterationSummary(largest=("scores", 1e38)), "gradient is too large for float32, since 'scores' has numbers of 1e"),
+])  # fmt: skip
+def test_a_run_without_a_finite_step_ends_with_what_is_not_finite(summary, says):
+    with pytest.raises(StageError, match=says):
+        Guard(Options(max_bad=1), dict).check(2, {Figure(Of.UPDATE, "steps", "critic.update", "critic"): 0.0}, summary)
+
+
+def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
+    def figure(name):
+        return Figure(Of.UPDATE, name, "actor.update", "actor")
+
+    assert list(loss_warnings({figure("loss"): 1.0, figure("grad_norm"): float("inf")})) == []
+    (warning,) = loss_warnings({figure("loss"): float("inf")})
+    assert "actor.update: the loss is inf, although its gradient is finite" in warning
