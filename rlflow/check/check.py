@@ -71,8 +71,10 @@ def function_problems(traced: TraceResult) -> list[Problem]:
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
     from rlflow.check.losses import loss_problems  # needs torch, which a flow that is refused need not load
+    from rlflow.check.stages import stage_problems
 
-    problems = [*chance_problems(traced.program), *side_effect_problems(traced.program), *loss_problems(traced.program)]
+    problems = [*chance_problems(traced.program), *side_effect_problems(traced.program), *stage_problems(traced.program),
+                *loss_problems(traced.program)]
     sound = not any(problem.severity == "error" for problem in problems)
     return [*problems, *reward_problems(traced.program)] if sound else problems
 

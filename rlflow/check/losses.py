@@ -7,7 +7,7 @@ without asking for it, what it raises by its types, names and shapes, and the le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
+from rlflow.author.stage import Stage
 from rlflow.columns import Kind, Level
 from rlflow.errors import Problem, listed
+from rlflow.graph.lineage import Merge, merge
 from rlflow.graph.model import SETTING, Graph, Node, Op
 from rlflow.own_lines import own_lines
 from rlflow.trace.compile import Program
@@ -67,23 +69,24 @@ def loss_problems(program: Program) -> Iterator[Problem]:
                     yield from _judged(node, term.loss, kinds, {**term.settings, "mean": term.mean})
 
 
-def made_settings(node: Node, loss: Loss) -> dict[str, float]:
+def made_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
     """Numbers for settings that are columns: a default, or 0.5."""
     names = [item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)]
-    defaults = {name: loss.signature.settings.get(name) for name in names}
+    defaults = {name: function.signature.settings.get(name) for name in names}
     return {name: default if isinstance(default, float) else 0.5 for name, default in defaults.items()}
 
 
-def column_kinds(graph: Graph, node: Node, loss: Loss) -> dict[str, Kind] | None:
-    """The columns that the loss reads and finds, with their kinds as given; None where one is not known."""
+def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, Kind] | None:
+    """The columns that a stage or loss reads and finds, with their kinds as given; None where one is not known."""
     kinds = {}
     for item in node.inputs:
         giver = graph.nodes[item.column.node]
         kind = next((output.kind for output in giver.outputs if output.name == item.column.name), None)
-        if item.parameter in loss.signature.column_names:
+        if item.parameter in function.signature.column_names:
             if kind is None or (kind.level is not Level.TEXT and kind.dtype is None):
                 return None
-            kinds[item.parameter] = kind
+            by_token = merge(graph.axes, node.axis, giver.rows_axis, by_group=kind.level is Level.GROUP) is Merge.TOKENS
+            kinds[item.parameter] = replace(kind, level=Level.TOKEN) if by_token else kind
     return kinds
 
 

@@ -25,7 +25,7 @@ def helper(x):
 
 @stage(gives="advantages"{dispatch})
 def spread(scores, mask{more}):
-    return ({expression}) * mask
+    return ({expression}) * mask.float()
 
 @loss
 def gain(new, advantages):
@@ -60,7 +60,7 @@ def warned(tmp_path, expression, more="", dispatch="", factor="1"):
 ])  # fmt: skip
 def test_a_draw_by_the_process_own_chance_is_warned_of_at_its_line(tmp_path, expression, name):
     found, line, _ = warned(tmp_path, expression)[0]
-    assert (found, line) == (name, f"return ({expression}) * mask")
+    assert (found, line) == (name, f"return ({expression}) * mask.float()")
 
 
 def test_a_draw_in_a_function_that_the_stage_calls_is_one_of_the_stage(tmp_path):

@@ -1,0 +1,148 @@
+"""Stages on trial: each is called once on synthetic rows before anything is loaded, and what it raises and returns is judged.
+
+A stage sees columns of the right kinds with arbitrary numbers and texts, so only what these cannot excuse is an error: a name that does not
+exist, operations on tensors that do not fit together, and results of another number, shape or dtype than the stage declares. Stages with
+side effects are not called, nor those that are given a role's trainer, have a dispatch mode of the author's, or read a column whose kind is
+not known before a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.author.stage import Stage
+from rlflow.check.losses import BY_VALUE, ROWS, TOKENS, column, column_kinds, made_settings
+from rlflow.columns import Kind, Level
+from rlflow.dispatch import ALL, DP_COMPUTE
+from rlflow.errors import Problem, Severity, listed
+from rlflow.graph.model import Graph, Node
+from rlflow.own_lines import own_lines
+from rlflow.trace.compile import Program
+
+SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
+OF_TEXT = (TypeError, AttributeError)  # raised for a text where the data may have messages, and the other way round
+
+
+def stage_problems(program: Program) -> Iterator[Problem]:
+    """Problems that appear when the stages of a flow, of its repeats and of its evaluation are called on synthetic rows, each stage once
+    for the columns that it finds."""
+    tried: set[tuple[str, tuple[str, ...]]] = set()
+    for graph in _graphs(program.graph):
+        for node in graph.nodes:
+            stage = program.functions.get(node.name)
+            if not isinstance(stage, Stage) or not stage.pure or stage.on or stage.dispatch.split is not None:
+                continue
+            kinds = column_kinds(graph, node, stage)
+            if kinds is None or (stage.digest, tuple(sorted(kinds))) in tried:
+                continue
+            tried.add((stage.digest, tuple(sorted(kinds))))
+            settings = {**program.settings[node.name], **made_settings(node, stage)}
+            yield from _judged(node, stage, kinds, _columns(graph, node, kinds), settings)
+
+
+def _graphs(graph: Graph) -> Iterator[Graph]:
+    """A graph, those of its repeats, and that of its evaluation."""
+    yield graph
+    for inner in (*(node.body for node in graph.nodes), graph.evaluation):
+        if inner is not None:
+            yield from _graphs(inner)
+
+
+def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    """Synthetic values of the columns, as a stage reads them; a scalar that each rank gives is a tuple."""
+    chance = torch.Generator().manual_seed(0)
+    columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
+    of_ranks = {item.parameter for item in node.inputs if graph.nodes[item.column.node].dispatch == str(ALL)}
+    return {name: (value,) if name in of_ranks and kinds[name].level is Level.SCALAR else value for name, value in columns.items()}
+
+
+def _judged(
+    node: Node, stage: Stage, kinds: Mapping[str, Kind], columns: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Iterator[Problem]:
+    own = dict(settings)
+    if stage.draws:
+        generators = tuple(torch.Generator().manual_seed(row) for row in range(ROWS))
+        own["generator"] = generators if stage.dispatch == DP_COMPUTE else generators[0]
+    with torch.random.fork_rng(devices=[]), _one_thread(), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            result = stage.function(*(columns.get(name) for name in stage.signature.column_names), **own)
+        except Exception as error:
+            yield _raised(node, stage, error, _severity(error, kinds))
+            return
+    values = result if isinstance(result, tuple) else (result,)
+    values = values[:-1] if values and isinstance(values[-1], dict) else values
+    values = () if not stage.gives and values == (None,) else values
+    if len(values) != len(stage.gives):
+        yield _wrong(node, stage, "does not return what it gives", f"{len(values)} results", f"{len(stage.gives)}: {listed(stage.gives)}")
+        return
+    for (name, kind), value in zip(stage.gives.items(), values, strict=True):
+        yield from _misfit(node, stage, name, kind, value)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """A time in which PyTorch computes with one thread: this one lives as long as the run, and would keep a team of others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _severity(error: Exception, kinds: Mapping[str, Kind]) -> Severity:
+    """A note where arbitrary values are the likely cause: the author refuses them, or a text is not what the stage takes apart. A warning
+    where they may be, and an error where no values excuse it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise ")
+    texts = any(kind.level is Level.TEXT for kind in kinds.values())
+    if refuses or texts and isinstance(error, (*BY_VALUE, *OF_TEXT)):
+        return "note"
+    return "warning" if isinstance(error, (*BY_VALUE, OSError)) else "error"
+
+
+def _raised(node: Node, stage: Stage, error: Exception, severity: Severity) -> Problem:
+    lines = own_lines(error)
+    by = f", raised by {lines[0]}" if lines else ""
+    return Problem("stage-raised", f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary "
+                   "values", node.place, stage.place, found=f"{type(error).__name__}: {error}{by}",
+                   expected="columns for any rows", severity=severity,
+                   remedy="correct that line" + ("" if severity == "error" else ", unless the rows of a run never have such values"))
+
+
+def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) -> Problem:
+    return Problem("stage-result", f"stage '{stage.name}' {message}", node.place, stage.place, found=finding, expected=expected,
+                   remedy="return what `gives` declares, in its order; or change `gives`")
+
+
+def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) -> Iterator[Problem]:
+    """A problem of one result, where its level or dtype is declared and the result has another."""
+    if kind is None:
+        return
+    if kind.level is Level.TEXT:
+        if not isinstance(value, list | tuple) or len(value) != ROWS:
+            yield _wrong(node, stage, f"gives '{name}', which is no text for each row", type(value).__name__, f"a list of {ROWS} texts")
+        return
+    if kind.level is Level.PROMPT:
+        return
+    if value is None:
+        yield _wrong(node, stage, f"gives None for '{name}'", "None", f"a tensor of {kind}")
+        return
+    tensor, shape = torch.as_tensor(value), SHAPES[kind.level]
+    if tuple(tensor.shape) != shape:
+        yield _wrong(node, stage, f"gives '{name}' in another shape than its {kind.level.value} level has",
+                     f"shape {list(tensor.shape)} for {ROWS} rows of {TOKENS} tokens", f"shape {list(shape)}")
+    elif (dtype := _dtype(tensor)).family != kind.family and kind.family is not None:
+        yield _wrong(node, stage, f"gives '{name}' in another dtype", str(dtype.dtype), str(kind.dtype))
+
+
+def _dtype(tensor: Tensor) -> Kind:
+    return Kind(Level.ROW, str(tensor.dtype).removeprefix("torch."))
