@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ class Claim:
     sentence: str
     number: str = ""  # the measurement behind the verdict, in words
     place: Place | None = None
+    ends_run: bool = False  # whether a run is not to begin where it is falsified, unless it is told to
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place and self.verdict == "falsified" else ""
@@ -30,6 +32,12 @@ class Claim:
 def judged(name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None) -> Claim:
     """A claim that holds or is falsified, with the sentence for either."""
     return Claim(name, subject, "proved" if holds else "falsified", sentences[0] if holds else sentences[1], number, place)
+
+
+def encoded(claims: list[Claim]) -> bytes:
+    """The claims as JSON: ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …, "place": "path:line"}]}``."""
+    plain = [{**vars(claim), "place": str(claim.place) if claim.place else None} for claim in claims]
+    return (json.dumps({"claims": plain}, indent=1) + "\n").encode()
 
 
 def summary(claims: list[Claim]) -> str:

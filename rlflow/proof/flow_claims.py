@@ -4,7 +4,7 @@ what a loss reads has a say in it. They need forwards of the models, and change 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,6 +24,7 @@ from rlflow.training.objective import New
 SETS = 6  # of scores
 FACTORS = (1.0, 100.0, -100.0)  # of made scores, which are from 0 to 1: others are tried where those change nothing, as below a threshold
 FOLLOWS = 0.1  # the least correlation of what scores change with what the push changes
+AGAINST = -0.3  # a correlation below it is no accident of the few rows of a rehearsal: what is paid more is made less likely
 ROUNDING = 1e-4  # of a gradient in float32, over its size
 FAR = 0.01  # of a push, over its size, from which steps of an optimizer have to differ
 LARGE_STEP = 1.0  # nats by which log-probs are moved, to look at a loss away from the policy that sampled
@@ -79,27 +80,36 @@ class FlowClaims:
 
     def claims(self) -> Iterator[Claim]:
         """All claims, most important first."""
+        for group in self.groups():
+            yield from group
+
+    def groups(self) -> Iterator[list[Claim]]:
+        """The claims in groups: first whether rows are pushed towards all rewards, on which it depends whether a run begins, then each
+        that needs further rehearsals."""
+        begins = list(self.unrehearsed())
+        own = self.pushes(self.base)
+        rewarded = [self.rewarded(node, own) for node in dict.fromkeys(scored.node for scored in self.base.scored)] if own else []
+        yield [*begins, *(claim for claims, _ in rewarded for claim in claims)]
+        for locality in (locality for _, further in rewarded for locality in further):
+            yield list(locality)
+        for update in map(learned_rows, self.base.updates):
+            yield list(self.of_update(*self.telling(update, own)))
+
+    def unrehearsed(self) -> Iterator[Claim]:
+        """What of the iteration the rehearsal did not reach."""
         if (impure := self.stage.impure) is not None:
             yield Claim("rehearsed", self.graph.name, "unproved", f"stage '{impure.name}' has side effects",
                         f"{impure.place}; the rehearsal ends before it")
-        if not self.base.updates:
-            if impure is not None:
-                return
+        elif not self.base.updates:
             yield Claim("rehearsed", self.graph.name, "unproved", "the rehearsal had no rows to learn from", self.base.skipped)
-            return
-        own = self.pushes(self.base)
-        for node in dict.fromkeys(scored.node for scored in self.base.scored):
-            yield from self.rewarded(node, own)
-        for update in map(learned_rows, self.base.updates):
-            yield from self.of_update(*self.telling(update, own))
 
     # -- rewards ---------------------------------------------------------------------------------------------------------------
 
-    def rewarded(self, node: str, own: dict[str, Push]) -> Iterator[Claim]:
-        """Claims about one call of a reward: other scores push otherwise, towards what is paid more, at its own rows."""
+    def rewarded(self, node: str, own: dict[str, Push]) -> tuple[list[Claim], list[Iterator[Claim]]]:
+        """Claims about one call of a reward: other scores push otherwise, and towards what is paid more; and claims that are not judged
+        yet, about its own rows."""
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
-            yield Claim("reward-reaches", node, "unproved", "the rehearsal had fewer than two rows for it to score")
-            return
+            return [Claim("reward-reaches", node, "unproved", "the rehearsal had fewer than two rows for it to score")], []
         most = 0.0
         for factor in FACTORS:
             runs = [(self.base, own) if factor == 1 else self.pushed_by(uneven(0), factor),
@@ -110,15 +120,18 @@ class FlowClaims:
                 break
         number = f"{self.sets} sets of scores{_times(factor)}, gradients apart by up to {most:.3g} of their size"
         if most <= ROUNDING and self.stage.impure is not None:
-            yield Claim("reward-reaches", node, "unproved", "other scores make the same updates before that stage", number)
-            return
+            return [Claim("reward-reaches", node, "unproved", "other scores make the same updates before that stage", number)], []
         if most <= ROUNDING and (reason := self.waived()):
-            yield Claim("reward-reaches", node, "unproved", f"other scores make the same update, and a loss says why: {reason}", number)
-            return
-        yield judged("reward-reaches", node, most > ROUNDING, ("other scores make another update", "other scores make the same update"),
-                     number, self.place(node))
+            why = f"other scores make the same update, and a loss says why: {reason}"
+            return [Claim("reward-reaches", node, "unproved", why, number)], []
+        claims, further = [judged("reward-reaches", node, most > ROUNDING,
+                                  ("other scores make another update", "other scores make the same update"), number, self.place(node))], []
         for name in sorted(name for name, value in apart.items() if value > ROUNDING):
-            yield from self.direction(node, name, [(record, pushes[name]) for record, pushes in runs if name in pushes], factor)
+            own_runs = [(record, pushes[name]) for record, pushes in runs if name in pushes]
+            if (claim := self.direction(node, name, own_runs)) is not None:
+                claims.append(claim)
+                further += [self.locality(node, name, own_runs[0], factor)] if claim.verdict != "unproved" else []
+        return claims, further
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[RehearsalRecord, dict[str, Push]]:
         """A rehearsal with scores times a factor, and its pushes."""
@@ -137,24 +150,27 @@ class FlowClaims:
         losses = (term.loss for one in map(learned_rows, self.base.updates) for term in terms(one.loss, one.settings, one.settings["mean"]))
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
-    def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]], factor: float) -> Iterator[Claim]:
-        """Whether what is paid more is made likelier, and whether the push changes most where the scores do."""
+    def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]]) -> Claim | None:
+        """Whether what is paid more is made likelier; None where the update learns from other rows than those that were scored."""
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
         if not _about(update, scored):
-            return
-        place = self.place(name)
+            return None
         changes = [change for one in runs[1:] if (change := _change(node, runs[0], one)) is not None]
         if not changes or len({row for score, _ in changes for row in score}) < 3:
-            yield Claim("reward-direction", name, "unproved", f"too few of the rows that '{node}' scored are different ones")
-            return
+            return Claim("reward-direction", name, "unproved", f"too few of the rows that '{node}' scored are different ones")
+        size = max(float(push.of_rows.abs().sum()) for _, push in runs)
+        if max(sum(map(abs, push.values())) for _, push in changes) <= ROUNDING * size:
+            return Claim("reward-direction", name, "unproved",
+                         "only rounding is left of the push, since rows with equal tokens are pushed up and down alike", f"of {size:.3g}")
         follows = _correlation(changes)
-        yield judged("reward-direction", name, follows > FOLLOWS,
-                     (f"rows that '{node}' pays more are made likelier",
-                      f"rows that '{node}' pays more are made less likely" if follows < -FOLLOWS else
-                      f"the push on a row does not follow what '{node}' pays for it"),
-                     f"correlation {follows:.3f} over {len(changes)} other sets of scores", place)  # fmt: skip
-        yield from self.locality(node, name, runs[0], factor)
+        turned = follows < AGAINST
+        claim = judged("reward-direction", name, follows > FOLLOWS,
+                       (f"rows that '{node}' pays more are made likelier",
+                        f"rows that '{node}' pays more are made less likely" if turned else
+                        f"the push on a row does not follow what '{node}' pays for it"),
+                       f"correlation {follows:.3f} over {len(changes)} other sets of scores", self.place(name))  # fmt: skip
+        return replace(claim, ends_run=turned)
 
     def locality(self, node: str, name: str, base: tuple[RehearsalRecord, Push], factor: float) -> Iterator[Claim]:
         """Change the scores of one group, or of two rows where there are no groups: the push has to change most there."""
@@ -169,7 +185,7 @@ class FlowClaims:
         for row in before.keys() | after.keys():
             change[row[0]] = max(change.get(row[0], 0.0), abs(after.get(row, 0.0) - before.get(row, 0.0)))
         inside, outside = (max((v for p, v in change.items() if (p in own) is flag), default=0.0) for flag in (True, False))
-        if not inside and not outside:
+        if max(inside, outside) <= ROUNDING * float(base[1].of_rows.abs().max()):
             yield Claim("reward-place", name, "unproved", f"turning a few of the scores of '{node}' around changes no push")
             return
         yield judged("reward-place", name, inside > outside * (1 + ROUNDING),

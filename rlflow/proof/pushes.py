@@ -39,6 +39,20 @@ class Push:
         push = self.main.double()
         return push.sum(1) / counts if push.dim() == 2 else push
 
+    def felt(self, new: New) -> tuple[float, float]:
+        """Two shares of the push, from 0 to 1: what is left after pushes on rows with equal tokens are added up, and what is left after
+        each token's push is also multiplied by 1 - p, since a token of which the model is certain moves no weight. ``new``: the model's
+        quantities. Without any push both are 1."""
+        rows, numbers = keys(self.rows), dict[Row, int]()
+        index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
+        total, left, followed = 0.0, 0.0, 0.0
+        for push in map(Tensor.double, self.by.values()):
+            doubt = -torch.expm1(new.logprobs.double()) if new.logprobs is not None and push.dim() == 2 else 1.0  # 1 - p
+            sums = torch.zeros(len(numbers), *push.shape[1:], dtype=torch.float64).index_add(0, index, push)
+            certain = torch.zeros_like(sums).index_add(0, index, push * doubt)
+            total, left, followed = total + float(push.abs().sum()), left + float(sums.abs().sum()), followed + float(certain.abs().sum())
+        return (left / total, followed / total) if total else (1.0, 1.0)
+
     def equals(self, other: Push) -> bool:
         """Whether both push the same rows by the same bits."""
         same = len(self.rows) == len(other.rows) and keys(self.rows) == keys(other.rows)

@@ -204,6 +204,11 @@ def stretched(scoring: Scoring, factor: float) -> Scoring:
     return lambda node, axis: scoring(node, axis) * factor
 
 
+def zero_or_one(node: str, axis: Axis) -> Tensor:
+    """Scores of 0 and 1 in turn, as most rewards of answers give."""
+    return torch.arange(len(axis)).remainder(2).float()
+
+
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
     """Seeded scores from 0 to 1, no two equal within a group, or over all rows where there are no groups, in an order of their own and with
     another mean in each. ``only``: the node whose scores have this seed, while those of others have the seed ``base``."""

@@ -26,6 +26,7 @@ State = dict[str, Tensor]
 SMALL = 0.02  # deviation of what stands in the place of weights that begin at zero
 CLOSE = 2e-3  # nats between two computations of a log-prob in float32
 CLOSE_SHORT = 0.25  # in a shorter dtype
+FELT = 1e-3  # the share of a push below which the gradient of the weights, a sum in float32, has fewer than four digits besides rounding
 MICRO = 24  # tokens of a small micro-batch
 ONE_STEP: Mapping[str, Any] = {"epochs": 1, "minibatch": None}  # settings of an update that takes one step on all of its rows
 LARGE = 1e9  # weights of a model that is too large to be trained in this process too
@@ -105,6 +106,9 @@ class WeightsClaims:
         start = self.perturbed(update.role)
         here = self.now(update)
         push = pushed(update, here)
+        if (rounding := only_rounding(update.node, push, here)) is not None:
+            yield rounding
+            return
         frozen = self.frozen_logprobs(update)
         after = self.updated(update, start)
         yield from self.moves(update, push, here, distance(start, after))
@@ -276,6 +280,16 @@ class WeightsClaims:
         """Log-probs of rows by the trainer, [rows, T]."""
         own = rows.select("prompt_tokens", "tokens", "temperature")
         return self.do(lambda: self.engine.gather(self.engine.forward(role, ("logprobs",), own)))["logprobs"]  # type: ignore[no-any-return]
+
+
+def only_rounding(node: str, push: Push, new: New) -> Claim | None:
+    """The claim in the place of those about the weights where their gradient is only rounding; None where it is more."""
+    left, followed = push.felt(new)
+    if followed > FELT:
+        return None
+    why = "rows with equal tokens are pushed up and down alike" if left <= FELT else "the model is certain of each of their tokens"
+    return Claim("weights", node, "unproved", f"the gradient is only rounding, since {why}",
+                 f"{followed:.1g} of the push on the rows is left")
 
 
 def copied(state: Mapping[str, Tensor]) -> State:

@@ -13,7 +13,7 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.errors import FlowError, PlanError, RemoteError, StageError, Stopped, printable
 from rlflow.execution.apply import ending
 from rlflow.own_lines import noted_lines, whole
-from rlflow.proof.claims import summary
+from rlflow.proof.claims import encoded, summary
 from rlflow.runs import answer_file, directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
@@ -28,7 +28,7 @@ from rlflow.watch.secrets import masked
 from rlflow.watchdog.signals import StopSignals
 
 BEGUN = RunStart()
-PROOF = "proof.txt"  # what the run has proved of itself
+PROOF, PROOF_JSON = "proof.txt", "proof.json"  # what the run has proved of itself: for people, and for `rlflow explain`
 TRACEBACK = "traceback.txt"  # of what ended the run, where code raised it
 
 
@@ -150,17 +150,19 @@ def _close(context: RunContext, records: Records, loop: Loop, home: Home) -> Non
 
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
     """Have the run prove itself, and say in a line what came of it; what is falsified is a warning. All is kept in the folder. Raises
-    PlanError where something is falsified and the run is strict about it."""
+    PlanError where the run must not begin, and StageError where a stage raised in the rehearsal."""
     began = time.monotonic()
     with context.computing():
         claims = proving.quick(context)
     seconds = time.monotonic() - began
     records.whole(PROOF, "".join(f"{claim}\n" for claim in claims).encode())
+    records.whole(PROOF_JSON, encoded(claims))
+    refused = proving.refusal(claims, context.options.prove)
     for claim in claims:
-        if claim.verdict == "falsified":
+        if claim.verdict == "falsified" and refused is None:
             alarm(reporter, f"warning: {claim}")
     reporter.note(f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s ({PROOF}; `rlflow prove` tries more)")
-    if context.options.prove == "strict" and (refused := proving.refusal(claims)) is not None:
+    if refused is not None:
         raise refused
 
 

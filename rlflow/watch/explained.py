@@ -8,11 +8,13 @@ from typing import Any
 from rlflow import durable
 from rlflow.diagnosis.evidence import Evidence
 from rlflow.diagnosis.findings import LEAST, Finding, findings
+from rlflow.diagnosis.proved import falsified
 from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import read_object
 from rlflow.watch.keys import by_figure
 from rlflow.watch.recorded import Recorded, recorded
 
+PROOF = "proof.json"  # what the run proved of itself before its first iteration
 WORDS = 3  # last lines of bounds.txt, which say what bounded the run
 
 
@@ -22,10 +24,16 @@ def evidence_of(run: Recorded) -> Evidence:
     return Evidence(figures, run.settings)
 
 
+def reasons_of(run: Recorded) -> list[Finding]:
+    """Why a run learns little: first what its own proof falsified, then what its metrics say."""
+    claims = falsified(read_object(run.folder / PROOF))
+    return [*(claim.finding() for claim in claims), *findings(evidence_of(run))]
+
+
 def explanation(folder: Path) -> list[str]:
     """The lines of `rlflow explain`. Never raises for what the folder contains."""
     run = recorded(folder)
-    reasons = findings(evidence_of(run))
+    reasons = reasons_of(run)
     return [f"{run.name}: {run.summary.flow}, {run.summary.state}, {run.summary.iteration} of {run.summary.iterations} iterations",
             *_learning(run, reasons), *_last_funnel(run), *_time(folder)]  # fmt: skip
 
@@ -34,12 +42,12 @@ def as_json(folder: Path) -> dict[str, Any]:
     """The content of `rlflow explain --json`, as plain values: findings with evidence and thresholds, and what is in bounds.json."""
     run = recorded(folder)
     return {"run": str(run.folder), "flow": run.summary.flow, "state": run.summary.state, "iterations": run.summary.iteration,
-            "findings": [finding.as_json() for finding in findings(evidence_of(run))], "bounds": read_object(folder / "bounds.json")}
+            "findings": [finding.as_json() for finding in reasons_of(run)], "bounds": read_object(folder / "bounds.json")}
 
 
 def pointer(folder: Path, shown: str = "") -> str | None:
     """A line that points to `rlflow explain` where there is an alarm; None where there is none. ``shown``: the folder as users read it."""
-    alarm = next((finding for finding in findings(evidence_of(recorded(folder))) if finding.alarm), None)
+    alarm = next((finding for finding in reasons_of(recorded(folder)) if finding.alarm), None)
     return None if alarm is None else f"alarm: {alarm.words}; rlflow explain {shown or folder} says more"
 
 

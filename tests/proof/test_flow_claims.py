@@ -210,3 +210,18 @@ def test_the_furthest_update_with_other_scores_is_one_whose_push_is_far_enough(g
     grpo.rescored += [(RehearsalRecord([replace(_update(batch), call=7)]), {"actor.update": far}), (RehearsalRecord(), {})]
     assert grpo.furthest("actor.update", one).call == 7
     assert grpo.furthest("critic.update", one) is None
+
+
+def test_where_equal_rows_take_each_others_push_back_no_direction_is_told(grpo):
+    """As in a model that gives all samples of a prompt the same tokens, whose advantages add up to 0."""
+    rows = Batch.of(prompt_tokens=[[i // 2] for i in range(8)], tokens=[[5]] * 8, mask=[[True]] * 8)
+    record = RehearsalRecord([RecordedUpdate("actor.update", "actor", rows, None, {}, 0)], [ScoredRows("reward", rows, torch.arange(8.0))])
+    other = RehearsalRecord(record.updates, [ScoredRows("reward", rows, -torch.arange(8.0))])
+    turns = torch.tensor([1.0, -1.0] * 4)[:, None]
+    grpo._base = record
+    runs = [(record, Push(rows, {"logprobs": turns})), (other, Push(rows, {"logprobs": turns * (-1 + 1e-7)}))]
+    claim = grpo.direction("reward", "actor.update", runs)
+    assert (claim.verdict, claim.ends_run) == ("unproved", False)
+    runs[1] = (other, Push(rows, {"logprobs": torch.arange(8.0)[:, None]}))
+    claim = grpo.direction("reward", "actor.update", runs)
+    assert (claim.verdict, claim.ends_run) == ("falsified", True)

@@ -106,6 +106,17 @@ def test_how_far_pushes_are_apart_is_told_over_the_size_of_the_first():
     assert one.apart(Push(one.rows, {"values": one.main[:, :2]})) == float("inf")
 
 
+def test_a_push_is_felt_where_rows_with_equal_tokens_do_not_take_it_back_and_the_model_is_not_certain():
+    equal = Batch.of(prompt_tokens=[[1], [1], [1]], tokens=[[5, 6], [5, 6], [7, 6]], mask=[[True, True]] * 3)
+    up, down, none = [0.5, 0.25], [-0.5, -0.25], [0.0, 0.0]
+    unsure, certain = (New(logprobs=torch.full((3, 2), number)) for number in (-0.6931472, -1e-6))
+    assert Push(equal, {"logprobs": torch.tensor([up, up, none])}).felt(unsure) == pytest.approx((1.0, 0.5))
+    assert Push(equal, {"logprobs": torch.tensor([up, down, none])}).felt(unsure) == (0.0, 0.0)
+    assert Push(equal, {"logprobs": torch.tensor([up, none, down])}).felt(certain) == pytest.approx((1.0, 1e-6), rel=0.1)
+    assert Push(equal, {"logprobs": torch.tensor([none, none, none])}).felt(unsure) == (1.0, 1.0)
+    assert Push(equal, {"scores": torch.tensor([1.0, -1.0, 2.0])}).felt(New(scores=torch.zeros(3))) == (0.5, 0.5)
+
+
 def test_pushes_are_equal_where_the_same_rows_are_pushed_by_the_same_bits():
     one = pushed(update(), HERE)
     assert one.equals(Push(rows(), {"logprobs": one.main.clone()}))

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlflow.batch import Batch
 from rlflow.proof import weights_claims
-from rlflow.proof.pushes import learned_rows
+from rlflow.proof.pushes import Push, learned_rows
 from rlflow.proof.rehearsal import uneven
 from rlflow.proof.weights_claims import WeightsClaims, copied, distance, modules, moments_apart, shaken
+from rlflow.training.objective import New
 
 STATE = {
     "parameters/a.weight": torch.tensor([[3.0, 4.0], [0.0, 0.0]]), "parameters/a.bias": torch.zeros(2),
@@ -37,6 +39,18 @@ def test_a_copy_shares_no_memory():
     copy["parameters/a.bias"] += 1
     assert not STATE["parameters/a.bias"].any()
     assert all(torch.equal(copy[name], tensor) for name, tensor in STATE.items() if name != "parameters/a.bias")
+
+
+@pytest.mark.parametrize(("pushes", "logprob", "reason"), [
+    ([1.0, 1.0], -1.0, None), ([1.0, -1.0], -1.0, "rows with equal tokens are pushed up and down alike"),
+    ([1.0, 1.0], -1e-6, "the model is certain of each of their tokens"),
+])  # fmt: skip
+def test_of_a_gradient_that_is_only_rounding_nothing_is_said_but_why(pushes, logprob, reason):
+    rows = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]])
+    claim = weights_claims.only_rounding("actor.update", Push(rows, {"logprobs": torch.tensor(pushes)[:, None]}),
+                                         New(logprobs=torch.full((2, 1), logprob)))  # fmt: skip
+    assert (claim and claim.verdict, claim and claim.sentence) == (
+        (None, None) if reason is None else ("unproved", f"the gradient is only rounding, since {reason}"))
 
 
 def test_states_are_apart_by_their_weights_over_the_size_of_the_first():

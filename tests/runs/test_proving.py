@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 
 import rlflow
 from rlflow.checkpoints.load import load_latest
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, StageError
+from rlflow.proof.claims import Claim
+from rlflow.runs.proving import refusal
+from rlflow.watch.explained import explanation
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
 
@@ -43,6 +46,13 @@ def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
     metrics = [[{name: value for name, value in json.loads(line).items() if "seconds" not in name and "per_second" not in name}
                 for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in runs.values()]  # fmt: skip
     assert metrics[0] == metrics[1]
+
+
+def test_a_run_does_not_begin_where_good_rows_are_made_less_likely_or_where_it_is_strict():
+    turned, other = (Claim("reward-direction", "actor.update", "falsified", "…", ends_run=ends) for ends in (True, False))
+    assert [bool(refusal([turned], prove)) for prove in ("auto", "quick", "strict", "warn")] == [True, True, True, False]
+    assert [bool(refusal([other], prove)) for prove in ("auto", "quick", "strict", "warn")] == [False, False, True, False]
+    assert refusal([Claim("reward-direction", "actor.update", "proved", "…", ends_run=True)], "strict") is None
 
 
 COUNTED = """
@@ -145,19 +155,23 @@ def test_with_side_effects_a_run_is_equal_bit_for_bit_with_and_without_its_proof
 
 
 @pytest.mark.slow
-def test_a_turned_sign_is_a_warning_and_ends_a_strict_run_before_its_first_iteration(task, tmp_path, capsys):
+def test_a_turned_sign_ends_a_run_before_its_first_iteration_unless_it_is_told_to_go_on(task, tmp_path, capsys):
     path = tmp_path / "turned.py"
     path.write_text((ALGORITHMS / "grpo.py").read_text().replace("charge - weights", "charge + weights"))
     small = {**task, "prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "iterations": 1, "save_every": 0}
-    with pytest.raises(PlanError, match="made less likely(.|\n)*--prove auto") as refused:
-        rlflow.run(str(path), **{**small, "prove": "strict", "name": "strict"})
-    assert [problem.code for problem in refused.value.problems] == ["reward-direction"]
-    assert "falsified" in (tmp_path / "runs" / "strict" / "proof.txt").read_text()
-    assert not (tmp_path / "runs" / "strict" / "metrics.jsonl").exists()
+    for prove in ("strict", "quick"):
+        with pytest.raises(PlanError, match="made less likely(.|\n)*--prove warn") as refused:
+            rlflow.run(str(path), **{**small, "prove": prove, "name": prove})
+        assert [problem.code for problem in refused.value.problems] == ["reward-direction"]
+        assert "falsified" in (tmp_path / "runs" / prove / "proof.txt").read_text()
+        assert not (tmp_path / "runs" / prove / "metrics.jsonl").exists()
     capsys.readouterr()
-    done = rlflow.run(str(path), **{**small, "prove": "quick"})
+    done = rlflow.run(str(path), **{**small, "prove": "warn"})
     assert "warning: falsified" in capsys.readouterr().err
     assert len((done.folder / "metrics.jsonl").read_text().splitlines()) == 1
+    first = next(line for line in explanation(done.folder) if line.startswith("alarm: "))
+    assert "made less likely (correlation -" in first
+    assert f"{path.name}:" in first.partition("correct ")[2]
 
 
 PICKY = """
@@ -185,6 +199,39 @@ def picky(prompts, actor, reward):
 """
 
 
+BROKEN = """
+from rlflow import flow, loss, stage
+
+@stage(gives="own")
+def known_on_the_first_batch(scores):
+    return scores
+
+@stage(gives="advantages")
+def broken(own, mask):
+    return own[:, None] * mask * missing
+
+@loss
+def policy_loss(new, advantages):
+    return -new.logprobs * advantages, {}
+
+@flow
+def breaking(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=4, max_tokens=3)
+    batch |= reward(batch)
+    batch |= known_on_the_first_batch(batch)
+    batch |= broken(batch)
+    actor.update(batch, policy_loss)
+"""
+
+
+def test_a_stage_that_raises_in_the_rehearsal_ends_the_run_there(tmp_path):
+    (tmp_path / "breaking.py").write_text(BROKEN)  # `check` cannot call the stage, since it does not know the kind of its column
+    with pytest.raises(StageError, match="NameError: name 'missing' is not defined(.|\n)*in the rehearsal before iteration 1") as raised:
+        rlflow.run(str(tmp_path / "breaking.py"), backend="null", prompts=4, iterations=1, prove="quick", out=str(tmp_path), name="run")
+    assert raised.value.stage == "broken"
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
     small = {**task, "prompts": 4, "held_out": 0, "threads": 1, "iterations": 1, "save_every": 0, "prove": "quick"}
@@ -193,5 +240,5 @@ def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
     assert "made likelier" in (forced.folder / "proof.txt").read_text()
     (tmp_path / "picky.py").write_text(PICKY)
     picky = rlflow.run(str(tmp_path / "picky.py"), **{**small, "reward": f"{tmp_path}/picky.py:judge"})
-    assert "unproved   picky: the rehearsal ended: " in (picky.folder / "proof.txt").read_text()
+    assert "unproved   picky: a stage takes no scores between 0 and 1: " in (picky.folder / "proof.txt").read_text()
     assert len((picky.folder / "metrics.jsonl").read_text().splitlines()) == 1
