@@ -98,7 +98,7 @@ def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
     with pytest.raises(PlanError) as refused:
         compile_cells(read, options_of)
     assert [problem.message.split(":")[0] for problem in refused.value.problems] == ["cell 'bad'", "cell 'worse'"]
-    assert refused.value.problems[0].nearest == "samples"
+    assert refused.value.problems[0].nearest == "--hp.samples"
 
 
 def test_cells_that_are_the_same_are_refused(suite):

@@ -67,7 +67,7 @@ def test_another_system_gets_values_as_they_are_written(suite):
     ('[base]\nalgorithm = "grpo"\nseed = 3', "sets seed", r"\[suite\] seeds"),
     ('[base]\nalgorithm = "grpo"\n[axis]\nprompts = 3', r"\[axis\] prompts is no list", r"\[base\]"),
     ('[base]\nalgorithm = "grpo"\n[[cell]]\nname = "a"\n[[cell]]\nname = "a"', "two cells have one name", "name of its own"),
-    ('[suite]\nbase = "few"\n[[cell]]\nname = "fewer"\nalgorithm = "grpo"', "names no cell", "nearest:  fewer"),
+    ('[suite]\nbase = "fewr"\n[[cell]]\nname = "fewer"\nalgorithm = "grpo"', "names no cell", "nearest:  fewer"),
     ('[base]\nalgorithm = "grpo"\n[[gate]]\nmetric = "seconds"\ncell = "grp"', "a gate of seconds names no cell", ""),
     ("[suite", "is not TOML", "correct that line"),
 ])
