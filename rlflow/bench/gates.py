@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from rlflow.bench.holm import holm
 from rlflow.bench.student import t_quantile, t_tail
 
 Better = Literal["higher", "lower"]
@@ -81,7 +82,7 @@ def gated(
     trusted = {name: np.array([value for value in history.get(name, ()) if math.isfinite(value)], dtype=np.float64) for name in declared}
     surprise = {name: _p(trusted[name], float(value)) for name, value in run.items()
                 if name in declared and _finite(value) and value is not None and len(trusted[name]) >= LEAST_RUNS}  # fmt: skip
-    levels = _holm(surprise, alpha)
+    levels = holm(surprise, alpha)
     return Gated(tuple(_gate(name, better, trusted[name], run.get(name), surprise.get(name), levels) for name, better in declared.items()))
 
 
@@ -115,15 +116,3 @@ def _p(trusted: np.ndarray, value: float) -> float:
     if error == 0:
         return 1.0 if distance == 0 else 0.0
     return 2 * t_tail(distance / error, len(trusted) - 1)
-
-
-def _holm(surprise: Mapping[str, float], alpha: float) -> dict[str, tuple[float, bool]]:
-    """The level of each metric at which Holm's step-down procedure tests it, and whether it rejects. It stops at the first that it keeps,
-    and tests the rest at that level."""
-    levels, rejecting, level = {}, True, alpha
-    for number, name in enumerate(sorted(surprise, key=lambda name: surprise[name])):
-        if rejecting:
-            level = alpha / (len(surprise) - number)
-            rejecting = surprise[name] < level
-        levels[name] = (level, rejecting)
-    return levels

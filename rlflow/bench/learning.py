@@ -1,13 +1,13 @@
-"""Which cell learns better, from a curve of each seed.
+"""Which cell learns better, from the last value of each seed.
 
-Interquartile mean, probability of improvement and stratified resampling follow Agarwal et al., "Deep Reinforcement Learning at the Edge of
-the Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264). Percentile intervals cover too little with the few seeds that there are, so
-the interval of interquartile means is the expanded percentile one, and that of the probability of improvement is Newcombe's.
-What one seed's curve says of itself is in `curves.py`.
+Means are compared, with Student's t of the differences where both cells have the same seeds, else with Welch's. Two cells with the same
+seeds had the same held-out prompts, and drew from the same random numbers: seeds are then compared in pairs, so that what a seed does to
+both cells widens no interval. Resampling is no help with so few seeds: the mean of resampled pairs never leaves the range of the pairs, so
+five pairs of one sign, which equal cells have with a chance of 6 %, would leave out 0 at every level.
 
-Two cells with the same seeds had the same held-out prompts, and drew from the same random numbers: seeds are then compared in pairs, so
-that what a seed does to both cells widens no interval. With several cells beside a base the probability of error is that of all pairs
-together, by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
+With several cells beside a base the probability of error is that of all pairs together, by Holm's procedure. The probability of
+improvement follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (NeurIPS 2021, arXiv
+2108.13264); its interval is Newcombe's. What one seed's curve says of itself is in `curves.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 
 from rlflow.bench.curves import Cell
 from rlflow.bench.forecast import announced, observations_left
-from rlflow.bench.resampling import Floats, Interval, draws, expanded_percentile
-from rlflow.bench.student import NORMAL, t_tail
+from rlflow.bench.holm import holm
+from rlflow.bench.resampling import Floats, Interval
+from rlflow.bench.student import NORMAL, t_quantile, t_tail
 
 Outcome = Literal["better", "worse", "equivalent within the margin", "undecided", "not enough to rank", "not comparable"]
-RESAMPLES = 2000
 ALPHA = 0.05  # probability of any wrong `better` or `worse` among the cells of a comparison
-LEAST_SEEDS = 5  # with fewer, no interval of what is shown here covers as it says
+LEAST_SEEDS = 5  # with fewer, too little is known of the spread: the error and the power of verdicts are simulated from here on
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Estimate:
     """A number and its interval."""
 
     value: float
-    interval: Interval | None  # none with one observation
+    interval: Interval
 
     @property
     def text(self) -> str:
         """The number, then its interval."""
-        return f"{self.value:.4g}" + (f", {self.interval.text}" if self.interval else "")
+        return f"{self.value:.4g}, {self.interval.text}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ranking:
     base: str
     outcome: Outcome
     seeds: tuple[int, int]  # how many each has
-    difference: Estimate | None  # interquartile mean of the cell's final values minus the base's, at the level that decides
+    difference: Estimate | None  # mean of the cell's final values minus the base's, at the level that decides
     improvement: Estimate | None  # probability that a seed of the cell ends better than one of the base
     equivalence: float  # p of two one-sided tests within the margin; NaN where there is none
     margin: float  # absolute: differences of final values up to it count as none; 0: nothing counts as equivalent
@@ -69,40 +69,31 @@ class Ranking:
             return f"{self.cell} beside {self.base}: not enough to rank, {seeds}"
         outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'seeds')}"
         count = f"{self.seeds[0]} pairs of seeds" if self.paired else f"{self.seeds[0]} and {self.seeds[1]} seeds"
-        return (f"{self.cell} beside {self.base}: {outcome}; interquartile means differ by {self.difference.text}; "
+        return (f"{self.cell} beside {self.base}: {outcome}; means differ by {self.difference.text}; "
                 f"probability of improvement {self.improvement.text}; {count}, margin {self.margin:.4g}")
 
 
-def interquartile_mean(values: Floats) -> Floats:
-    """Mean without the lowest and the highest quarter of values [..., observations], each rounded down to whole observations."""
-    count = values.shape[-1]
-    cut = count // 4
-    return np.asarray(np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1))
+def difference(ours: Sequence[float], reference: Sequence[float], *, paired: bool = False, level: float = 0.95) -> Estimate:
+    """Mean of ``ours`` minus that of ``reference``, each of two or more values, with Student's interval of the differences where values of
+    one place are a pair, else with Welch's."""
+    mean, error, freedom = _means(ours, reference, paired)
+    half = error * t_quantile((1 + level) / 2, freedom) if error else 0.0
+    return Estimate(mean, Interval(mean - half, mean + half, level, "t" if error else "no spread"))
 
 
-def interquartile(strata: Sequence[Sequence[float]], *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """The interquartile mean over all observations of all strata (tasks, for example), with an interval for which each stratum is
-    resampled by itself. One stratum is the usual case: the final values of the seeds. The number of observations is that of the smallest
-    stratum where tails are expanded."""
-    arrays = [np.asarray(stratum, dtype=np.float64) for stratum in strata]
-    value = float(interquartile_mean(np.concatenate(arrays)))
-    if max(map(len, arrays)) < 2:
-        return Estimate(value, None)
-    columns = [array[draws(len(array), resamples, seed + number)] for number, array in enumerate(arrays)]
-    return Estimate(value, expanded_percentile(interquartile_mean(np.concatenate(columns, axis=-1)), list(map(len, arrays)), level))
+def surprise(cell: Cell, base: Cell) -> float:
+    """Two-sided p of the difference of means, were there none; 1 where the two cannot be ranked."""
+    if _unrankable(cell, base):
+        return 1.0
+    mean, error, freedom = _means(cell.final, base.final, cell.seeds == base.seeds)
+    return 2 * t_tail(abs(mean) / error, freedom) if error else float(mean == 0)
 
 
-def difference(
-    ours: Sequence[float], reference: Sequence[float], *,
-    paired: bool = False, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0,
-) -> Estimate:  # fmt: skip
-    """Interquartile mean of ``ours`` minus that of ``reference``, each resampled by itself, or together where values of one place are a
-    pair."""
-    arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
-    means = [interquartile_mean(array) for array in arrays]
-    drawn = [draws(len(array), resamples, seed if paired else seed + number) for number, array in enumerate(arrays)]
-    sampled = [interquartile_mean(array[rows]) for array, rows in zip(arrays, drawn, strict=True)]
-    return Estimate(float(means[0] - means[1]), expanded_percentile(sampled[0] - sampled[1], list(map(len, arrays)), level))
+def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
+    """Why two cells have no verdict; None where they have one."""
+    if cell.unusable or base.unusable:
+        return "not comparable"
+    return "not enough to rank" if min(len(cell.final), len(base.final)) < LEAST_SEEDS else None
 
 
 def probability_of_improvement(ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95) -> Estimate:
@@ -165,37 +156,24 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
     return float(ours.mean() - reference.mean()), math.sqrt(sum(squares)), freedom
 
 
-def ranked_all(
-    cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Ranking, ...]:
+def ranked_all(cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True) -> tuple[Ranking, ...]:
     """Compare each cell with ``base``, so that anything is wrongly found better or worse with a probability of 5 % in all: each pair has an
-    equal part of it, and one that is found leaves its part to the others (Holm)."""
-    rankings: dict[str, Ranking] = {}
-    again = True
-    while again:
-        alpha = ALPHA / max(len(cells) - len(rankings), 1)
-        every = [ranked(cell, base, margin=margin, higher=higher, alpha=alpha, resamples=resamples, seed=seed) for cell in cells]
-        new = {each.cell: each for each in every if each.cell not in rankings and each.outcome in ("better", "worse")}
-        rankings |= new
-        again = bool(new)
-    return tuple(rankings.get(ranking.cell, ranking) for ranking in every)
+    equal part of it, and one that is found leaves its part to the others (Holm). A pair that cannot be ranked keeps its part."""
+    levels = holm({cell.name: surprise(cell, base) for cell in cells}, ALPHA)
+    return tuple(ranked(cell, base, margin=margin, higher=higher, alpha=levels[cell.name][0]) for cell in cells)
 
 
-def ranked(
-    cell: Cell, base: Cell, *, margin: float = 0.0, higher: bool = True, alpha: float = ALPHA, resamples: int = RESAMPLES, seed: int = 0
-) -> Ranking:
+def ranked(cell: Cell, base: Cell, *, margin: float = 0.0, higher: bool = True, alpha: float = ALPHA) -> Ranking:
     """Compare two cells by their final values. ``higher``: larger values are better; ``alpha``: the probability of error.
 
     Equivalent where both one-sided tests reject at ``alpha``, even where the interval leaves out 0; otherwise better or worse where the
-    interval of the difference of interquartile means leaves out 0.
+    interval of the difference of means leaves out 0.
     """
     ours, reference = cell.final, base.final
     seeds, paired = (len(ours), len(reference)), cell.seeds == base.seeds
-    reason = cell.unusable or base.unusable
-    if reason or min(seeds) < LEAST_SEEDS:
-        outcome: Outcome = "not comparable" if reason else "not enough to rank"
-        return Ranking(cell.name, base.name, outcome, seeds, None, None, math.nan, margin, paired, None, reason)
-    gain = difference(ours, reference, paired=paired, level=1 - alpha, resamples=resamples, seed=seed)
+    if outcome := _unrankable(cell, base):
+        return Ranking(cell.name, base.name, outcome, seeds, None, None, math.nan, margin, paired, None, cell.unusable or base.unusable)
+    gain = difference(ours, reference, paired=paired, level=1 - alpha)
     p = equivalence(ours, reference, margin, paired=paired) if margin > 0 else math.nan
     outcome = "equivalent within the margin" if p < alpha else _direction(gain, higher)
     more = _more(ours, reference, margin, alpha, paired) if outcome == "undecided" else None
@@ -204,7 +182,6 @@ def ranked(
 
 
 def _direction(gain: Estimate, higher: bool) -> Outcome:
-    assert gain.interval is not None  # there are enough seeds
     if gain.interval.low <= 0 <= gain.interval.high:
         return "undecided"
     return "better" if (gain.value > 0) == higher else "worse"

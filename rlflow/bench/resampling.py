@@ -1,4 +1,4 @@
-"""Intervals by resampling: percentile, expanded percentile and BCa, of statistics that take all resamples at once.
+"""Intervals by resampling: percentile and BCa, of statistics that take all resamples at once.
 
 Here: draws of row numbers, and quantiles of what a statistic gives on them. Not here: which statistic answers which question (`speed.py`,
 `learning.py`). Draws depend on the seed alone, so that the same observations always have the same interval.
@@ -7,7 +7,6 @@ Here: draws of row numbers, and quantiles of what a statistic gives on them. Not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -15,10 +14,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlflow.bench.student import NORMAL, t_quantile
+from rlflow.bench.student import NORMAL
 
 Floats = NDArray[np.float64]
-Method = Literal["BCa", "percentile", "expanded percentile", "t", "Newcombe", "no spread"]
+Method = Literal["BCa", "percentile", "t", "Newcombe", "no spread"]
 
 
 @dataclass(frozen=True)
@@ -65,24 +64,6 @@ def percentile(values: Floats, level: float) -> Interval:
     """The middle ``level`` of a statistic's values on all resamples [resamples]."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level, "percentile")
-
-
-def expanded_percentile(values: Floats, sizes: Sequence[int], level: float) -> Interval:
-    """A percentile interval with tails moved out as a t interval's are, for few observations.
-
-    ``values`` [resamples] of a statistic of groups with ``sizes`` observations each. The bootstrap's spread is too small by √((n-1)/n), and
-    normal quantiles are too short: the tails are Φ(-√(n/(n-1)) t(1-α/2, n-1)) with n the smallest group (Hesterberg, "What Teachers Should
-    Know About the Bootstrap", The American Statistician 69, 2015, section 5.3.1). A group of one observation has no interval: its ends are
-    infinite.
-    """
-    smallest = min(sizes)
-    if smallest < 2:
-        return Interval(-math.inf, math.inf, level, "expanded percentile")
-    if values.min() == values.max():
-        return Interval(float(values[0]), float(values[0]), level, "no spread")
-    tail = NORMAL.cdf(-math.sqrt(smallest / (smallest - 1)) * t_quantile((1 + level) / 2, smallest - 1))
-    low, high = np.quantile(values, [tail, 1 - tail])
-    return Interval(float(low), float(high), level, "expanded percentile")
 
 
 def bca(values: Floats, observed: float, left_out: Floats, level: float) -> Interval:

@@ -13,8 +13,13 @@ sequential boundaries for clinical trials", Biometrika 70, 1983). A pair keeps t
 one that is found faster or slower leaves its part to the others, from that look on (Maurer and Bretz, "Multiple testing in group sequential
 trials using graphical approaches", Statistics in Biopharmaceutical Research 5, 2013).
 
-At a look, two intervals must agree: the 95 % interval that is shown (BCa), and one at the level of the look, on the logarithm of the ratio:
-t with the bootstrap's standard error, since quantiles that far out would rest on a handful of resamples.
+At a look, two intervals must agree: one of 95 % (BCa), and one at the level of the look, on the logarithm of the ratio: t with the
+bootstrap's standard error, since quantiles that far out would rest on a handful of resamples. The second is shown: the first covers less
+than it says at the look that happened to decide.
+
+**Drift.** Rounds are taken to be independent of one another. Where a cell by itself speeds up or slows down over many rounds, they are not,
+and equal cells are found different far more often; that neighbouring rounds are alike is therefore told where chance would hardly make them
+so.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ from rlflow.bench.student import NORMAL, t_quantile
 Outcome = Literal["faster", "slower", "same within the margin", "undecided", "not comparable"]
 DIFFERENT: tuple[Outcome, ...] = ("faster", "slower")
 RESAMPLES = 1000
+BY_CHANCE = 0.005  # with which independent rounds are called drifting
+DRIFTS = "the ratio drifts, neighbouring rounds correlate by {:.2f}: the interval is too narrow, and the verdict may be one of the drift"
 
 
 @dataclass(frozen=True)
@@ -84,12 +91,13 @@ class Speed:
     outcome: Outcome
     rounds: int  # rounds that the outcome rests on: those of the look that decided, otherwise all that both cells have
     ratio: float  # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN where not comparable
-    interval: Interval | None  # of the ratio, at 95 %; none with fewer than two rounds or where not comparable
-    at_look: Interval | None  # of the ratio, at the level of a look; what the outcome rests on, with `interval`
+    interval: Interval | None  # of the ratio, at 95 % of one look; none with fewer than two rounds or where not comparable
+    at_look: Interval | None  # of the ratio, at the level of a look, so that all looks together cover 95 %; what is shown
     margin: float  # ratios from 1 / (1 + margin) to 1 + margin count as the same
     more: int | None  # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; none for others
     reason: str = ""  # why cells are not comparable
     early: bool = False  # no look was due yet, and `more` is the number of rounds until the first: so few tell nothing of the noise
+    alike: float | None = None  # correlation of neighbouring rounds where it is too large for chance: the ratio drifts
 
     @property
     def decided(self) -> bool:
@@ -102,10 +110,12 @@ class Speed:
         if self.outcome == "not comparable":
             return f"{self.cell} and {self.base} are not comparable: {self.reason}"
         outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'rounds', least=self.early)}"
-        rests = f", {self.interval.text}" if self.interval else ""
+        ends = self.at_look
+        rests = f", {ends.low:.4g} … {ends.high:.4g} ({100 * (1 - Looks.alpha):.4g} % over all looks, {ends.method})" if ends else ""
         count = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
         estimate = f"{self.ratio:.4g} times the seconds{rests}, {count}"
-        return f"{self.cell} beside {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %"
+        drifts = f"; {DRIFTS.format(self.alike)}" if self.alike is not None else ""
+        return f"{self.cell} beside {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %{drifts}"
 
 
 def judged(
@@ -186,7 +196,21 @@ def _look(
     outcome = _outcome(min(shown.low, at_look.low), max(shown.high, at_look.high), math.log1p(margin)) if may_decide else "undecided"
     more = _more(ratio, error, rounds, margin, looks) if outcome == "undecided" else None
     early = outcome == "undecided" and rounds < looks.rounds[0]
-    return Speed(cell, base, outcome, rounds, _exp(ratio), _ratios(shown), _ratios(at_look), margin, more, early=early)
+    return Speed(cell, base, outcome, rounds, _exp(ratio), _ratios(shown), _ratios(at_look), margin, more, early=early,
+                 alike=alike(logs[0] - logs[1]))  # fmt: skip
+
+
+def alike(values: Floats) -> float | None:
+    """The correlation of neighbours among values [rounds] in their order, by ranks, where independent values have one as large with a
+    probability of at most `BY_CHANCE`; else None. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of the
+    American Statistical Association 77, 1982. Fewer than 10 values tell nothing."""
+    count = len(values)
+    if count < 10:
+        return None
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (count - 1) / 2
+    ratio = float(np.sum(np.diff(ranks) ** 2) / np.sum(ranks**2))  # 2 where neighbours have nothing in common
+    spread = math.sqrt(4 * (count - 2) * (5 * count**2 - 2 * count - 9) / (5 * count * (count + 1) * (count - 1) ** 2))
+    return 1 - ratio / 2 if NORMAL.cdf((ratio - 2) / spread) < BY_CHANCE else None
 
 
 def _log_ratio(logs: Floats) -> Floats:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlflow.bench.resampling import _corrected, bca, draws, expanded_percentile, medians_left_out, percentile
+from rlflow.bench.resampling import _corrected, bca, draws, medians_left_out, percentile
 
 VALUES = arrays(np.float64, st.integers(2, 30), elements=st.integers(-1000, 1000).map(float))
 
@@ -66,16 +66,7 @@ def test_where_bca_degenerates_percentiles_are_given_and_said(observed, left_out
 
 def test_values_without_spread_say_so():
     assert bca(np.ones(9), 1.0, np.ones(3), 0.95).method == "no spread"
-    interval = expanded_percentile(np.ones(9), [3, 3], 0.95)
-    assert (interval.low, interval.high, interval.method) == (1, 1, "no spread")
 
-
-def test_expanded_tails_are_hesterbergs():
-    """Five observations: Φ(-√(5/4) · 2.776) = 0.00096 on each side (the smallest group counts); one observation: no ends."""
-    values = np.linspace(0, 1, 100_001)
-    interval = expanded_percentile(values, [5, 9], 0.95)
-    assert (interval.low, 1 - interval.high) == pytest.approx((0.000955, 0.000955), abs=5e-6)
-    assert expanded_percentile(values, [1, 9], 0.95).high == np.inf
 
 
 @pytest.mark.parametrize("acceleration", [1.0, 1.5])
