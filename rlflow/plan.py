@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,17 @@ class PassNote:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
+
+
+@dataclass(frozen=True)
+class JudgedColumns:
+    """What rewards gave the rows that an update learns from, and what it reads of that."""
+
+    rewards: Mapping[str, Column] = field(default_factory=dict)  # reward role → its scores, if several roles score these rows
+    learned: tuple[Column, ...] = ()  # columns of these rows that the update reads and that scores reach
+
+    def __iter__(self) -> Iterator[Column]:
+        yield from (*self.rewards.values(), *self.learned)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class Plan:
     records: Mapping[str, Column] = field(default_factory=dict)  # name → the column that samples and health metrics show
     # role → likewise, where several trained roles sample
     policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
+    # role of ``policies``, or an empty name for all → what scores its first update learns from
+    judged: Mapping[str, JudgedColumns] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""

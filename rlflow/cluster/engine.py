@@ -36,6 +36,7 @@ from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
 from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
+from rlflow.execution.health import NO_REWARDS, JudgedRecords
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
@@ -290,7 +291,7 @@ class ClusterEngine(Engine):
         """Hand on what rewards of workers print, as whole lines, from several threads."""
         self._ledger.hear = hear
 
-    def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
+    def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
         """Summarise the recorded columns on one worker. The driver gets the summary alone. Scalars, such as state, are no part of it."""
         whole_records = _on_common_axes({name: batch for name, batch in records.items() if batch.data[name].kind.level is not Level.SCALAR})
         if not whole_records:
@@ -302,7 +303,8 @@ class ClusterEngine(Engine):
             answer = self.calls.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
             keys[answer.key] = tuple(batch.data)
         nothing = Batch(Axis.fresh(0), {})
-        summary: IterationSummary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
+        arguments = {"records": keys, "judged": judged}
+        summary: IterationSummary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), arguments, HERE).value
         return summary
 
     def moved(self) -> dict[str, Any]:

@@ -273,9 +273,10 @@ class Worker:
         return self._keep(call, batch)
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
-        """Summarise the columns of stored records. ``records``: key → names of columns."""
+        """Summarise the columns of stored records. ``records``: key → names of columns; ``judged``: which are what rewards gave."""
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
-        return Answer(value=summarise({name: batch.select(name) for names, batch in records for name in names}))
+        columns = {name: batch.select(name) for names, batch in records for name in names}
+        return Answer(value=summarise(columns, call.arguments["judged"]))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
         """Answer with a batch as bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
@@ -23,8 +24,8 @@ class Evidence:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self, measured: Measured) -> Series:
-        """The values of a figure by iteration; of a figure that several roles, rewards or updates have, those of the first one."""
-        return self.of(self._first(measured))
+        """The values of a figure by iteration; of a figure that several roles or updates have, those of the first one."""
+        return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
 
     def of(self, figure: Figure | None) -> Series:
         """The values of one figure by iteration; none of None."""
@@ -40,12 +41,32 @@ class Evidence:
 
     def policy(self, name: str) -> Series:
         """The values of a metric of the first update that has log-probs to move."""
-        update = self._first((Of.UPDATE, "funnel/moved"))
+        update = next(iter(self._figures((Of.UPDATE, "funnel/moved"))), None)
         return self.of(update and update._replace(name=name))
 
-    def _first(self, measured: Measured) -> Figure | None:
-        figures = dict.fromkeys(figure for _, values in self.iterations for figure in values if (figure.of, figure.name) == measured)
-        return min(figures, key=lambda figure: bool(figure.part), default=None)
+    @property
+    def rewards(self) -> list[str]:
+        """The reward roles that are measured each by itself; an empty name where one is, or all are together."""
+        return list(dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)) or [""]
+
+    def scores(self, name: str, reward: str) -> Series:
+        """The values of a figure of the scores of a reward role, as ``rewards`` has it."""
+        return self.of(next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None))
+
+    def means(self, reward: str) -> Series:
+        """The mean score of a reward role, as ``rewards`` has it."""
+        means = (figure for figure in self._figures((Of.REWARD, "mean")) if not figure.part)
+        return self.of(next((figure for figure in means if reward in ("", figure.role)), None))
+
+    def _figures(self, measured: Measured) -> list[Figure]:
+        return self._measured.get(measured, [])
+
+    @cached_property
+    def _measured(self) -> dict[Measured, list[Figure]]:
+        measured: dict[Measured, list[Figure]] = {}
+        for figure in dict.fromkeys(figure for _, values in self.iterations for figure in values):
+            measured.setdefault((figure.of, figure.name), []).append(figure)
+        return measured
 
 
 Measure = Callable[[Evidence], float | None]
@@ -96,37 +117,38 @@ def setting(name: str) -> Measure:
     return lambda run: run.setting(name)
 
 
-def reward(run: Evidence) -> Series:
-    """The mean score by iteration."""
-    return run.series((Of.REWARD, "mean"))
-
-
-def lowest(run: Evidence) -> float | None:
+def lowest(run: Evidence, reward: str) -> float | None:
     """The lowest score of an iteration, in the median over the first tenth of the run: where scores are charged for KL, they fall far below
     what the reward gives later on."""
-    lows = early(run.series((Of.SCORES, "lowest")))
+    lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
 
-def span(run: Evidence) -> float | None:
+def span(run: Evidence, reward: str) -> float | None:
     """The highest score of the run less the lowest of an iteration."""
-    low, highs = lowest(run), run.series((Of.SCORES, "highest"))
+    low, highs = lowest(run, reward), run.scores("highest", reward)
     return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
 
+def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float | None:
+    """The mean of a measure over the reward roles."""
+    known = [value for reward in run.rewards if (value := measure(reward)) is not None]
+    return fmean(known) if known else None
+
+
 def place(run: Evidence) -> float | None:
-    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1."""
-    return _placed(run, mean(early(reward(run))))
+    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1; of several rewards the mean of all."""
+    return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
 def place_now(run: Evidence) -> float | None:
     """``place`` in the last third of the run."""
-    return _placed(run, mean(last_third(reward(run))))
+    return _of_rewards(lambda reward: _placed(run, reward, mean(last_third(run.means(reward)))), run)
 
 
-def _placed(run: Evidence, score: float | None) -> float | None:
+def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
     """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies between 0 and 1."""
-    width, low = span(run), lowest(run)
+    width, low = span(run, reward), lowest(run, reward)
     if score is None or width is None or low is None:
         return None
     return (score - low) / width if width else min(max(score, 0.0), 1.0)
@@ -134,12 +156,17 @@ def _placed(run: Evidence, score: float | None) -> float | None:
 
 def mixed_place(run: Evidence) -> float | None:
     """``place`` of the groups whose scores differ."""
-    return _placed(run, mean(early(run.series((Of.SCORES, "uneven_mean")))))
+    return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run)
 
 
 def improvement(run: Evidence) -> float | None:
-    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there is one score alone."""
-    series, width = reward(run), span(run)
+    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there is one score alone. Of several
+    rewards it is that of the one that rose the most."""
+    return max((value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None)
+
+
+def _improvement(run: Evidence, reward: str) -> float | None:
+    series, width = run.means(reward), span(run, reward)
     first, last = mean(series[: third(series)]), mean(last_third(series))
     if first is None or last is None or width is None:
         return None
@@ -175,8 +202,8 @@ def moving(run: Evidence) -> float | None:
 def odds(run: Evidence) -> float | None:
     """exp(width of the scores / beta): by at most this factor the best policy under a KL charge makes good answers likelier over bad ones
     than the reference."""
-    beta, width = run.setting("hp.beta"), span(run)
-    return math.exp(min(width / beta, 50.0)) if beta and width is not None else None
+    beta, widths = run.setting("hp.beta"), [width for reward in run.rewards if (width := span(run, reward)) is not None]
+    return math.exp(min(sum(widths) / beta, 50.0)) if beta and widths else None
 
 
 def rate(run: Evidence) -> float | None:

@@ -26,6 +26,7 @@ from rlflow.errors import SkipIteration, listed
 from rlflow.execution import episodes
 from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
+from rlflow.execution.health import NO_REWARDS, JudgedRecords
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
@@ -335,9 +336,9 @@ class Engine:
     def heard_by(self, hear: Callable[[bytes], object]) -> None:
         """Hand on what rewards print in other processes than this one's own. There are none here."""
 
-    def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
+    def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
         """Summarise the recorded columns of an iteration."""
-        return summarise(records)
+        return summarise(records, judged)
 
     def fetch(self, batch: Batch) -> Batch:
         """The batch here, where it can be looked into."""

@@ -21,6 +21,7 @@ from rlflow.execution.account import Account, Ledger, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.computed import with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics
+from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
@@ -47,6 +48,7 @@ class Outcome:
     ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    judged: dict[str, JudgedRecords] = field(default_factory=dict)  # role of ``policies``, or an empty name → its scores among the records
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
@@ -101,8 +103,9 @@ class Executor:
 
     def _summary(self, outcome: Outcome) -> IterationSummary:
         """Summarise what the iteration recorded. Where several trained roles sample, health metrics are of each role."""
-        whole = self.engine.summarise(outcome.records)
-        own = {role: self.engine.summarise(records).health for role, records in outcome.policies.items()}
+        whole = self.engine.summarise(outcome.records, outcome.judged.get("", JudgedRecords()))
+        own = {role: self.engine.summarise(records, outcome.judged.get(role, JudgedRecords())).health
+               for role, records in outcome.policies.items()}  # fmt: skip
         named = {figure._replace(role=role): value for role, health in own.items() for figure, value in health.items()}
         return replace(whole, health=named) if named else whole
 
@@ -321,11 +324,21 @@ class _Run:
         graph, columns = self.plan.graph, self.store.columns
         self.outcome.records |= self._recorded(self.plan.records)
         self.outcome.policies = {role: self._recorded(own) for role, own in self.plan.policies.items()}
+        self._record_judged()
         self.outcome.sampler = sampler_of_records(graph, self.plan.held_to_end)
         self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
         self.outcome.account.add(self.ledger.account())
         if graph.results:
             self._take_results()
+
+    def _record_judged(self) -> None:
+        """Record what rewards gave and what updates read of it, next to the other columns of each role."""
+        for role, judged in self.plan.judged.items():
+            names = {reward: f"scores of {reward}" for reward in judged.rewards}
+            learned = {f"learned {place}": column for place, column in enumerate(judged.learned)}
+            records = self.outcome.policies.get(role, self.outcome.records)
+            records |= self._recorded({names[reward]: column for reward, column in judged.rewards.items()} | learned)
+            self.outcome.judged[role] = JudgedRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
         """Each of these columns that is held to the end, by itself."""

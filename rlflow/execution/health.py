@@ -9,11 +9,13 @@ trained roles sample, the executor has them measured for each.
     critic/explained_variance  1 - Var(returns - values) / Var(returns)
     reward/missing_rate      share of rows without a score
     scores/NAME              mean score of the rows of a source of data, where there are several
-    reward/flat_groups       share of groups whose scores are all equal: they carry no signal
+    reward/flat_groups       share of groups in which nothing differs that the update reads of scores: they carry no signal
     reward/even_groups       share of groups whose scores lie within a tenth of the width of all: what a charge on scores leaves flat
     reward/even_lowest, reward/even_highest  share of those groups within a tenth of the width from the lowest, or the highest, score
     reward/uneven_mean       mean score of the other groups; absent where there are none
     reward/lowest, reward/highest  of all scores
+    ROLE/lowest and so on    of each of several rewards; groups are even if they are in all rewards, and a row misses its score if it misses
+                             any
     funnel/rows_…            rows that are scored, in groups that differ, not truncated: `rlflow/runs/funnel.py` has the whole funnel
     response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
     env/turns, env/failed    under an environment, mean turns of an episode; share of episodes that failed
@@ -24,25 +26,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from rlflow.axis import Axis
 from rlflow.batch import Batch
-from rlflow.columns import SOURCE
+from rlflow.columns import SOURCE, Level
 from rlflow.figures import Figure, Of
 from rlflow.maths import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
 EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even
+SAME = 1e-6  # of the largest value of a column: differences that are rounding
 READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 
 
-def health(records: Mapping[str, Batch]) -> dict[Figure, float]:
+@dataclass(frozen=True)
+class JudgedRecords:
+    """Which of the recorded columns are what rewards gave, and what an update reads of that."""
+
+    rewards: Mapping[str, str] = field(default_factory=dict)  # reward role → the column of its scores, if several roles score the rows
+    learned: tuple[str, ...] = ()  # columns that the update reads and that scores reach
+
+
+NO_REWARDS = JudgedRecords()
+
+
+def health(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> dict[Figure, float]:
     """Metrics of the columns that were recorded; each absent where its columns are."""
-    flat = _under_mask(records)
-    rows = {**_policy(flat), **_critic(flat), **_funnel(records), **_responses(records), **_episodes(records)}
-    figures = {Figure(Of.SCORES, name): value for name, value in _scores(records).items()}
+    flat, scores = _under_mask(records), Scored.of(records, judged)
+    rows = {**_policy(flat), **_critic(flat), **_funnel(records, scores), **_responses(records), **_episodes(records)}
+    figures = _scores(scores) if scores else {}
     figures |= {Figure(Of.ROWS, name): value for name, value in rows.items()}
     figures |= {Figure(Of.SOURCE, name): value for name, value in _by_source(records).items()}
     return figures | {Figure(Of.LOGGED, name): value for name, value in _logged(records).items()}
@@ -79,56 +95,116 @@ def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
     return {"critic/explained_variance": float(1 - (flat["returns"] - flat["values"]).var() / spread) if spread > 0 else 0.0}
 
 
-def _scores(records: Mapping[str, Batch]) -> dict[str, float]:
-    if "scores" not in records or not len(records["scores"]):
-        return {}
-    batch = records["scores"]
-    scores = batch["scores"].double()
+@dataclass(frozen=True)
+class Scored:
+    """The scores of an iteration's rows, float64 [rows] and NaN for missing, by reward role; of one reward by an empty name."""
+
+    axis: Axis
+    scores: Mapping[str, Tensor]
+    learned: tuple[Tensor, ...]  # lowest and highest value of each row of a column that the update reads, float64 [rows, 2]
+
+    @staticmethod
+    def of(records: Mapping[str, Batch], judged: JudgedRecords) -> Scored | None:
+        """None if there are no rows with scores. Several rewards that score other rows than the last one are left out."""
+        names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
+        last = records.get([*names.values()][-1])
+        if last is None or not len(last):
+            return None
+        own = {role: records[name] for role, name in names.items() if records[name].axis is last.axis}
+        scores = {role: batch[name].double() for (role, batch), name in zip(own.items(), (names[role] for role in own), strict=True)}
+        learned = (_ends(records, name) for name in judged.learned if name in records and records[name].axis is last.axis)
+        return Scored(last.axis, scores if len(scores) > 1 else {"": [*scores.values()][-1]}, tuple(learned))
+
+    @property
+    def missing(self) -> Tensor:
+        """bool [rows]: the rows that any reward gave no score."""
+        return torch.stack([scores.isnan() for scores in self.scores.values()]).any(0)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether rows are in groups of several."""
+        return self.axis.grouped and self.axis.groups < len(self.axis)
+
+    def flat(self) -> Tensor:
+        """bool [groups]: the groups in which nothing differs that the update reads; of a flow without one, no score."""
+        columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
+        return torch.stack([self._same(column) for column in columns]).all(0)
+
+    def _same(self, values: Tensor) -> Tensor:
+        """bool [groups]: the groups in which values differ by rounding only. values: float64 [rows, 2], the ends of each row."""
+        low, high = self.extremes(values)
+        return ~(high - low > SAME * values.nan_to_num(0.0).abs().max())
+
+    def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The lowest and the highest value of each group, float64 [groups]: infinite, the wrong way round, where all are missing.
+        values: float64 [rows, 2], the ends of each row."""
+        slots, shape = self.axis.slots, (self.axis.groups,)
+        low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, values[:, 0].nan_to_num(torch.inf), "amin")
+        high = torch.full(shape, -torch.inf, dtype=torch.float64)
+        return low, high.scatter_reduce_(0, slots, values[:, 1].nan_to_num(-torch.inf), "amax")
+
+
+def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
+    """The lowest and the highest value of each row of a column, of token values under the mask; NaN for a row without any."""
+    data, axis = records[name].data[name], records[name].axis
+    values = torch.as_tensor(data.value).double()
+    if data.kind.level is not Level.TOKEN or data.lengths is None:
+        return torch.stack([records[name][name].double()] * 2, 1)
+    rows = torch.arange(len(axis)).repeat_interleave(data.lengths)
+    masked = "mask" in records and records["mask"].axis is axis
+    counts = records["mask"].data["mask"].value if masked else torch.ones_like(rows, dtype=torch.bool)
+    low, high = (torch.full((len(axis),), end, dtype=torch.float64).scatter_reduce_(0, rows[counts], values[counts], how)
+                 for end, how in ((torch.inf, "amin"), (-torch.inf, "amax")))  # fmt: skip
+    return torch.where(torch.isinf(low) | torch.isinf(high), torch.nan, 1.0)[:, None] * torch.stack([low, high], 1)
+
+
+def _scores(scored: Scored) -> dict[Figure, float]:
+    """Figures of all scores together, and of those of each of several rewards."""
+    several = len(scored.scores) > 1
+    figures = {Figure(Of.SCORES, "missing_rate"): float(scored.missing.double().mean())}
+    for role, scores in scored.scores.items():
+        present = scores[~scores.isnan()]
+        if several:
+            figures[Figure(Of.SCORES, "missing_rate", part=role)] = float(scores.isnan().double().mean())
+        for name, end in (("lowest", torch.min), ("highest", torch.max)) if len(present) else ():
+            figures[Figure(Of.SCORES, name, part=role)] = float(end(present))
+    return figures | (_groups(scored) if scored.grouped else {})
+
+
+def _groups(scored: Scored) -> dict[Figure, float]:
+    """Shares of groups without any difference, and of those with hardly one in the scores, in all and at either end of the scores; the
+    mean score of the rest."""
+    figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
+    if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
+        return figures
+    every = [_even(scored, scores) for scores in scored.scores.values()]
+    even, lowest, highest = (torch.stack(each).all(0) for each in zip(*every, strict=True))
+    shares = {"even_groups": even, "even_lowest": even & lowest, "even_highest": even & highest}
+    figures |= {Figure(Of.SCORES, name): _mean(where.double()) for name, where in shares.items()}
+    for role, scores in scored.scores.items():
+        if len(others := scores[~even[scored.axis.slots]]):
+            figures[Figure(Of.SCORES, "uneven_mean", part=role)] = _mean(others)
+    return figures
+
+
+def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """bool [groups], three times: whether the scores of a group hardly differ, are near the lowest of all, and near the highest."""
     present = scores[~scores.isnan()]
-    metrics = {"missing_rate": float(scores.isnan().double().mean())}
-    if len(present):
-        metrics |= {"lowest": float(present.min()), "highest": float(present.max())}
-    return metrics | (_groups(batch, present) if _grouped(batch) else {})
-
-
-def _grouped(batch: Batch) -> bool:
-    return batch.axis.grouped and batch.axis.groups < len(batch)
-
-
-def _extremes(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest score of each group, float64 [groups]: infinite, the wrong way round, where all are missing."""
-    scores, slots, shape = batch["scores"].double(), batch.axis.slots, (batch.axis.groups,)
-    low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(torch.inf), "amin")
-    return low, torch.full(shape, -torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(-torch.inf), "amax")
-
-
-def _groups(batch: Batch, present: Tensor) -> dict[str, float]:
-    """Shares of groups without any difference, and of those with hardly one, in all and at either end of the scores; the mean score of
-    the rest."""
-    low, high = _extremes(batch)
-    metrics = {"flat_groups": _mean((high <= low).double())}
-    if not len(present):
-        return metrics
     lowest, highest = float(present.min()), float(present.max())
     near = EVEN * (highest - lowest)
-    even = high - low <= near
-    metrics |= {"even_groups": _mean(even.double()), "even_lowest": _mean((even & (low <= lowest + near)).double()),
-                "even_highest": _mean((even & (high >= highest - near)).double())}  # fmt: skip
-    others = batch["scores"].double()[~even[batch.axis.slots]]
-    return metrics | ({"uneven_mean": _mean(others)} if len(others) else {})
+    low, high = scored.extremes(torch.stack([scores, scores], 1))
+    return high - low <= near, low <= lowest + near, high >= highest - near
 
 
-def _funnel(records: Mapping[str, Batch]) -> dict[str, float]:
+def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
     """Rows with a score; of these those in groups that differ; of these those that are not truncated."""
-    if "scores" not in records or not len(records["scores"]):
+    if scored is None:
         return {}
-    batch = records["scores"]
-    left = ~batch["scores"].isnan()
+    left = ~scored.missing
     rows = {"scored": left}
-    if _grouped(batch):
-        low, high = _extremes(batch)
-        rows["mixed"] = left = left & (high > low)[batch.axis.slots]
-    if "finish" in records and records["finish"].axis is batch.axis:
+    if scored.grouped:
+        rows["mixed"] = left = left & ~scored.flat()[scored.axis.slots]
+    if "finish" in records and records["finish"].axis is scored.axis:
         rows["untruncated"] = left & torch.tensor([reason != "length" for reason in records["finish"]["finish"]])
     return {f"funnel/rows_{name}": float(where.sum()) for name, where in rows.items()}
 

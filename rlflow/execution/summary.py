@@ -12,7 +12,7 @@ import torch
 
 from rlflow.batch import Batch
 from rlflow.columns import Level
-from rlflow.execution.health import health
+from rlflow.execution.health import NO_REWARDS, JudgedRecords, health
 from rlflow.figures import Figure
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
@@ -30,10 +30,10 @@ class IterationSummary:
     scored: int = 0  # rows that have scores, missing ones included
 
 
-def summarise(records: Mapping[str, Batch]) -> IterationSummary:
+def summarise(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
     """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
     scored = len(records["scores"]) if "scores" in records else 0
-    return IterationSummary(health(records), sample_rows(records, SAMPLES), broken_rows(records), largest(records), scored)
+    return IterationSummary(health(records, judged), sample_rows(records, SAMPLES), broken_rows(records), largest(records), scored)
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:

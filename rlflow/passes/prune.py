@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlflow.graph.model import Column, Input, Node, Op
-from rlflow.passes.records import RECORDED, last, of_policies
+from rlflow.passes.records import RECORDED, judged, last, of_policies
 from rlflow.plan import FORWARDS, PassNote, Plan
 
 
@@ -15,7 +15,9 @@ def prune(plan: Plan) -> Plan:
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.held_to_end else set()
     records, policies = last(graph), of_policies(graph)
+    scores = judged(graph, policies)
     watched = {column for columns in (records, *policies.values()) for column in columns.values()}
+    watched |= {column for columns in scores.values() for column in columns}
     recorded = frozenset({column for column in watched if column.name in RECORDED} | results | {slot.final for slot in graph.state})
     live: set[int] = set()
     needed = set(recorded)
@@ -31,7 +33,7 @@ def prune(plan: Plan) -> Plan:
     order = tuple(sorted(live))
     note = PassNote("prune", what)
     return replace(plan, live=order, columns=columns, held_to_end=recorded | (watched & columns), records=records, policies=policies,
-                   notes=(*plan.notes, note))
+                   judged=scores, notes=(*plan.notes, note))
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:

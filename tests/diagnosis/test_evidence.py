@@ -21,7 +21,7 @@ from rlflow.diagnosis.evidence import (
     skipped,
     used,
 )
-from rlflow.figures import Of
+from rlflow.figures import Figure, Of
 
 
 def run(settings=None, **series):
@@ -96,3 +96,16 @@ def test_no_measure_falls_over_a_run_that_says_nothing():
     for evidence in (Evidence([]), Evidence([(0, {})], {"hp.beta": "much", "staleness": None})):
         known = {name: measure(evidence) for name, measure in MEASURES.items() if measure(evidence) is not None}
         assert known == ({"uneven": 1.0} if evidence.iterations else {})  # it has no groups
+
+
+def test_of_several_rewards_the_place_is_the_mean_and_the_improvement_the_largest():
+    def figure(of, name, reward):
+        return Figure(of, name, reward, reward) if of is Of.REWARD else Figure(of, name, part=reward)
+
+    ends = {figure(Of.SCORES, name, reward): value for reward in ("task", "style") for name, value in (("lowest", 0.0), ("highest", 1.0))}
+    means = ((0.0, 0.5), (0.0, 0.5), (0.0, 0.5), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5))
+    lines = [ends | {figure(Of.REWARD, "mean", "task"): task, figure(Of.REWARD, "mean", "style"): style} for task, style in means]
+    for several in (lines, [dict(reversed(line.items())) for line in lines]):
+        whole = Evidence(list(enumerate(several)))
+        assert sorted(whole.rewards) == ["style", "task"]
+        assert (place(whole), improvement(whole)) == (0.25, 1.0)

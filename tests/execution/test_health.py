@@ -8,11 +8,12 @@ from rlflow.author.load import load
 from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.execution import health as measured
+from rlflow.execution.health import NO_REWARDS, JudgedRecords
 
 
-def health(found):
+def health(found, judged=NO_REWARDS):
     """What is measured, by name."""
-    return keyed(measured.health(found))
+    return keyed(measured.health(found, judged))
 
 
 def records(**columns):
@@ -72,6 +73,32 @@ def test_the_funnel_of_rows_goes_from_scores_to_groups_that_differ_to_rows_that_
     found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 0.0],
                            finish=["length", "stop", "stop", "length", "stop", "stop", "stop", "stop"]))
     assert [found[f"funnel/rows_{name}"] for name in ("scored", "mixed", "untruncated")] == [7, 4, 3]
+
+
+TWO = JudgedRecords({"task": "scores of task", "style": "scores of style"})
+
+
+@pytest.mark.parametrize("names", [("scores of task", "scores of style"), ("scores of style", "scores of task")])
+def test_of_several_rewards_each_has_its_figures_and_a_group_is_flat_in_all(names):
+    task, style = [1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0]
+    columns = dict(zip(names, (task, style) if names[0].endswith("task") else (style, task), strict=True))
+    found = health(records(scores=[*columns.values()][-1], **columns), TWO)
+    assert (found["reward/flat_groups"], found["reward/even_groups"]) == (2 / 4, 2 / 4)  # the first, and the one with a single score
+    assert (found["reward/missing_rate"], found["task/missing_rate"], found["style/missing_rate"]) == (1 / 8, 1 / 8, 0.0)
+    assert (found["task/lowest"], found["task/highest"], found["style/lowest"], found["style/highest"]) == (0.0, 1.0, 2.0, 3.0)
+    assert "reward/lowest" not in found
+    assert (found["funnel/rows_scored"], found["funnel/rows_mixed"]) == (7, 4)
+
+
+@pytest.mark.parametrize(("advantages", "flat"), [
+    ([[0.0, 0.0], [0.0], [1.0, 9.0], [1.0]], 1.0), ([[0.0, 0.0], [0.0], [1.0, 9.0], [2.0]], 0.5),
+    ([[0.0, 0.5], [0.0], [1.0, 1.0], [1.0]], 0.5), ([[3.0, 3.0], [3.0 + 1e-9], [1.0, 1.0], [1.0]], 1.0),
+])  # fmt: skip
+def test_a_group_is_flat_where_nothing_differs_that_the_update_reads(advantages, flat):
+    read = JudgedRecords(learned=("learned 0",))
+    found = health(records(scores=[0.0, 1.0, 0.0, 0.0], mask=MASK, **{"learned 0": advantages}), read)
+    assert found["reward/flat_groups"] == flat  # whatever the scores are
+    assert found["funnel/rows_mixed"] == 4 * (1 - flat)
 
 
 def test_lengths_and_truncation():

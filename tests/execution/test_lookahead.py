@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from keyed import keyed
 
 from rlflow import StageError, flow, group, loss, repeat, stage
 from rlflow.author.load import load
@@ -146,7 +147,7 @@ class Run:
         try:
             sampled = self.ahead.advance(number)
             outcome = self.world.executor.run(self.plan, sampled.prompts, sampled)
-            self.told[number], self.accounts[number] = outcome.metrics, outcome.account
+            self.told[number], self.accounts[number] = keyed(outcome.metrics), outcome.account
         except SkipIteration as skip:
             self.told[number], self.accounts[number] = str(skip), skip.account
         self.ahead.done(number)

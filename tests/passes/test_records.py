@@ -3,12 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlflow import compare, flow, loss, row, stage
+from rlflow.algorithms.debate import debate
+from rlflow.algorithms.gdpo import gdpo
+from rlflow.algorithms.grpo import grpo
 from rlflow.author.load import load, load_flow
 from rlflow.graph.model import Column
 from rlflow.passes import plan
-from rlflow.passes.records import last, of_policies
-from rlflow.trace.compile import compile_flow
+from rlflow.passes.records import judged, last, of_policies
+from rlflow.trace.compile import TraceOptions, compile_flow, trace
 
 LINEAGE = load(Path(__file__).parents[1] / "execution" / "lineage.py")
 
@@ -43,3 +48,50 @@ def test_what_is_measured_by_role_is_held_to_the_end_of_an_iteration():
     assert {Column(solver, name) for name in ("tokens", "mask", "finish", "sampled_logprobs")} <= made.held_to_end
     assert made.policies == of_policies(program.graph)
     assert made.records == last(program.graph)
+
+
+@stage(gives={"scores": row(torch.float32)})
+def both(of_one, of_other):
+    return of_one + of_other
+
+
+@loss
+def policy_loss(new, advantages):
+    return -new.logprobs * advantages
+
+
+@flow
+def summed(prompts, actor, one, other):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= one(batch, gives="of_one")
+    batch |= other(batch, gives="of_other")
+    batch |= both(batch)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss)
+
+
+def names(graph, columns):
+    """``node.column`` of each."""
+    return [f"{graph.nodes[column.node].name}.{column.name}" for column in columns]
+
+
+def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_it_reads_of_them():
+    graph = trace(gdpo, None, TraceOptions(rewards=2)).program.graph
+    found = judged(graph, ())[""]
+    assert {role: names(graph, [column]) for role, column in found.rewards.items()} == {
+        "rewards_0": ["rewards_0.scores"], "rewards_1": ["rewards_1.scores"]}
+    assert names(graph, found.learned) == ["over_the_batch.advantages"]
+
+
+def test_one_reward_and_one_score_that_a_stage_makes_of_several_are_measured_as_scores():
+    for made, learned in ((grpo, "compare.advantages"), (summed, "compare.advantages")):
+        graph = compile_flow(made).graph
+        found = judged(graph, ())[""]
+        assert (found.rewards, names(graph, found.learned)) == ({}, [learned])
+
+
+def test_each_of_several_trained_roles_has_what_its_own_update_reads():
+    graph = compile_flow(debate).graph
+    found = judged(graph, ("one", "other"))
+    assert set(found) == {"one", "other"}
+    assert all(names(graph, columns.learned) for columns in found.values())
