@@ -30,6 +30,14 @@ def line(axes: Axes, axis: int) -> Iterator[int]:
         step = axes[step].parent
 
 
+def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
+    """The axis, and those of which its rows are some, the nearest first."""
+    for step in line(axes, axis):
+        yield step
+        if axes[step].step != "chosen":
+            return
+
+
 def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
     """How rows of ``axis`` read a column of ``other`` that has a value per row, or ``by_group`` one per group."""
     if axis == other:

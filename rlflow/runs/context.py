@@ -62,6 +62,7 @@ class RunContext:
     heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))  # processes beside the run
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)  # role that several ranks train → makes one here
+    unclaimed: str = ""  # why no accuracy is measured on held-out prompts that there are
     resizing: frozenset[str] = frozenset()  # roles whose trainers can be told how many tokens a pass may have
 
     def computing(self) -> AbstractContextManager[None]:
@@ -100,6 +101,7 @@ class RunResult:
     answers: list[dict[str, str]] = field(default_factory=list)  # held-out prompts with what was answered before and after
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations in which nothing was kept to train on
+    unclaimed: str = ""  # why no accuracy was measured on held-out prompts that there are
     shown: str = ""  # the folder, as people who are where the run was started would write it
 
     def _repr_html_(self) -> str:

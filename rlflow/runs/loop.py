@@ -77,7 +77,7 @@ class Loop:
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
         seconds = time.monotonic() - began
         return RunResult(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
-                      self.skipped)
+                      self.skipped, self.context.unclaimed)
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
         """Run from an iteration on, the first or the one that a worker's death threw the run back to. The accuracy of the last weights, and

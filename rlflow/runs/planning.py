@@ -16,12 +16,13 @@ from rlflow.binding.backends import device_in
 from rlflow.binding.rewards import RewardNames
 from rlflow.binding.roles import Halves, Roles
 from rlflow.check.staleness import stale_problems
-from rlflow.config.flags import RunConfig, pool_flag_problems
+from rlflow.config.flags import NULL, RunConfig, pool_flag_problems
 from rlflow.config.options import Options
-from rlflow.errors import PlanError, Problem
+from rlflow.errors import PlanError, Problem, listed
 from rlflow.explain.explanation import here
 from rlflow.explain.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
 from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.graph.lineage import chosen_from
 from rlflow.graph.model import Graph, Op
 from rlflow.memory.inputs import within_memory
 from rlflow.passes import plan
@@ -68,13 +69,27 @@ def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
     """The roles that are evaluated where held-out records can be judged: language models that are trained and sample from prompts of the
-    data; where none of those samples from them, the first of those. In a flow that trains nothing, where ``--eval`` asks for it, all that
-    sample from them. None where the flow evaluates by itself."""
+    data; where none of those samples from them, the first of those. Of several that sample in training, only those count whose rows from
+    these prompts a reward scores: another one does not answer the data's questions. In a flow that trains nothing, where ``--eval`` asks
+    for it, all that sample from them. None where the flow evaluates by itself."""
     names, answering = policies(roles), answering_roles(graph)
+    if len(playing := [name for name in names if roles[name].use.generates]) > 1:
+        names = [name for name in playing if name in scored_roles(graph)]
     if options.eval and not any(role.use.trained for role in roles.values()):
         names = [name for name in roles if name in answering]
     names = [name for name in names if name in answering] or names[:1]
     return tuple(names) if (options.held_out or options.eval) and options.backend != "null" and graph.evaluation is None else ()
+
+
+def unclaimed(graph: Graph, roles: Roles, options: Options) -> str:
+    """A line that says why no accuracy is measured on held-out prompts that there are: none of several roles that sample answers the data's
+    questions. Empty where one is measured, or none is asked for."""
+    playing = [name for name in policies(roles) if roles[name].use.generates]
+    asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
+    if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
+        return ""
+    return (f"no held-out accuracy is measured: {listed(playing)} sample, and no reward scores what any of them answers to the data's "
+            "questions. @flow(evaluate=…) says what counts as an answer")
 
 
 def policies(roles: Roles) -> list[str]:
@@ -91,6 +106,21 @@ def answering_roles(graph: Graph) -> set[str]:
         elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
             roles.add(node.role)
     return roles
+
+
+def scored_roles(graph: Graph) -> set[str]:
+    """The roles whose rows from the prompts of the data, or from chosen ones, a reward scores, in a `repeat` too."""
+    sampled: dict[int, set[str]] = {}
+    scored: set[str] = set()
+    for node in graph.nodes:
+        if node.body is not None:
+            scored |= scored_roles(node.body)
+            sampled[node.rows_axis] = answering_roles(node.body)
+        elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
+            sampled[node.rows_axis] = {node.role}
+        elif node.op is Op.REWARD:
+            scored |= set().union(*(sampled.get(axis, set()) for axis in chosen_from(graph.axes, node.axis)))
+    return scored
 
 
 def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()) -> PlacedRoles:

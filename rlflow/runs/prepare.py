@@ -72,6 +72,7 @@ from rlflow.runs.planning import (
     place_roles,
     pool_warnings,
     settle_evaluation,
+    unclaimed,
 )
 from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
@@ -230,6 +231,8 @@ def _assemble(
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
     sets = held_out.judged(rewards) if graph.evaluation is None else ()
     evaluated = evaluated_role(graph, roles, sets, options)
+    if nobody := unclaimed(graph, roles, options) if sets else "":
+        note(nobody)
     placed = settle_evaluation(placed, program, evaluated)
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
@@ -285,7 +288,7 @@ def _assemble(
                       _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by, services,
-                      _alone(plan, roles, options, updates),
+                      _alone(plan, roles, options, updates), nobody,
                       frozenset(name for name, role in roles.items() if role.trainer.can.resizes))  # fmt: skip
 
 
