@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from rlflow.own_lines import own_lines
 from rlflow.trace.compile import Program
 
 SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
+LONGEST = 10.0  # seconds that a call may take, of which nothing is said if it takes longer
 OF_TEXT = (TypeError, AttributeError)  # raised for a text where the data may have messages, and the other way round
 
 
@@ -72,11 +75,32 @@ def _judged(
         generators = tuple(torch.Generator().manual_seed(row) for row in range(ROWS))
         own["generator"] = generators if stage.dispatch == DP_COMPUTE else generators[0]
     with torch.random.fork_rng(devices=[]), _one_thread(), contextlib.redirect_stdout(io.StringIO()):
+        call = _Call(partial(stage.function, *(columns.get(name) for name in stage.signature.column_names), **own))
+        call.start()
+        call.join(min(stage.timeout, LONGEST))
+    if call.raised is not None:
+        yield _raised(node, stage, call.raised, _severity(call.raised, kinds))
+    elif not call.is_alive():
+        yield from _result_problems(node, stage, call.result)
+
+
+class _Call(threading.Thread):
+    """A call in a thread of its own, which nothing waits for any longer once it takes too long."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name="stage on synthetic rows", daemon=True)
+        self.function, self.result = function, None
+        self.raised: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call, and keep what came of it."""
         try:
-            result = stage.function(*(columns.get(name) for name in stage.signature.column_names), **own)
-        except Exception as error:
-            yield _raised(node, stage, error, _severity(error, kinds))
-            return
+            self.result = self.function()
+        except BaseException as error:  # what would end the program is the stage's too
+            self.raised = error
+
+
+def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]:
     values = result if isinstance(result, tuple) else (result,)
     values = values[:-1] if values and isinstance(values[-1], dict) else values
     values = () if not stage.gives and values == (None,) else values
@@ -98,18 +122,18 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _severity(error: Exception, kinds: Mapping[str, Kind]) -> Severity:
+def _severity(error: BaseException, kinds: Mapping[str, Kind]) -> Severity:
     """A note where arbitrary values are the likely cause: the author refuses them, or a text is not what the stage takes apart. A warning
     where they may be, and an error where no values excuse it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise ")
     texts = any(kind.level is Level.TEXT for kind in kinds.values())
-    if refuses or texts and isinstance(error, (*BY_VALUE, *OF_TEXT)):
+    if refuses or not isinstance(error, Exception) or texts and isinstance(error, (*BY_VALUE, *OF_TEXT)):
         return "note"
     return "warning" if isinstance(error, (*BY_VALUE, OSError)) else "error"
 
 
-def _raised(node: Node, stage: Stage, error: Exception, severity: Severity) -> Problem:
+def _raised(node: Node, stage: Stage, error: BaseException, severity: Severity) -> Problem:
     lines = own_lines(error)
     by = f", raised by {lines[0]}" if lines else ""
     return Problem("stage-raised", f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary "

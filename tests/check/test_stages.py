@@ -1,5 +1,6 @@
 """Stages are called on synthetic rows before anything is loaded: what no values excuse is an error at the call's line."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,18 @@ def test_sound_stages_are_found_sound_whatever_they_read_and_give():
 
     problems = check(sound, with_variants=False).problems
     assert [problem for problem in problems if problem.code in ("stage-raised", "stage-result")] == []
+
+
+def test_a_stage_that_does_not_return_holds_nothing_up():
+    opened = threading.Event()
+
+    @stage(gives="advantages", timeout=0.05)
+    def waits(scores, mask):
+        opened.wait()
+        return mask.float()
+
+    assert found(waits) == []
+    opened.set()
 
 
 def test_a_stage_of_a_repeat_is_called_too_and_one_with_side_effects_never(capsys):

@@ -173,8 +173,9 @@ PIPE = {str(tmp_path / "late")!r}
 
 @stage(gives={{"extra": row(torch.float32)}})
 def bad(scores, mode: scalar(torch.float32)):
-    mode = {list(WRONG)!r}[int(mode)]
+    mode = {["sound", *WRONG]!r}[int(mode)]
 {bodies}
+    return scores
 
 @stage(gives={{"later": row(torch.float32)}}, timeout=0.5)
 def never(extra: row(torch.float32)):
@@ -207,7 +208,7 @@ def opened(file, **where):
 
 
 def assert_each_names_its_rank(roles):
-    for number, (_, message) in enumerate(WRONG.values()):
+    for number, (_, message) in enumerate(WRONG.values(), 1):
         roles.state["mode"] = float(number)
         with pytest.raises(StageError, match=message):
             outcome(roles)
