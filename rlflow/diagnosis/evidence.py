@@ -182,10 +182,10 @@ def clipped(run: Evidence) -> float | None:
 
 
 def moved(run: Evidence) -> float | None:
-    """Nats by which an update moves a token's log-prob, in the mean over its steps; None where updates take one step, which move before
-    nothing is measured."""
-    steps = mean(run.policy("steps"))
-    return mean(run.policy("funnel/moved")) if steps is not None and steps > 1 else None
+    """Nats by which an update moves a token's log-prob, in the mean over its steps, of one step after it; None where that is exactly 0, as
+    in runs that did not measure it after one step."""
+    steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
+    return nats if steps is not None and (steps > 1 or nats) else None
 
 
 def moved_most(run: Evidence) -> float | None:

@@ -21,7 +21,7 @@ class Finding:
     alarm: bool  # whether what is learned from is not what it seems, or nothing is learned; else advice on a setting
     words: str
     remedy: str
-    since: int | None  # the iteration from which on it holds; None where it does from the first, or is not of one metric
+    since: int | None  # the first iteration in which it holds; None where that is the first of the run, or it is not of one metric
     evidence: Mapping[str, float] = field(default_factory=dict)  # measure → value
     thresholds: Mapping[str, str] = field(default_factory=dict)  # measure → relation, threshold and where that is from
 
@@ -70,11 +70,8 @@ def _filled(text: str, values: Mapping[str, float]) -> str:
 
 
 def _since(rule: Rule, run: Evidence) -> int | None:
-    """The first iteration from which on the rule's metric is beyond its first threshold, if that is not the first of the run."""
+    """The first iteration in which the rule's metric is beyond its first threshold, if that is not the first of the run. It may be within
+    the threshold again later: a policy that one update has destroyed moves no more."""
     series = run.series(rule.since) if rule.since else []
-    number = None
-    for iteration, value in reversed(series):
-        if not rule.conditions[0].holds(value):
-            break
-        number = iteration
+    number = next((iteration for iteration, value in series if rule.conditions[0].holds(value)), None)
     return number if series and number != series[0][0] else None

@@ -42,7 +42,7 @@ class Rule:
     conditions: Sequence[RuleCondition]
     words: str
     remedy: str
-    since: Measured | None = None  # a figure whose first value beyond the first condition's threshold, held from then on, dates the finding
+    since: Measured | None = None  # a figure whose first value beyond the first condition's threshold dates the finding
 
 
 SEED_0 = "seed 0"

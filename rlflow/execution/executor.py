@@ -23,6 +23,7 @@ from rlflow.execution.computed import with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
+from rlflow.execution.moved import after_one_step
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
@@ -401,6 +402,7 @@ class _Run:
         settings, batch = with_numbers(self._settings(node), batch, loss.signature)
         metrics, rows = self.engine.update(node.role or "", batch, loss, settings, node.call, self._terms(node))
         self.ledger.updates[node.id] = rows
+        metrics = after_one_step(self.engine, node.role or "", batch, metrics, self._terms(node))
         return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:

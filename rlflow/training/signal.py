@@ -54,7 +54,7 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
     funnel/tokens_with_gradient     of them those with ∂loss/∂log-prob ≠ 0; of a value loss, ∂loss/∂value
     funnel/tokens_effective         (Σ|g|)² / Σg², as many tokens as gradients of one size would be
     funnel/tokens_clipped_above     tokens with an advantage but no gradient, whose ratio to ``logprobs`` is above 1; below: under 1
-    funnel/moved                    mean |new log-prob - logprobs| of a token, nats: 0 where an update takes one step
+    funnel/moved                    mean |new log-prob - logprobs| of a token, nats: 0 in an update of one step, which the executor measures
     """
     if "with_gradient" not in totals:
         return {}

@@ -68,7 +68,8 @@ def test_clipping_is_measured_by_what_had_something_to_learn():
     assert moved(whole) == pytest.approx(0.2)
     assert moving(whole) == 0.6
     once = run(**update(funnel__moved=[0.0, 0.0], steps=[1.0, 1.0]))
-    assert moved(once) is None  # what one step moves is seen in no forward
+    assert moved(once) is None  # not measured: of runs that did not look again after one step
+    assert moved(run(**update(funnel__moved=[0.0, 2e-6], steps=[1.0, 1.0]))) == pytest.approx(1e-6)
     assert clipped(once) is None
 
 

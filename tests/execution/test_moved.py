@@ -1,0 +1,57 @@
+"""Updates of one step are measured after it, on a few of their rows; those of several steps have measured themselves."""
+
+import pytest
+import torch
+
+from rlflow.batch import Batch, Data
+from rlflow.columns import standard_kind
+from rlflow.execution.engine import CallOptions, Engine, Model
+from rlflow.execution.moved import MOVED, ROWS, after_one_step
+from rlflow.execution.tally import known
+
+NOW = -3.0
+
+
+class Certain:
+    """A trainer whose tokens all have one log-prob."""
+
+    def __init__(self):
+        self.asked = []
+
+    def forward(self, batch, want):
+        self.asked.append((len(batch), want))
+        lengths = batch.data["tokens"].lengths
+        return Batch(batch.axis, {"logprobs": Data(standard_kind("logprobs"), torch.full((int(lengths.sum()),), NOW), lengths)})
+
+
+@pytest.fixture
+def trainer():
+    return Certain()
+
+
+def measured(trainer, steps=1.0, moved=0.0, **columns):
+    count = 10
+    batch = Batch.of(prompt_tokens=[[1]] * count, tokens=[[2, 3]] * count, mask=[[True, i % 2 == 0] for i in range(count)], **columns)
+    engine = Engine({"actor": Model(trainer=trainer)}, {}, 0, lambda number: None)
+    return after_one_step(engine, "actor", batch, known({"steps": steps} | ({MOVED: moved} if moved is not None else {})), CallOptions())
+
+
+def test_after_one_step_the_mean_change_of_a_token_is_measured_on_rows_from_all_over_the_update(trainer):
+    before = [[-1.0 if i in (0, 3, 6, 9) else 7.0, -2.0] for i in range(10)]  # every third row is computed, and of 3 and 9 one token counts
+    metrics = measured(trainer, logprobs=before)
+    assert metrics[MOVED].value == pytest.approx((4 * 2.0 + 2 * 1.0) / 6)
+    assert trainer.asked == [(ROWS, ("logprobs",))]
+    assert metrics["steps"].value == 1.0
+
+
+BEFORE = [[-1.0, -1.0]] * 10
+
+
+@pytest.mark.parametrize(("options", "kept"), [
+    ({"steps": 2.0, "moved": 0.25, "logprobs": BEFORE}, 0.25), ({"steps": 0.0, "logprobs": BEFORE}, 0.0), ({}, 0.0),
+    ({"moved": None, "logprobs": BEFORE}, None),
+])  # fmt: skip
+def test_other_updates_are_left_as_they_are(trainer, options, kept):
+    metrics = measured(trainer, **options)
+    assert (metrics[MOVED].value if MOVED in metrics else None) == kept
+    assert trainer.asked == []
