@@ -19,6 +19,7 @@ CONFIG, TOKENIZER, ADAPTERS = "config.json", "tokenizer_config.json", "adapter_c
 GENERATION, VOCABULARY, ADDED = "generation_config.json", "tokenizer.json", "added_tokens.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE, TEMPLATES, TOKENS = "chat_template.jinja", "additional_chat_templates", "special_tokens_map.json"
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates, where a tokenizer has several
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 PARSERS = ("response_template", "response_schema")  # by which tokenizers parse what a model said, of newer and of older transformers
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -31,13 +31,18 @@ def named(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+def shown_as(value: object) -> str:
+    """The default of a bound, as the page has it."""
+    return "one for each core" if value is None else f"`{value}`" if isinstance(value, str) else f"{value:g}"
+
+
 def test_the_tables_list_what_there_is() -> None:
     assert {name.partition("(")[0].partition(" ")[0] for row in rows("method") for name in named(row[0])} == {
         "__init__", *OWN, "repeatable"}
     bounds = {f"--env.{field.name}": field.default for field in dataclasses.fields(Bounds)}
     assert [named(row[0])[0] for row in rows("setting of every environment")] == list(bounds)
     shown = [row[1] for row in rows("setting of every environment")]
-    assert shown == [f"{value:g}" if value is not None else "one for each core" for value in bounds.values()]
+    assert shown == [shown_as(value) for value in bounds.values()]
     assert {named(row[0])[0]: row[1] for row in rows("column")} == {name: str(TABLE[name].kind) for name in EPISODE_GIVES}
     assert tuple(named(row[0])[0] for row in rows("cause")) == CAUSES
     for name, settings, _ in rows("name"):

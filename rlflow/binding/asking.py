@@ -17,7 +17,6 @@ from rlflow.binding.roles import Roles
 from rlflow.binding.tool_prompts import told_of_tools
 from rlflow.config.flags import RunConfig
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
-from rlflow.data.fields import Record
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Asked, Asking
@@ -30,7 +29,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.j
 def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[str, EnvironmentSpec] = MappingProxyType({})) -> Asking:
     """Prompts are worded as those of the data are, but for a template around them; roles are told of the tools of their environments.
     Raises PlanError where roles of different tokenizers sample from the same asked rows."""
-    tools = {role: spec for role, spec in by_role(environments, graph).items() if spec.tools}
+    environment = by_role(environments, graph)
+    tools = {role: spec for role, spec in environment.items() if spec.tools}
     folders = {name: role.folder for name, role in roles.items()}
     for node in used_nodes(graph):
         if node.op is Op.ASK:
@@ -51,7 +51,7 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
     def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
         tokenizer, wording = of(names)
         _refuse_messages(tokenizer, names, texts)
-        return tokenizer.prompts([wording.of(Record(text if isinstance(text, str) else tuple(text))) for text in texts])
+        return tokenizer.asked(texts, wording)
 
     def follow(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
         tokenizer, wording = of(names)
@@ -61,7 +61,8 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
     def speak(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
         tokenizer, wording = of(names)
         _refuse_messages(tokenizer, names, texts)
-        return tokenizer.following(texts, sampled, replace(wording, chat=False))
+        allowed = any(spec.bounds.control_tokens == "allow" for name in names if (spec := environment.get(name)) is not None)
+        return tokenizer.following(texts, sampled, replace(wording, chat=False), allowed)
 
     def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         return of(names)[0].texts(rows, bare)

@@ -1,19 +1,62 @@
-"""What the model folders of a flow say of replies, judged by their files before anything is loaded."""
+"""What the model folders of a flow say of replies and of turns after them, judged by their files before anything is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from rlflow.binding.environments import sampling_roles
-from rlflow.data.ends import ends_of
-from rlflow.errors import Problem
-from rlflow.graph.model import Graph
+from rlflow.binding.environments import Specs, by_role, sampling_roles
+from rlflow.data.chat import QUESTION, ChatTemplate
+from rlflow.data.ends import ends_of, template_of
+from rlflow.environments.spec import EnvironmentSpec
+from rlflow.errors import PlanError, Problem
+from rlflow.graph.model import Graph, Node, Op
+from rlflow.trace.compile import used_nodes
+
+Folders = Mapping[str, str | Path | None]  # by role
 
 
-def reply_problems(graph: Graph, default: str | Path | None, own: Mapping[str, str | Path | None]) -> Iterator[Problem]:
-    """Warnings of folders whose files contradict each other about what ends a reply. ``default``: the folder whose tokenizer encodes the
-    data; ``own``: those of roles that have another."""
+def reply_problems(
+    graph: Graph, default: str | Path | None, own: Folders, specs: Specs = MappingProxyType({}), chat: bool = True
+) -> Iterator[Problem]:
+    """Problems of folders whose files contradict each other about what ends a reply, and of templates in which no turn can follow one.
+    ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that have another; ``specs``: environments; ``chat``:
+    whether text goes through a chat template, where there is one."""
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
-    for folder in dict.fromkeys(Path(each).absolute() for each in folders if each is not None):
-        yield from ends_of(folder).problems
+    for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
+        yield from ends_of(each).problems
+    asks = {role: node for node in used_nodes(graph) if chat and (role := _goes_on(node))}
+    environments = by_role(specs, graph)
+    for role in dict.fromkeys([*environments, *asks]):
+        folder = own.get(role) or default
+        template = template_of(Path(folder).absolute()) if folder is not None else None
+        if template is not None:
+            yield from _turn_problems(template, environments.get(role), asks.get(role))
+
+
+def _goes_on(node: Node) -> str:
+    """The role whose chat an `ask` goes on with, after what it sampled; empty for any other node."""
+    read = {each.parameter for each in node.inputs}
+    roles = dict(node.settings).get("roles")
+    return str(roles[0]) if node.op is Op.ASK and {"text", "tokens"} <= read and isinstance(roles, tuple) and roles else ""
+
+
+def _turn_problems(template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None) -> Iterator[Problem]:
+    """What is wrong with turns that an environment says or an `ask` puts after a reply. Text of an environment goes on as it is, so that a
+    template in which no message can follow is a warning there."""
+    question = {"role": "user", "content": QUESTION}
+    place = ask.place if ask is not None else spec.place if spec is not None else None
+    try:
+        template.after_reply([question], [[question]])
+    except PlanError as error:
+        if spec is not None and spec.tools:
+            return  # which judges of tools say
+        mended = "let the environment say text, which goes on as it is, or name a model whose template leaves earlier turns as they are"
+        text = {} if ask is not None else {"severity": "warning", "remedy": mended}
+        yield from (replace(problem, place=place, **text) for problem in error.problems)  # type: ignore[arg-type]
+        return
+    if dropped := template.dropped():
+        yield Problem("turns-kept", f"the chat template of {template.folder} drops {dropped} once later turns come; rows keep it as it was "
+                      "sampled", place, severity="note")

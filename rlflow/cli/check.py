@@ -61,7 +61,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
     def bound(graph: Graph) -> Iterator[Problem]:
         yield from template_problems(graph, default, own, options.environments)
-        yield from reply_problems(graph, default, own)
+        yield from reply_problems(graph, default, own, options.environments, chat=str(config.data.get("chat")).lower() != "false")
 
     return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
 

@@ -25,6 +25,7 @@ STOPS = 5  # after so many stopped calls none is tried any more: a caller may lo
 LONGEST = 1 << 18  # characters that a template may add to a conversation of which it repeats no part more than REPEATS times
 REPEATS = 8
 PORTION = 1 << 22  # characters that are sent at once, since the memory of the rendering process is limited
+THOUGHT = "</think>"  # with which templates know the end of a thought
 SEPARATE = "give each turn of the assistant as a completion of its own, with what came before in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")
 QUESTION = "question"  # what stands for any first turn where only what follows it is wanted
@@ -64,6 +65,19 @@ class ChatTemplate:
         """The text after a reply that stands for any, with ``more`` turns after it. Raises PlanError where the template refuses them."""
         (text,) = self.render([[*opening, _said(REPLY), *more]], prompting)
         return text.partition(REPLY)[2]
+
+    def dropped(self) -> str:
+        """What of a reply the template writes no more once there are later turns, in words: that with which it opens the reply that it asks
+        for, and thoughts. Empty for a template that keeps all, and for one that refuses such conversations."""
+        question = [{"role": "user", "content": QUESTION}]
+        replies = [_said(REPLY), _said(f"{QUESTION}{THOUGHT}{REPLY}")]
+        try:
+            before, plain, thoughtful = self.render([question, *([*question, reply, *question] for reply in replies)])
+        except PlanError:
+            return ""
+        opened = before[len(os.path.commonprefix([before, plain.partition(REPLY)[0]])) :]
+        kept = f"{QUESTION}{THOUGHT}{REPLY}" in thoughtful
+        return " and ".join([*([f"{opened!r}, with which it opens a reply,"] if opened else []), *([] if kept else ["thoughts"])])
 
     def _after(self, before: str, text: str) -> str:
         """What stands in ``text`` after the reply to what ``before`` asks. Either may have something between the same beginning and the

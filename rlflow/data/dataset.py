@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from rlflow.columns import SOURCE, Kind
 from rlflow.data import rows
-from rlflow.data.encode import Encoder, Wording
+from rlflow.data.encode import Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, faults, lengths
 from rlflow.data.fields import FIELDS, OF_PROJECTS, Record, Shape
 from rlflow.data.scorer import MATCH, DataShape, ScorerSpec
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, Problem
 
 if TYPE_CHECKING:
     from rlflow.batch import Batch
@@ -59,6 +59,23 @@ class Dataset:
         if self.alone:
             return f"prompts of one message are plain text, since the tokenizer of {folder} has no chat template"
         return f"prompts go through the chat template of {folder} (--data.chat false for plain text)" if self.wording.chat else ""
+
+    @property
+    def templated(self) -> Problem | None:
+        """The warning that prompts which go through the chat template hold control tokens already, as those do that were worded before;
+        None where none does."""
+        if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
+            return None
+        finds = self.encoder.controls.pattern.search
+        worded = [record for record in self.records if self.wording.chat or not isinstance(record.prompt, str)]
+        held = [(record, match[0]) for record in worded if (match := finds(record.question)) is not None]
+        if not held:
+            return None
+        record, token = held[0]
+        return Problem("data-controls", f"{len(held)} of {len(worded)} prompts of {self.name} hold control tokens already",
+                       record.place, found=f"{token} in {record.question[:60]!r}", expected="a question, which the template words",
+                       remedy="--data.chat false for prompts that are worded already; nothing, if they mean to speak as a turn",
+                       severity="warning")
 
     @property
     def recognised(self) -> str:

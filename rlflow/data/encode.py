@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflow import pretrained
-from rlflow.data.chat import QUESTION, ChatTemplate
+from rlflow.data.chat import QUESTION, REPLY, ChatTemplate
+from rlflow.data.controls import Controls, StandIns
 from rlflow.data.ends import Ends, ends_of
 from rlflow.data.fields import Record
 from rlflow.data.tool_calls import calls_by, parses_itself
@@ -84,16 +85,20 @@ class Encoder(Protocol):
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """The token ids of each prompt, a text or messages."""
 
-    def responses(self, texts: Sequence[str], chat: bool = False) -> list[list[int]]:
+    def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
+        """The token ids of each prompt that was made of what models or others said. No control token comes of what they said."""
+
+    def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """The token ids of each response, with the token that ends it: after a prompt that is a chat, or after plain text."""
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """The token ids of a response of several turns to a prompt, turn by turn."""
 
     def following(
-        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
+        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording, controls: bool = False
     ) -> list[list[int]]:
-        """The token ids of each text as another turn after sampled ids, or of messages as further turns."""
+        """The token ids of each text as another turn after sampled ids, or of messages as further turns. ``controls``: whether control
+        tokens that they hold become such."""
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """The text of each row of token ids, without padding and what ends it. bare: without the special tokens inside it either."""
@@ -119,7 +124,11 @@ class ByteEncoder:
         """The bytes of each prompt's text."""
         return [list(text.encode()) for text in self.worded(wordings)]
 
-    def responses(self, texts: Sequence[str], chat: bool = False) -> list[list[int]]:
+    def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
+        """The bytes of each text; END stands for none."""
+        return self.prompts(_worded(texts, wording))
+
+    def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """The bytes of each response, and END."""
         return [[*text.encode(), END] for text in texts]
 
@@ -131,9 +140,8 @@ class ByteEncoder:
             turns.append((self.responses([reply])[0], True))
         return turns
 
-
     def following(
-        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
+        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording, controls: bool = False
     ) -> list[list[int]]:
         """The bytes of each text; messages are written one on a line, with their roles."""
         return self.prompts([text if isinstance(text, str) else f"\n{_plain(text)}" for text in texts])
@@ -149,6 +157,10 @@ class ByteEncoder:
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
         """No calls: bytes stand for no model that could call a tool."""
         return []
+
+
+def _worded(texts: Sequence[str | list[Message]], wording: Wording) -> list[str | list[Message]]:
+    return [wording.of(Record(text if isinstance(text, str) else tuple(text))) for text in texts]
 
 
 def _plain(wording: str | list[Message]) -> str:
@@ -170,7 +182,8 @@ class TokenizerEncoder:
         """A copy whose chat template is given tools. Raises PlanError for a template that says nothing of them, or that writes earlier
         turns otherwise once a tool has answered, and for models whose calls are not known."""
         other = copy.copy(self)
-        other.__dict__.pop("_template", None)
+        for name in ("_template", "controls"):
+            other.__dict__.pop(name, None)
         other.tools = tuple(tools)
         if tools and not self.chats:
             raise no_template(self.folder)
@@ -189,14 +202,36 @@ class TokenizerEncoder:
         return max(map(len, self.tokenizer.get_vocab()))
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """The token ids of each prompt. Plain text gets the tokenizer's first tokens (BOS); a chat template writes its own. Raises
+        """The token ids of each prompt. Plain text that does not bring the tokenizer's first tokens (BOS) gets them; a chat template writes
+        its own. Raises PlanError."""
+        return self._begun(wordings, self._encode(self.worded(wordings)))
+
+    def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
+        """The token ids of each prompt, in which control tokens are those that the template writes and those that begin a text. Raises
         PlanError."""
-        texts = dict(enumerate(self.worded(wordings)))
-        chats = {index: text for index, text in texts.items() if not isinstance(wordings[index], str)}
-        plain = {index: text for index, text in texts.items() if isinstance(wordings[index], str)}
-        ids = dict(zip(chats, self._encode(list(chats.values()), False), strict=True))
-        ids |= zip(plain, map(self._open_ended, self._encode(list(plain.values()), True)), strict=True)
-        return [ids[index] for index in range(len(wordings))]
+        hidden, marks = self._hidden(texts)
+        wordings = _worded(hidden, wording)
+        return self._begun(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
+
+    def _begun(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
+        """The rows, those of plain text with the tokens that the tokenizer puts before a text."""
+        first = self._first
+        return [row if not isinstance(wording, str) or row[: len(first)] == first else [*first, *row]
+                for wording, row in zip(wordings, rows, strict=True)]
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """The tokens that the tokenizer puts before any text. Those that it puts after one end it, and the response is still to come."""
+        (bare,), (whole,) = self._encode(["a"]), self._encode(["a"], True)
+        return whole[: next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)]
+
+    @cached_property
+    def controls(self) -> Controls:
+        """The control tokens of the tokenizer."""
+        return Controls(self.tokenizer, self._template.text if self.chats else "")
+
+    def _hidden(self, said: Sequence[str | list[Message]]) -> tuple[list[Any], StandIns]:
+        return self.controls.hidden(said, (REPLY, self._template.text) if self.chats else ())
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
         """The text of each prompt; messages go through the chat template, which writes special tokens too. Raises PlanError."""
@@ -208,7 +243,7 @@ class TokenizerEncoder:
         """The tokens at which replies of the model end."""
         return ends_of(self.folder, lambda: self._template)
 
-    def responses(self, texts: Sequence[str], chat: bool = False) -> list[list[int]]:
+    def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """The token ids of each response, with the token that ends it: in a chat what the template writes after a reply, else the
         tokenizer's end of text. Raises PlanError where there is none."""
         ends = self.ends
@@ -216,7 +251,7 @@ class TokenizerEncoder:
         if end is None:
             raise PlanError.of("tokenizer-eos", f"the tokenizer of {self.folder} has no end-of-sequence token", expected="an eos_token",
                                remedy="set eos_token in its tokenizer_config.json")
-        return [[*ids, end] for ids in self._encode([text + space for text in texts], False)]
+        return [[*ids, end] for ids in self._encode([text + space for text in texts])]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """Between what the assistant says stands what the chat template writes there, tokenised by itself, as while a model samples.
@@ -229,26 +264,27 @@ class TokenizerEncoder:
         exchanges, messages = divided(response), list(wording)
         for (context, reply), (later, _) in zip(exchanges, exchanges[1:], strict=False):
             messages += context
-            (between,) = self._encode(self._template.after_reply(messages, [later], reply), False)
+            (between,) = self._encode(self._template.after_reply(messages, [later], reply))
             closed = self._closed(between)
-            ended = self._encode([reply], False)[0] + between[:closed] if closed else self.responses([reply], chat=True)[0]
+            ended = self._encode([reply])[0] + between[:closed] if closed else self.responses([reply])[0]
             turns += [(ended, True), (between[closed:], False)]
             messages.append({"role": "assistant", "content": reply})
-        return [*turns, (self.responses([exchanges[-1][1]], chat=True)[0], True)]
+        return [*turns, (self.responses([exchanges[-1][1]])[0], True)]
 
     def following(
-        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
+        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording, controls: bool = False
     ) -> list[list[int]]:
         """The token ids of each text; in a chat, what the template writes between a reply and the next one: the difference that the turn
         makes after a question and a reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a
         template that writes earlier turns otherwise once there are later ones."""
-        plain = {row: text for row, text in enumerate(texts) if isinstance(text, str) and not wording.chat}
+        said, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
+        plain = {row: text for row, text in enumerate(said) if isinstance(text, str) and not wording.chat}
         chats: dict[int, list[Message]] = {row: [{"role": "user", "content": text}] if isinstance(text, str) else text
-                                           for row, text in enumerate(texts) if row not in plain}  # fmt: skip
-        ids = dict(zip(plain, self._encode(list(plain.values()), False), strict=True))
-        turns = self._encode(self._turns(list(chats.values()), wording), False) if chats else []
-        ids |= {row: self._unended(turn, sampled[row]) for row, turn in zip(chats, turns, strict=True)}
-        return [ids[row] for row in range(len(texts))]
+                                           for row, text in enumerate(said) if row not in plain}  # fmt: skip
+        written = [*plain.values(), *(self._turns(list(chats.values()), wording) if chats else [])]
+        ids = dict(zip([*plain, *chats], self._encode(written) if controls else self.controls.encoded(written, marks, self._encode),
+                       strict=True))  # fmt: skip
+        return [self._unended(ids[row], sampled[row]) if row in chats else ids[row] for row in range(len(texts))]
 
     def _turns(self, later: Sequence[list[Message]], wording: Wording) -> list[str]:
         """The text of further turns as the chat template writes them after a reply."""
@@ -283,7 +319,7 @@ class TokenizerEncoder:
         named = pretrained.read_ends(self.folder)
         return named or [token for token in [self.tokenizer.eos_token_id] if token is not None]
 
-    def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
+    def _encode(self, texts: Sequence[Any], special: bool = False) -> list[list[int]]:
         if not texts:
             return []
         try:
@@ -291,10 +327,6 @@ class TokenizerEncoder:
         except Exception as error:  # a tokenizer is the model's own: what it cannot encode is not for us to say
             raise PlanError.of("tokenizer", f"the tokenizer of {self.folder} refuses a text: {type(error).__name__}: {error}",
                                found=repr(str(texts[0])[:60]), expected="texts that it can encode") from error
-
-    def _open_ended(self, ids: list[int]) -> list[int]:
-        """The ids without the end-of-sequence token that some tokenizers put after a text, since the response is still to come."""
-        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
     def _chats(self, conversations: list[list[Message]]) -> list[str]:
         return self._template.render(conversations) if conversations else []

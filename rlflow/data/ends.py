@@ -13,7 +13,6 @@ from rlflow.data.chat import QUESTION, ChatTemplate
 from rlflow.errors import PlanError, Problem
 
 CHAT, TEXT = "chat template", "tokenizer"  # what names ends, beside the files of configs
-DEFAULT, FOR_TOOLS = "default", "tool_use"  # names of templates, where a tokenizer has several
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,22 @@ def _ends(folder: Path, rendering: Callable[[], ChatTemplate] | None) -> Ends:
         added, end = _loaded(folder, added)
     text = {TEXT: (added[end],)} if end in added else {}
     words = {number: word for word, number in added.items()}
-    templates = pretrained.read_templates(folder)
-    template = templates.get(DEFAULT) or templates.get(FOR_TOOLS)
+    template = template_of(folder) if rendering is None or not pretrained.read_templates(folder) else rendering()
     if template is None:
         return Ends(folder, configs | text, words)
-    after, alone = _after_reply(rendering() if rendering else ChatTemplate(folder, template, pretrained.read_special_tokens(folder)))
+    after, alone = _after_reply(template)
     space, token = closing(after or "", added)
     always = alone is None or closing(alone, added)[1] == token
     own = token is not None and (always or any(token in tokens for tokens in (*configs.values(), *text.values())))
     of_chat: dict[str, tuple[int, ...]] = {CHAT: (token,)} if own and token is not None else {}
     return Ends(folder, of_chat | configs | text, words, space if own else "", always, after is not None)
+
+
+def template_of(folder: Path) -> ChatTemplate | None:
+    """The chat template of a folder that needs no tools, by its files; None where it has none."""
+    templates = pretrained.read_templates(folder)
+    text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
+    return ChatTemplate(folder, text, pretrained.read_special_tokens(folder)) if text is not None else None
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:

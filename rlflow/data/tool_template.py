@@ -13,7 +13,6 @@ from rlflow.data.tool_calls import calls_pattern
 from rlflow.errors import PlanError
 
 RESULT = "result"  # what stands for any answer of a tool
-DEFAULT, FOR_TOOLS = "default", "tool_use"  # names of templates, where a tokenizer has several
 REMEDY = "name a model that was trained to call tools, or write an environment with step"
 
 
@@ -41,7 +40,7 @@ def check_folder(folder: Path, tools: Sequence[Mapping[str, Any]]) -> None:
     templates = pretrained.read_templates(folder)
     if not templates:
         raise no_template(folder)
-    text = templates.get(FOR_TOOLS) or templates.get(DEFAULT)
+    text = templates.get(pretrained.TOOL_TEMPLATE) or templates.get(pretrained.DEFAULT_TEMPLATE)
     if text is not None:  # of several without a name that is known none is chosen, which the tokenizer's own error tells
         variables = {**pretrained.read_special_tokens(folder), "tools": list(tools)}
         check_template(ChatTemplate(folder, text, variables), tools, pretrained.parses_responses(folder))

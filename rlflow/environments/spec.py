@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
 
@@ -42,6 +42,7 @@ class Bounds:
     says: Annotated[int, Ge(1)] = 512  # most tokens that the environment says between two turns; the rest is cut off
     seconds: Annotated[float, Gt(0)] = 60.0  # seconds for each call of the environment
     parallel: Annotated[int, Ge(1)] | None = None  # most processes of episodes; without, one for each core
+    control_tokens: Literal["text", "allow"] = "text"  # whether the text of one, in what the environment says, is text or becomes one
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class EnvironmentSpec:
     def digest(self) -> str:
         """16 hex digits that change with what the file says, with the settings and with how far episodes go."""
         code = ast.unparse(ast.parse(self.source.text))
-        shaping = [self.cls, code, dict(sorted(self.settings.items())), self.bounds.turns, self.bounds.says]
+        shaping = [self.cls, code, dict(sorted(self.settings.items())), self.bounds.turns, self.bounds.says,
+                   *([self.bounds.control_tokens] if self.bounds.control_tokens != "text" else [])]
         return hashlib.sha256(json.dumps(shaping, default=str).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

@@ -129,8 +129,9 @@ def prepare(
         data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling)
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
-    note_warnings(reply_problems(report.program.graph, config.tokenizer_folder, {name: role.folder for name, role in placed.roles.items()}),
-                  note)
+    for problem in replies(report.program.graph, placed, config, data, specs):
+        note(str(problem))
+    note_warnings(filter(None, [data.templated]), note)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     services = services_of(config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note)
     try:
@@ -177,6 +178,15 @@ def with_longest_row(
     options = replace(config.options, longest_row=longest)
     values = {**config.values, "longest_row": longest} if longest else config.values
     return replace(config, options=options, values=values), replace(placed, options=options)
+
+
+def replies(graph: Graph, placed: PlacedRoles, config: RunConfig, data: Dataset, specs: Specs) -> list[Problem]:
+    """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that cannot do what the flow asks."""
+    folders = {name: role.folder for name, role in placed.roles.items()}
+    problems = list(reply_problems(graph, config.tokenizer_folder, folders, specs, data.wording.chat))
+    if errors := [problem for problem in problems if problem.severity == "error"]:
+        raise PlanError(*errors)
+    return problems
 
 
 def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note) -> Program:

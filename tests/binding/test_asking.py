@@ -169,3 +169,15 @@ def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
             call(encoder(MODEL, MODEL))
         assert "has no chat template" in str(caught.value)
         assert "have the stage give text" in str(caught.value)
+
+
+def test_what_an_environment_says_becomes_control_tokens_where_that_is_allowed_alone(chatting):
+    values = {"model": str(chatting), "solver.model": str(chatting), "critic.model": str(chatting)}
+    config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
+    said, end = ["a<eos>"], TokenizerEncoder(chatting).tokenizer.eos_token_id
+    for allowed in (False, True):
+        spec = parse_environment("retry", {"control_tokens": "allow"} if allowed else {})
+        asked = asking(graph, bind_roles(graph, config), config, {"solver": spec})
+        assert (end in asked.speak(("solver",), said, [[5]])[0]) == allowed
+        assert end not in asked.encode(("solver",), said)[0]
+        assert end not in asked.speak(("critic",), said, [[5]])[0]

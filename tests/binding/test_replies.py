@@ -1,14 +1,18 @@
 """What model folders say of replies is judged for each folder that a flow samples with, and for that of the data's tokenizer."""
 
+import inspect
 import json
 import shutil
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
+from rlflow import ask, flow, loss, stage, text
 from rlflow.author.load import load_flow
 from rlflow.binding.replies import reply_problems
 from rlflow.cli.check import check_flow
+from rlflow.environments.spec import parse_environment
 from rlflow.runs.prepare import kept_files
 from rlflow.trace.compile import compile_flow
 
@@ -39,3 +43,75 @@ def test_what_a_run_keeps_of_a_folder_that_speaks_names_every_end(other):
     assert json.loads(kept_files(other, replies=True)["generation_config.json"])["eos_token_id"] == [1, 7]
     assert kept_files(other, replies=False)["generation_config.json"] == (other / "generation_config.json").read_bytes()
     assert kept_files(MODEL, replies=True) == kept_files(MODEL, replies=False)
+
+
+TURNS = {
+    "kept": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+    "thinks": "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+              "{% if add_generation_prompt %}assistant: <think>\n{% endif %}",
+    "rewrites": "{% for m in messages %}{{ messages | length }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.fixture
+def templated(tmp_path):
+    """A function from the name of a template to a model folder that has it."""
+
+    def of(name):
+        folder = shutil.copytree(MODEL, tmp_path / name)
+        (folder / "chat_template.jinja").write_text(TURNS[name])
+        return folder
+
+    return of
+
+
+@stage(gives={"question": text})
+def again(completion):
+    return ["again"] * len(completion)
+
+
+@loss
+def gain(new, scores):
+    return -new.logprobs * scores[:, None], {}
+
+
+@flow
+def twice(prompts, actor, reward):
+    first = actor.generate(prompts, max_tokens=4)
+    second = actor.generate(ask(first | again(first), "question", after="tokens"), max_tokens=4)
+    second |= reward(second)
+    actor.update(second, gain)
+
+
+def of_turns(graph, folder, specs=MappingProxyType({}), **more):
+    """(severity, message) of each problem that is not about ends."""
+    return [(each.severity, each.message) for each in reply_problems(graph, folder, {}, specs, **more) if each.code != "model-ends"]
+
+
+def test_a_flow_that_asks_after_a_reply_needs_a_template_in_which_a_turn_can_follow(templated):
+    graph, rewrites = compile_flow(twice).graph, templated("rewrites")
+    assert of_turns(graph, templated("kept")) == []
+    ((severity, message),) = of_turns(graph, rewrites)
+    assert (severity, message.endswith("writes earlier turns otherwise once later ones come")) == ("error", True)
+    assert of_turns(graph, rewrites, chat=False) == [], "text that goes on as it is needs no template"
+    assert of_turns(compile_flow(load_flow("grpo")).graph, rewrites) == []
+
+
+def test_what_a_template_drops_of_earlier_turns_is_told(templated):
+    ((severity, message),) = of_turns(compile_flow(twice).graph, templated("thinks"))
+    assert severity == "note"
+    assert r"drops '<think>\n', with which it opens a reply, and thoughts once later turns come" in message
+
+
+def test_an_environment_may_still_say_text_where_no_message_can_follow(templated):
+    graph, says = compile_flow(load_flow("grpo")).graph, parse_environment("retry", {})
+    ((severity, _),) = of_turns(graph, templated("rewrites"), {"": says})
+    assert severity == "warning"
+
+
+def test_rlflow_refuses_such_a_flow_before_anything_is_loaded(templated, tmp_path):
+    file = tmp_path / "twice.py"
+    file.write_text("from rlflow import ask, flow, loss, stage, text\n" + "\n\n".join(
+        inspect.getsource(getattr(each, "function", each)) for each in (again, gain, twice)))
+    report = check_flow(str(file), ["--model", str(templated("rewrites"))])
+    assert [problem.code for problem in report.errors] == ["turns-template"]

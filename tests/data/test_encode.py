@@ -132,11 +132,11 @@ def test_rows_of_the_data_end_as_the_template_ends_a_reply(family_of, name):
     family, encoder = family_of(name)
     ids, wanted = encoder.tokenizer.convert_tokens_to_ids, conversation(family, encoder, *AGAIN)
     prompt, said = encoder.prompts([ASK])[0], f"{family.lead}so 4"
-    (row,) = encoder.responses([said], chat=True)
+    (row,) = encoder.responses([said])
     if family.own:
         assert prompt + row == wanted[: len(prompt + row)]
     assert row[-1] == ids(family.own or family.tokens[0])
-    assert encoder.responses([said])[0][-1] == ids(family.tokens[0]), "plain text ends in the tokenizer's end of text"
+    assert encoder.responses([said], chat=False)[0][-1] == ids(family.tokens[0]), "plain text ends in the tokenizer's end of text"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -144,7 +144,7 @@ def test_turns_of_the_data_are_those_that_would_be_sampled(family_of, name):
     _, encoder = family_of(name)
     replies = [{"role": "assistant", "content": "so 4"}, {"role": "assistant", "content": "add"}]
     first, between, last = encoder.turns(ASK, [replies[0], *AGAIN, replies[1]])
-    assert [first[0], last[0]] == encoder.responses(["so 4", "add"], chat=True)
+    assert [first[0], last[0]] == encoder.responses(["so 4", "add"])
     assert between[0] == encoder.following([AGAIN], [first[0]], Wording(chat=True))[0]
     assert [by_policy for _, by_policy in (first, between, last)] == [True, False, True]
 
@@ -169,3 +169,20 @@ def test_a_template_that_alters_a_reply_has_no_row_of_several_turns(family_of):
     with pytest.raises(PlanError, match="writes earlier turns otherwise") as caught:
         encoder.turns(ASK, [{"role": "assistant", "content": " 4 "}, *AGAIN, {"role": "assistant", "content": "add"}])
     assert "a completion of its own" in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def bracketed(make_tokenizer, tmp_path_factory):
+    """An encoder whose tokenizer puts <bos>, 0, before a text and <eos>, 1, after it."""
+    return TokenizerEncoder(make_tokenizer(tmp_path_factory.mktemp("bracketed"), chat=False))
+
+
+def test_a_text_gets_the_tokens_that_the_tokenizer_puts_before_it_once(bracketed):
+    plain, begun = bracketed.prompts(["hi", "<bos>hi"])
+    assert plain == begun == [0, *bracketed.tokenizer.encode("hi", add_special_tokens=False)]
+    assert bracketed.asked(["hi"], Wording()) == [plain]
+
+
+def test_an_end_that_a_text_brings_stays_and_one_that_the_tokenizer_adds_does_not(bracketed):
+    said, ended = bracketed.prompts(["hi", "hi<eos>"])
+    assert ended == [*said, 1]

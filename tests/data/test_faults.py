@@ -38,7 +38,7 @@ class Counting(ByteEncoder):
         self.given = max([self.given, *map(len, worded)])
         return super().prompts(worded)
 
-    def responses(self, texts, chat=False):
+    def responses(self, texts, chat=True):
         self.given = max([self.given, *map(len, texts)])
         return super().responses(texts)
 

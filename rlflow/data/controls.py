@@ -1,0 +1,167 @@
+"""Control tokens that text of others holds. Such text is written with ordinary tokens: decoding gives back what was said, and nothing that
+a page, a tool or another model says begins or ends a turn.
+
+While a chat template renders what was said, a character that nothing else has stands in the place of each control token's text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rlflow.errors import PlanError
+
+PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))  # code points that no text is meant to have
+
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """Characters in the place of control tokens' texts."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)  # character → text
+
+    def within(self, text: str) -> bool:
+        """Whether a text, which a template may have written as JSON, has any of them."""
+        return bool(self.texts) and self._pattern.search(text) is not None
+
+    def resolved(self, text: str) -> str:
+        """The text with what they stand for."""
+        return self._pattern.sub(lambda found: self._written[found[0]], text) if self.texts else text
+
+    @cached_property
+    def _written(self) -> dict[str, str]:
+        return dict(self.texts) | {json.dumps(mark)[1:-1]: json.dumps(text)[1:-1] for mark, text in self.texts.items()}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._written)))
+
+
+class Controls:
+    """The control tokens of a tokenizer: those that it marks as special, and others beside its vocabulary that ``template``, its chat
+    template, writes itself."""
+
+    def __init__(self, tokenizer: Any, template: str) -> None:
+        self.tokenizer = tokenizer
+        named = {str(token): number for token, number in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)}
+        added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special or str(token) in template}
+        self.ids = {text: int(number) for text, number in {**named, **added}.items() if text.strip()}
+        self._flags = {str(token): (token.lstrip, token.rstrip) for token in tokenizer.added_tokens_decoder.values()}
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Finds them in a text, of several that begin alike the longest."""
+        return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
+
+    def hidden(self, said: Sequence[Any], beside: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
+        """Texts, or messages, with a stand-in for each control token in them. ``beside``: other texts that a template writes."""
+        texts = [*_texts(list(said))]
+        found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
+        if not found:
+            return list(said), StandIns()
+        used = "\n".join([*texts, *beside])
+        free = (mark for mark in map(chr, itertools.chain(*PRIVATE)) if mark not in used and json.dumps(mark)[1:-1] not in used)
+        marks = dict(zip(found, free, strict=False))
+        hidden = [_replaced(each, lambda text: self.pattern.sub(lambda match: marks[match[0]], text)) for each in said]
+        return hidden, StandIns({mark: text for text, mark in marks.items()})
+
+    def encoded(self, texts: Sequence[str], hidden: StandIns, encode: Encode) -> list[list[int]]:
+        """The ids of texts in which control tokens are those that a template wrote, and no others. ``encode``: the tokenizer's own way, in
+        which every control token that stands in a text becomes one. Raises PlanError."""
+        rows = encode(texts) if texts else []
+        every = set(self.ids.values())
+        for place, text in enumerate(texts):
+            written = len(self.pattern.findall(text))
+            if hidden.within(text) or sum(token in every for token in rows[place]) > written:
+                rows[place] = [token for ids in self._pieces(text, hidden, encode) for token in ids]
+        return rows
+
+    def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
+        """The ids of a text, stretch by stretch: between control tokens of the template those of ordinary tokens."""
+        stretch = ""
+        for piece, control in self._divided(text):
+            if not control and (hidden.within(piece) or set(encode([piece])[0]) & set(self.ids.values())):
+                if stretch:
+                    yield encode([stretch])[0]
+                yield self._plain(hidden.resolved(piece))
+                stretch = ""
+            else:
+                stretch += piece
+        if stretch:
+            yield encode([stretch])[0]
+
+    def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The parts of a text, and whether each is a control token, with the white space that it takes along."""
+        at = 0
+        for match in self.pattern.finditer(text):
+            left, right = self._flags.get(match[0], (False, False))
+            start = at + len(text[at : match.start()].rstrip()) if left else match.start()
+            end = len(text) - len(text[match.end() :].lstrip()) if right else match.end()
+            if start > at:
+                yield text[at:start], False
+            yield text[max(start, at) : end], True
+            at = end
+        if at < len(text):
+            yield text[at:], False
+
+    def _plain(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is a control token. Raises PlanError where the tokenizer has no others for it."""
+        ids = self._without(text)
+        if set(ids) & set(self.ids.values()):
+            raise PlanError.of("control-tokens", "the tokenizer has no other tokens for the text of a control token",
+                               found=repr(text[:80]), expected="a tokenizer with ordinary tokens for each character",
+                               remedy="another model; where what an environment says may be control tokens, --env.control_tokens allow")
+        return ids
+
+    @cached_property
+    def _without(self) -> Callable[[str], list[int]]:
+        """Encodes as the tokenizer would without its control tokens."""
+        if not self.tokenizer.is_fast:
+            return lambda text: list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        from tokenizers import Tokenizer
+
+        inner = Tokenizer.from_str(json.dumps(without(json.loads(self.tokenizer.backend_tokenizer.to_str()), set(self.ids.values()))))
+        return lambda text: list(inner.encode(text, add_special_tokens=False).ids)
+
+
+def without(state: dict[str, Any], ids: set[int]) -> dict[str, Any]:
+    """A tokenizer, as its JSON, that finds none of these added tokens in a text. Every other token keeps its id."""
+    vocabulary = state["model"]["vocab"]
+    known = set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
+    tokens = [token for token in state["added_tokens"] if token["id"] not in ids or token["content"] not in known]
+    renamed = [{**token, "content": f"{chr(PRIVATE[-1][-1])}{token['id']}"} if token["id"] in ids else token for token in tokens]
+    inside = {**state, "added_tokens": renamed, "post_processor": None, "truncation": None, "padding": None}
+    return dict(_within(inside))
+
+
+def _within(part: Any) -> Any:
+    """The part of a tokenizer for text that does not begin what is encoded: no space is put before it."""
+    if isinstance(part, dict):
+        changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
+        return {name: value if name in ("vocab", "merges") else _within(value) for name, value in part.items()} | changed
+    return [_within(each) for each in part] if isinstance(part, list) else part
+
+
+def _texts(said: Any) -> Iterator[str]:
+    """The texts of a value: itself, or those of what it holds, names included."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, Mapping | list | tuple):
+        for each in itertools.chain(said, said.values()) if isinstance(said, Mapping) else said:
+            yield from _texts(each)
+
+
+def _replaced(said: Any, change: Callable[[str], str]) -> Any:
+    """The value with each of its texts changed."""
+    if isinstance(said, str):
+        return change(said)
+    if isinstance(said, Mapping):
+        return {change(str(name)): _replaced(value, change) for name, value in said.items()}
+    return [_replaced(each, change) for each in said] if isinstance(said, list | tuple) else said
