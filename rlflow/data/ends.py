@@ -3,6 +3,7 @@ name. Sampling ends at them, rows of the data end in one of them, and between tw
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ _known: dict[Path, tuple[object, Ends]] = {}
 def ends_of(folder: Path, rendering: Callable[[], ChatTemplate] | None = None) -> Ends:
     """The ends of a model folder, by its files; the tokenizer is loaded only where these do not say what its end of text is. What cannot be
     read names nothing: whoever loads it says so. ``rendering``: gives the folder's chat template, where one is in use."""
+    folder = folder.absolute()
     stamp, (known, ends) = _stamp(folder), _known.get(folder, (None, None))
     if ends is None or known != stamp:
         ends = _ends(folder, rendering)
@@ -108,9 +110,12 @@ def _ends(folder: Path, rendering: Callable[[], ChatTemplate] | None) -> Ends:
         added, end = _loaded(folder, added)
     text = {TEXT: (added[end],)} if end in added else {}
     words = {number: word for word, number in added.items()}
-    template = template_of(folder) if rendering is None or not pretrained.read_templates(folder) else rendering()
+    template = template_of(folder)
     if template is None:
         return Ends(folder, configs | text, words)
+    if rendering is not None:
+        with contextlib.suppress(PlanError):  # of several templates, none of which is the default
+            template = rendering()
     after, alone = _after_reply(template)
     space, token = closing(after or "", added)
     always = alone is None or closing(alone, added)[1] == token

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from rlflow import PlanError
 from rlflow.data.controls import Controls, without
@@ -107,6 +107,15 @@ def test_white_space_that_a_control_token_takes_along_goes_with_the_templates_ow
     tokenizer = wrapped(KINDS["stripping"])
     (ids,) = encoded(tokenizer, ["a  <eos> a"])
     assert tokenizer.decode(ids) == "a  <eos> a"
+
+
+def test_a_tokenizer_in_python_keeps_text_as_text():
+    tokenizer = ByT5Tokenizer()
+    controls, said = Controls(tokenizer, ""), "a</s>b <extra_id_3> ü"
+    (hidden,), marks = controls.hidden([said])
+    (ids,) = controls.encoded([hidden], marks, lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"])
+    assert not set(ids) & set(controls.ids.values())
+    assert tokenizer.decode(ids) == said
 
 
 def test_a_tokenizer_that_has_no_other_tokens_for_it_is_refused():

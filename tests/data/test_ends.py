@@ -1,6 +1,7 @@
 """What ends a reply of a model: of chat template, configs and tokenizer together, and where they contradict each other."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,19 @@ def test_rlflow_data_shows_the_contradiction(folder, jsonl):
 
 def test_a_folder_without_a_tokenizer_names_nothing(tmp_path):
     assert ends_of(tmp_path).ids == ()
+
+
+def test_the_folder_is_known_by_whatever_path_it_is_named(folder, monkeypatch):
+    path = folder(ENDED, [1])
+    monkeypatch.chdir(path.parent)
+    assert ends_of(Path(path.name)) is ends_of(path)
+
+
+def test_of_several_templates_that_for_tools_is_read_where_none_is_the_default(folder, jsonl):
+    path = folder()
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    templates = [{"name": "rag", "template": UNENDED}, {"name": "tool_use", "template": ENDED}]
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": templates}))
+    data = open_data(jsonl({"prompt": "p", "completion": "c"}), tokenizer=path, chat=False)
+    assert data.encoder.ends.of_chat == 0
+    assert data.batch([0])["tokens"][0].tolist()[-1] == 1
