@@ -32,7 +32,7 @@ class ClipCov:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     form: Literal["clip", "kl"] = "clip"  # tokens held back get no gradient, or a charge for moving
-    share: Annotated[float, Ge(0), Le(1)] = 2e-4  # of all tokens, held back at most
+    share: Annotated[float, Ge(0), Le(1)] = 2e-4  # of all tokens, held back at most; one token at least, and none at 0
     cov_low: float = 1.0  # "clip": tokens are drawn from those with a covariance above this
     cov_high: float = 5.0  # and below this
     beta: Annotated[float, Ge(0)] = 1.0  # "kl": price of one nat by which a token held back moves
@@ -45,7 +45,7 @@ class ClipCov:
 @stage(gives={"held": token(torch.bool)}, dispatch=RANK0)  # means and ranks are over the whole batch
 def hold(logprobs, advantages, mask, *, form, share, low, high, generator):
     covariance = token_covariance(logprobs, advantages, mask)
-    count = int(share * int(mask.sum()))
+    count = max(int(share * int(mask.sum())), 1 if share else 0)
     between = mask & (covariance > low) & (covariance < high)
     held = largest_tokens(covariance, mask, count) if form == "kl" else drawn_tokens(between, count, generator)
     return held, {"held": held.float(), "covariance_max": covariance}

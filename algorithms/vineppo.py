@@ -2,8 +2,10 @@
 
 PPO without a critic: the value of the beginning of each step is the mean score of responses that go on from it (eq. 5), and the advantage
 of a step's tokens is the value after the step less that before it (eq. 6); after the last one it is the score. Differs from the paper in
-steps of equal length, where the paper's are lines of reasoning, in the KL as a term of the loss, and in the truncated weights between
-sampler and trainer (Yao et al. 2025). A response that goes on may be as long as a whole one.
+steps of equal length, where the paper's are lines of reasoning, and in the truncated weights between sampler and trainer (Yao et al. 2025).
+Differs from the authors' run in three more: that whitens the advantages over the batch; it passes twice over the rows of an iteration (here
+`--hp.epochs 2`); and its loss has a KL term of weight 1e-4 by the estimator k3, cut off at 10 (here `--hp.beta 1e-4`, by k2). A response
+that goes on may be as long as a whole one.
 """
 
 from dataclasses import dataclass

@@ -33,6 +33,13 @@ def test_kl_cov_holds_the_tokens_of_the_highest_covariance():
     assert hold("kl").tolist() == [[True, False, False], [True, False, False]]  # 1.2 and 2.88 of the five
 
 
+@pytest.mark.parametrize("form", ["clip", "kl"])
+def test_of_few_tokens_one_is_held_back_and_none_where_none_is_wanted(form):
+    """The authors' max(int(share · tokens), 1): below 5,000 tokens the usual share of 2e-4 is no whole token."""
+    assert hold(form, share=2e-4, low=0.1).sum() == 1
+    assert hold(form, share=0.0, low=0.1).sum() == 0
+
+
 def test_clip_cov_draws_from_the_tokens_between_its_bounds():
     assert hold(share=1.0).tolist() == [[True, False, False], [True, False, False]]
     assert hold(share=1.0, high=2.0).tolist() == [[True, False, False], [False, False, False]]
