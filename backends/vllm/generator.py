@@ -32,6 +32,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 PAUSE_SECONDS = 600.0
 TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them
 COLDEST = 0.01  # vLLM samples no colder than that, and would take it in place of what was asked for
+HOTTEST = 2.0  # and refuses more
 
 
 class Generator:
@@ -44,6 +45,7 @@ class Generator:
     Settings = GeneratorSettings
     float64 = False
     collective = False
+    temperatures = (COLDEST, HOTTEST)
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
@@ -131,8 +133,8 @@ class Generator:
     def _check(self, prompts: list[list[int]], sampling: Sampling, rows: int, seeds: int) -> None:
         if seeds != rows:
             raise ValueError(f"generate: found {seeds} seeds, expected one per row: {rows}")
-        if 0 < sampling.temperature < COLDEST:
-            raise ValueError(f"temperature: found {sampling.temperature}, expected 0 or at least {COLDEST}, the lowest that vLLM knows")
+        if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
+            raise ValueError(f"temperature: found {sampling.temperature}, expected 0, or from {COLDEST} to {HOTTEST}, as vLLM knows them")
         check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self.engine.longest, *self._limit())
 
     def _limit(self) -> tuple[str, str]:

@@ -3,6 +3,7 @@ All of it is resolved here, once for a run, a plan or a worker; nothing else loo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class Capabilities:
     flat: bool = False  # it divides flattened tensors
     batch_tokens: int = 0  # tokens that a generator takes at once; 0: all
     longest: int = 0  # tokens of a row that a generator is told to take at most; 0: as many as its model
+    temperatures: tuple[float, float] = (0.0, math.inf)  # lowest above 0 and highest that a generator samples at
     cache_bytes: int = 0  # of a generator whose cache is as large as its settings say
     movable: tuple[str, ...] = ()  # parts that ``sleep`` frees
     passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
@@ -113,7 +115,25 @@ def needed_halves(graph: Graph, use: RoleUse) -> Halves:
 def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
     """Bind the roles of a graph that are models. Raises PlanError with every name, value, folder and package that does not fit, before any
     data or model is loaded."""
-    return bind({use: needed_halves(graph, use) for use in model_uses(graph)}, config)
+    roles = bind({use: needed_halves(graph, use) for use in model_uses(graph)}, config)
+    if problems := list(temperature_problems(graph, roles)):
+        raise PlanError(*problems)
+    return roles
+
+
+def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
+    """Temperatures at which the generator of a role does not sample. One that a stage computes is judged by the generator itself."""
+    for node in used_nodes(graph):
+        temperature = dict(node.settings).get("temperature") if node.op is Op.GENERATE else None
+        role = roles.get(node.role or "")
+        if role is None or not isinstance(temperature, int | float) or not temperature:
+            continue
+        lowest, highest = role.generator.can.temperatures
+        if not lowest <= temperature <= highest:
+            engine, usual = role.generator.backend, min(max(lowest, 1.0), highest)
+            yield Problem("temperature", f"'{node.name}' samples at a temperature that {engine} does not know", node.place,
+                          found=f"temperature {temperature:g}", expected=f"0, or from {lowest:g} to {highest:g}",
+                          remedy=f"--{node.role}.generate.temperature {usual:g}, or another --{node.role}.generator")
 
 
 def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRole]:
@@ -189,6 +209,7 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         divided=tuple(kind.divided(chosen)) if hasattr(kind, "divided") else None,
         copied=bool(getattr(kind, "copied", False)), flat=bool(getattr(kind, "flat", False)),
         batch_tokens=getattr(chosen, "batch_tokens", 0), longest=getattr(chosen, "max_model_len", 0),
+        temperatures=getattr(kind, "temperatures", Capabilities.temperatures),
         cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
         movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
         forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from rlflow.author.load import load_flow
-from rlflow.backends import null
+from rlflow.backends import local, null
 from rlflow.binding import roles
 from rlflow.binding.roles import Capabilities, Halves, bind_roles, capabilities, folders, model_uses, row_exact
 from rlflow.config.flags import sort_values
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
 from rlflow.memory.footprint import facts
-from rlflow.trace.compile import compile_flow
+from rlflow.trace.compile import TraceOptions, compile_flow
 
 MODEL = Path(roles.__file__).parents[1] / "tasks" / "arithmetic_model"
 
@@ -46,6 +46,28 @@ def test_what_backends_declare():
     assert "weights" in of("grpo")["actor"].trainer.can.movable
     assert of("grpo")["actor"].trainer.can.passing == ("gradient",)
     assert of("grpo", **{"actor.trainer": "deepspeed"})["actor"].trainer.can.copied
+
+
+@pytest.mark.parametrize(("temperature", "found"), [("3", "3"), ("0.001", "0.001"), ("2", None), ("0.01", None), ("0", None)])
+def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is_made(temperature, found, monkeypatch):
+    """The local generator samples at any, and stands in here for one that declares vLLM's limits."""
+    config = sort_values({"model": str(MODEL), "actor.generate.temperature": temperature}, ["actor", "reference", "reward"])
+    graph = compile_flow(load_flow("grpo"), None, TraceOptions(sampling=config.sampling)).graph
+    bind_roles(graph, config)
+    monkeypatch.setattr(local.Generator, "temperatures", (0.01, 2.0), raising=False)
+    if found is None:
+        assert bind_roles(graph, config)
+        return
+    with pytest.raises(PlanError, match="--actor.generate.temperature 1, or another --actor.generator") as refused:
+        bind_roles(graph, config)
+    assert [(problem.code, problem.found) for problem in refused.value.problems] == [("temperature", f"temperature {found}")]
+
+
+def test_vllm_declares_the_temperatures_that_it_refuses():
+    generator = pytest.importorskip("rlflow.backends.vllm").Generator
+    assert generator.temperatures == (0.01, 2.0)
+    assert capabilities(generator, generator.Settings(), "cpu").temperatures == (0.01, 2.0)
+    assert Capabilities.temperatures == (0.0, float("inf"))
 
 
 def test_what_a_class_does_not_declare_it_does_not_do():
