@@ -1,9 +1,10 @@
 """Group reward-Decoupled Normalization Policy Optimization, GDPO (Liu et al. 2026).
 
-GRPO for several rewards. Each is compared within its group by itself, and the sum of these advantages is whitened over the batch. Where
-the rewards are added first, different combinations of them that have equal sums get equal advantages. Differs from the paper in the
-averaging over all tokens, in having no KL term, and in the truncated weights between sampler and trainer (Yao et al. 2025). Each
-`--reward` is a role of its own; with one reward this is GRPO with whitened advantages.
+GRPO for several rewards. Each is compared within its group by itself, and the weighted sum of these advantages is whitened over the
+batch. Where the rewards are added first, different combinations of them that have equal sums get equal advantages. Each `--reward X:WEIGHT`
+is a role of its own. Its weight is that of its advantages, since the comparison takes any factor out of the scores. Differs from the paper
+in the averaging over all tokens, in having no KL term, and in the truncated weights between sampler and trainer (Yao et al. 2025). With one
+reward this is GRPO with whitened advantages.
 """
 
 from dataclasses import dataclass
@@ -26,9 +27,14 @@ class GDPO:
 
 
 @stage(gives="advantages")
-def add(advantages, of_reward):
+def weigh(of_reward, *, weight):
+    return weight * of_reward
+
+
+@stage(gives="advantages")
+def add(advantages, of_reward, *, weight):
     """The advantages of one more reward added. A missing score (NaN) of any reward leaves its row out of the update."""
-    return advantages + of_reward
+    return advantages + weight * of_reward
 
 
 @stage(gives="advantages", dispatch=RANK0)
@@ -47,9 +53,8 @@ def gdpo(prompts, actor, *rewards, hp=GDPO()):
     batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
     for number, reward in enumerate(rewards):
         batch |= reward(batch)
-        batch |= compare(batch, gives="of_reward" if number else "advantages")
-        if number:
-            batch |= add(batch)
+        batch |= compare(batch, gives="of_reward")
+        batch |= add(batch, weight=reward.weight) if number else weigh(batch, weight=reward.weight)
     batch |= over_the_batch(batch)
     batch |= actor.logprobs(batch)
     batch |= truncated_weights(batch, cap=hp.is_cap)

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph words",
-    "check": "errors own_lines columns dispatch author graph trace training",
+    "check": "errors own_lines columns dispatch author graph trace training maths",
     "placement": "errors columns graph",
     "memory": "errors",
     "memory.sizes": "",

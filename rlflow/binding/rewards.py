@@ -223,6 +223,15 @@ class RewardNames:
         return all(spec.judges_text for spec in ([self.own[role]] if role in self.own else self.named))
 
 
+def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[RewardSpec, ...]:
+    """The rewards of a role without the weights that its flow applies. ``own``: whether --ROLE.reward names them, whose weight no flow
+    sees: then a PlanError is raised for one."""
+    if own and (weight := next((spec.weight for spec in specs if spec.weight != 1), None)) is not None:
+        raise PlanError.of("reward-weight", f"the flow weighs its rewards itself, and sees no weight of --{role}.reward", found=str(weight),
+                           expected="a weight at --reward, of the reward in that place", remedy="--reward REWARD:WEIGHT for each of them")
+    return tuple(dataclasses.replace(spec, weight=1.0) for spec in specs)
+
+
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
     """Held-out set → the reward that is named for it. Raises PlanError for a second one, and for a reward model."""
     judges: dict[str, RewardSpec] = {}
@@ -290,11 +299,14 @@ class Rewards:
                 for source in self._sources}  # fmt: skip
         return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
-    def scorer(self, role: str) -> Scorer:
-        """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
+    def scorer(self, role: str, weighed: Collection[str] = ()) -> Scorer:
+        """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place. ``weighed``:
+        roles whose weight the flow itself applies, so that their scores come without it."""
         if self._null:
             return self._null
         specs = self.names.of_role(role)
+        if role in weighed:
+            specs = unweighted(role, specs, role in self.names.own)
         check_sources(specs, self.names.sources)
         models = [EpisodeReward(spec) if spec.kind == "env" else ModelReward(spec) for spec in specs if not spec.judges_text]
         for model in models if self._tokenizer else ():

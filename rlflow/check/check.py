@@ -13,6 +13,7 @@ from rlflow.check.chance import chance_problems
 from rlflow.check.rewarded import reward_problems
 from rlflow.check.side_effects import side_effect_problems
 from rlflow.check.staleness import stale_problems
+from rlflow.check.weighed import weight_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.graph.model import Graph
 from rlflow.trace.compile import Program, TraceOptions, TraceResult, trace
@@ -74,7 +75,7 @@ def function_problems(traced: TraceResult) -> list[Problem]:
     from rlflow.check.stages import stage_problems
 
     problems = [*chance_problems(traced.program), *side_effect_problems(traced.program), *stage_problems(traced.program),
-                *loss_problems(traced.program)]
+                *loss_problems(traced.program), *weight_problems(traced.program)]
     sound = not any(problem.severity == "error" for problem in problems)
     return [*problems, *reward_problems(traced.program)] if sound else problems
 

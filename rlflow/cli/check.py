@@ -105,7 +105,8 @@ def trace_options(config: RunConfig) -> TraceOptions:
     columns = [name for spec in specs for name in reward_reads(spec)]
     fields = record_fields(sources, config.data) if environments or set(columns) - set(OPENRLHF.reads) else ()
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
-                        reward_places=readers(specs), sampling=config.sampling, environments=environments, fields=fields)
+                        reward_places=readers(specs), sampling=config.sampling, environments=environments, fields=fields,
+                        weights=tuple(spec.weight for spec in specs))
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class Worker:
         models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer,
                              self.group)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
-        scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
+        scorers: dict[str, Any] = {name: self.rewards.scorer(name, self.program.weighed) for name in judges}
         options = setup.config.options
         self.environments = Environments(setup.options.environments, graph, options)
         self.environments.heard_by(self.printed.hear)

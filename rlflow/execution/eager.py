@@ -240,9 +240,11 @@ class Session:
 class Role:
     """A role of an eager flow. The verbs are those of the contract; each runs at once."""
 
-    def __init__(self, name: str, engine: Engine) -> None:
+    def __init__(self, name: str, engine: Engine, weight: float = 1.0) -> None:
+        """``weight``: that of ``--reward X:WEIGHT``, of one of ``*rewards``."""
         self._name = name
         self._engine = engine
+        self.weight = weight
 
     def __repr__(self) -> str:
         return f"<role {self._name}>"

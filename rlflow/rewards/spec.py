@@ -94,6 +94,11 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
     return Wanted(optional | required | truths, any(columns.rest for columns in functions), OPENRLHF in forms)
 
 
+def weights(rewards: Iterable[str]) -> tuple[float, ...]:
+    """The weight of each reward as it is written. Raises PlanError where one names no reward."""
+    return tuple(parse_reward(reward).weight for reward in rewards)
+
+
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
     """The spec of a Python function. Raises PlanError for a function that another process cannot load: one that is not at the top level of
     a file."""

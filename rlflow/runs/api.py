@@ -134,4 +134,5 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     config, hp = resolve_config(flow, hp, flat(keywords))
     context = prepare(flow, hp, config, judge=None)
     names = [name for names in role_names(flow, max(len(config.options.reward), 1)).values() for name in names]
-    return Roles(context, {name: Role(name, context.engine) for name in names}, settings_with_urls(hp, config.urls))
+    weights = context.plan.program.weights
+    return Roles(context, {name: Role(name, context.engine, weights.get(name, 1.0)) for name in names}, settings_with_urls(hp, config.urls))

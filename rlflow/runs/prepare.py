@@ -58,7 +58,7 @@ from rlflow.graph.wire import identity
 from rlflow.memory.mover import MemoryMover
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
-from rlflow.rewards.spec import parse_reward, readers
+from rlflow.rewards.spec import parse_reward, readers, weights
 from rlflow.runs.beside import reserved_gpus, services_of, with_urls
 from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
@@ -224,14 +224,16 @@ def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], s
     """The part of a run that shapes its graph, before its data are open. As ``trace_options``."""
     reads = ("episode_score",) if default_rewards(options.reward, specs) == ("env",) else TraceOptions().reward_reads
     wanted = tuple(name for spec in specs.values() for name in (*spec.source.required, *spec.source.optional))
-    return TraceOptions(max(len(options.reward), 1), reads, sampling=sampling, fields=wanted, environments=specs)
+    return TraceOptions(max(len(options.reward), 1), reads, sampling=sampling, fields=wanted, environments=specs,
+                        weights=weights(options.reward))
 
 
 def trace_options(
     options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards, specs: Specs = MappingProxyType({})
 ) -> TraceOptions:
     """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``; ``specs``: environments."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known, specs)
+    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known, specs,
+                        weights(options.reward))
 
 
 def _assemble(
@@ -352,7 +354,7 @@ def _in_process(
     graph, options, roles = plan.graph, placed.options, placed.roles
     used = {node.role for node in used_nodes(graph)}
     judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
-    scorers: dict[str, Scorer] = {name: rewards.scorer(name) for name in judges}
+    scorers: dict[str, Scorer] = {name: rewards.scorer(name, plan.program.weighed) for name in judges}
     device = device_of(options.device)
     mover = MemoryMover.of(plan.residency)
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models

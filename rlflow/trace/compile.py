@@ -37,6 +37,7 @@ class TraceOptions:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
     fields: tuple[str, ...] = ()  # of the data's file
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
+    weights: tuple[float, ...] = ()  # of each that binds to ``*rewards``, in their order; without, 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Program:
     graph: Graph
     functions: Mapping[str, Stage | Loss] = field(repr=False)  # node → its stage or loss
     settings: Mapping[str, Mapping[str, Any]] = field(repr=False)  # node → the values that it was called with
+    weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
+    weighed: frozenset[str] = frozenset()  # those of them whose weight the flow reads, so that their scores come without it
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     hp = hp if hp is not None else parameters.hp
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
+    several = roles.get(parameters.rest or "", [])
+    weights = dict.fromkeys(several, 1.0) | dict(zip(several, options.weights, strict=False))
     tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
-                            options.reward_places, options.sampling, options.fields, options.environments))  # fmt: skip
+                            options.reward_places, options.sampling, options.fields, options.environments, weights))  # fmt: skip
     initial = _initial(tracer, flow, hp)
     columns = _data_columns(flow, options, numbered)
     result, stopped = _call(tracer, flow, hp, roles, initial, columns)
@@ -99,7 +104,8 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
     problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
     distinct = tuple(_distinct([*tracer.problems, *problems]))
-    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), distinct), tracer.reads_prompt_id and not numbered
+    program = Program(flow, hp, graph, tracer.functions, tracer.bound, weights, frozenset(tracer.weighed))
+    return TraceResult(program, distinct), tracer.reads_prompt_id and not numbered
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:

@@ -185,6 +185,11 @@ class SymbolicRole:
         self._tracer = tracer
         self._name = name
 
+    @property
+    def weight(self) -> float:
+        """The weight that ``--reward X:WEIGHT`` gives one of ``*rewards``."""
+        return self._tracer.weight(self._name)
+
     def generate(self, prompts: Any, **settings: Any) -> Any:
         """Record a `generate` of the role."""
         return self._tracer.generate(self._name, prompts, settings)

@@ -45,6 +45,7 @@ class Context:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
     fields: tuple[str, ...] = ()  # of the data's file, for messages
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
+    weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Tracer:
         self.bound: dict[str, dict[str, Any]] = {}
         self.state: dict[str, ColumnSource] = {}
         self.calls = 0
+        self.weighed: set[str] = set()  # roles of ``*rewards`` whose weight the flow asked for
         self.reads_prompt_id = False  # whether anything asked for the column, which the data give only then
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
@@ -257,6 +259,11 @@ class Tracer:
 
     def number(self, name: str) -> None:
         """Real batches do not belong to a trace."""
+
+    def weight(self, role: str) -> float:
+        """The weight of a role's reward, which the flow takes into its own hands by asking; 1 for any role but those of ``*rewards``."""
+        self.weighed |= {role} & self.context.weights.keys()
+        return self.context.weights.get(role, 1.0)
 
     def no_settings(self, what: str, names: Iterable[str]) -> None:
         """The settings of a verb that has none of its own."""

@@ -459,7 +459,7 @@ def test_cppo_is_grpo_on_the_rows_of_the_largest_advantages(policy, kept):
 def test_gdpo_adds_what_each_reward_says_of_a_group(policy):
     of, group, chance = groups(policy, 3)
     mask = torch.ones(len(of), 2, dtype=torch.bool)
-    advantages = gdpo.add(compare(SCORES[of], group, mask), compare(BINARY[of], group, mask))
+    advantages = gdpo.add(compare(SCORES[of], group, mask), compare(BINARY[of], group, mask), weight=1.0)
     got = expected(policy, advantages, of, chance, "gdpo")
 
     def added(responses):
@@ -474,7 +474,7 @@ def test_gdpo_tells_combinations_of_equal_sums_apart():
     group, mask = torch.zeros(4, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool)
     common, rare = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     summed = compare(common + rare, group, mask)[:, 0]
-    apart = gdpo.add(compare(common, group, mask), compare(rare, group, mask))[:, 0]
+    apart = gdpo.add(compare(common, group, mask), compare(rare, group, mask), weight=1.0)[:, 0]
     assert summed[0] == summed[2]
     assert apart[2] > apart[0] > apart[3]
 
