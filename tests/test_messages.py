@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.messages import MARK, Packed, as_text, is_messages, packed, read, unpacked, written
+from rlflow.messages import MARK, Packed, as_text, fault, is_messages, packed, read, unpacked, written
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), min_size=1, max_size=4)
+VALUES = st.none() | st.booleans() | st.integers() | TEXT
+JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=4)
+MORE = st.fixed_dictionaries({"role": TEXT, "content": TEXT, "tool_calls": JSON}, optional={"name": TEXT, "reasoning_content": TEXT})
+MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}) | MORE, min_size=1, max_size=4)
 
 
 @given(MESSAGES)
@@ -46,10 +49,31 @@ def test_a_packed_value_stays_one_where_rows_are_pickled():
 
 
 @pytest.mark.parametrize("value", [[], "text", ["text"], [{"role": "user"}], [{"role": "user", "content": None}], None,
-                                   {"role": "user", "content": ""}, [{"role": "user", "content": "a", "tool_calls": "b"}],
-                                   [{"role": 1, "content": "a"}]])  # fmt: skip
+                                   {"role": "user", "content": ""}, [{"role": 1, "content": "a"}],
+                                   [{"role": "user", "content": "a", "image": b"b"}]])  # fmt: skip
 def test_what_is_no_list_of_messages_is_known(value):
     assert not is_messages(value)
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({"content": ["a"], "name": "b"}, "its 'content' is list, not a text"),
+    ({"content": None}, "its 'content' is NoneType, not a text"),
+    ({"content": "a", "image": b"b"}, "its 'image' cannot be carried: bytes, of which there is no JSON"),
+    ({"content": "a", "at": [{"day": {1, 2}}]}, "its 'at' cannot be carried: list"),
+    ({"content": "a", 7: "b"}, "its '7' cannot be carried: the key is no text"),
+    ({"content": "a", "name": "\ud800"}, "its 'name' cannot be carried: it is not valid Unicode"),
+])  # fmt: skip
+def test_a_key_that_cannot_be_carried_is_named(more, says):
+    assert fault({"role": "user", **more}).startswith(says)
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": "a"}])
+def test_a_message_that_only_calls_a_tool_needs_no_content(content):
+    message = {"role": "assistant", **content, "tool_calls": [{"function": {"name": "add", "arguments": {"a": None}}}]}
+    assert is_messages([message])
+    assert unpacked(packed([message])) == [message]
+    calls = '{"tool_calls": [{"function": {"name": "add", "arguments": {"a": null}}}]}'
+    assert as_text([message]) == (f"a {calls}" if content.get("content") else calls)
 
 
 def test_as_one_text_each_message_stands_under_its_role_and_one_alone_as_its_content():

@@ -49,16 +49,31 @@ class ChatTemplate:
         with self._lock:
             return [text for portion in _portions(conversations) for text in self._rendered(portion, prompting)]
 
-    def after_reply(self, opening: Sequence[Message], later: Sequence[Sequence[Message]], reply: str | None = None) -> list[str]:
-        """The text that further turns are after ``opening`` and a reply: any, or this one. A template may begin the reply that it asks for
-        with a thought, or write a space before those that it has. Raises PlanError for a template that writes earlier turns otherwise once
-        there are later ones."""
+    def reply(self, messages: Sequence[Message], message: Message) -> str:
+        """The text of a message of the assistant after ``messages``: with its calls of tools, without the end of a turn. Raises PlanError
+        for a template that writes it otherwise than a reply in its place."""
+        whole, plain = self.render([[*messages, message], [*messages, _said(REPLY)]], prompting=False)
+        lead, _, end = plain.partition(REPLY)
+        if not whole.startswith(lead):
+            raise rewrites(self.folder, lead, whole, "give the message as a text, as the model is to say it")
+        if not whole[len(lead) :].endswith(end):
+            raise PlanError.of("turns-template", f"the chat template of {self.folder} ends a message with {listed(sorted(message))} "
+                               "otherwise than a plain reply", found=repr(whole[-40:]), expected=repr(end),
+                               remedy="give the message as a text, as the model is to say it")
+        return whole[len(lead) : len(whole) - len(end)]
+
+    def after_reply(
+        self, opening: Sequence[Message], later: Sequence[Sequence[Message]], given: tuple[Message, str] | None = None
+    ) -> list[str]:
+        """The text that further turns are after ``opening`` and a reply: any, or this message, which the template writes as this text. A
+        template may begin the reply that it asks for with a thought, or write a space before those that it has. Raises PlanError for a
+        template that writes earlier turns otherwise once there are later ones."""
         conversations = [[*opening, _said(REPLY), *messages] for messages in later]
-        exact = [[*opening, _said(reply), *messages] for messages in later if reply is not None]
+        exact = [[*opening, given[0], *messages] for messages in later] if given else []
         before, *texts = self.render([opening, *conversations, *exact])
         for text, written in zip(texts, texts[len(later) :], strict=False):
-            if text.replace(REPLY, str(reply), 1) != written:
-                raise rewrites(self.folder, text.replace(REPLY, str(reply), 1), written, SEPARATE)
+            if given and (wanted := text.replace(REPLY, given[1], 1)) != written:
+                raise rewrites(self.folder, wanted, written, SEPARATE)
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
@@ -173,7 +188,7 @@ def _said(text: str) -> Message:
 
 def _length(messages: Sequence[Message]) -> int:
     """The number of characters of the messages."""
-    return sum(len(part) for message in messages for part in message.values())
+    return sum(len(part if isinstance(part, str) else json.dumps(part)) for message in messages for part in message.values())
 
 
 def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Sequence[Message]]]:

@@ -20,7 +20,7 @@ from rlflow.data.tool_calls import calls_by, parses_itself
 from rlflow.data.tool_template import check_template, no_template
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
-from rlflow.messages import Message, ToolCall
+from rlflow.messages import Message, ToolCall, is_plain, text_of
 from rlflow.spoken import completions
 
 END = 256  # id of the byte encoding's end of text
@@ -135,9 +135,9 @@ class ByteEncoder:
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """The bytes of the assistant's turns and of what stands between them."""
         turns: list[Turn] = []
-        for context, reply in divided(response):
+        for context, message in divided(response):
             turns += [(list(f"\n{_plain(context)}".encode()), False)] if turns else []
-            turns.append((self.responses([reply])[0], True))
+            turns.append((self.responses([text_of(message)])[0], True))
         return turns
 
     def following(
@@ -166,7 +166,7 @@ def _worded(texts: Sequence[str | list[Message]], wording: Wording) -> list[str 
 def _plain(wording: str | list[Message]) -> str:
     if isinstance(wording, str):
         return wording
-    return "".join(f"{message['role']}: {message['content']}\n" for message in wording) + "assistant: "
+    return "".join(f"{message['role']}: {text_of(message)}\n" for message in wording) + "assistant: "
 
 
 class TokenizerEncoder:
@@ -262,14 +262,17 @@ class TokenizerEncoder:
                                expected="a model whose tokenizer has one", remedy="set chat = true, or map the completion to a text")
         turns: list[Turn] = []
         exchanges, messages = divided(response), list(wording)
-        for (context, reply), (later, _) in zip(exchanges, exchanges[1:], strict=False):
+        for place, (context, message) in enumerate(exchanges):
             messages += context
-            (between,) = self._encode(self._template.after_reply(messages, [later], reply))
+            reply = message["content"] if is_plain(message) else self._template.reply(messages, message)
+            if place + 1 == len(exchanges):
+                return [*turns, (self.responses([reply])[0], True)]
+            (between,) = self._encode(self._template.after_reply(messages, [exchanges[place + 1][0]], (message, reply)))
             closed = self._closed(between)
             ended = self._encode([reply])[0] + between[:closed] if closed else self.responses([reply])[0]
             turns += [(ended, True), (between[closed:], False)]
-            messages.append({"role": "assistant", "content": reply})
-        return [*turns, (self.responses([exchanges[-1][1]])[0], True)]
+            messages.append(message)
+        return turns
 
     def following(
         self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording, controls: bool = False

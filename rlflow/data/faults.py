@@ -103,7 +103,7 @@ def _over(count: int, limit: int | None) -> bool:
 
 
 def _length(text: str | Sequence[Message]) -> int:
-    return len(text) if isinstance(text, str) else sum(len(message["content"]) for message in text)
+    return len(text) if isinstance(text, str) else sum(len(message.get("content") or "") for message in text)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rlflow.columns import Kind, Level
 from rlflow.data.json_fields import JsonFields, packed, value_of
 from rlflow.data.records import Raw
 from rlflow.errors import Place, PlanError, listed, nearest
-from rlflow.messages import Message, as_text
+from rlflow.messages import Message, as_text, fault, is_plain
 
 Shape = Literal["prompts", "completions", "pairs"]
 Response = str | tuple[Message, ...]
@@ -137,14 +137,33 @@ def _value(raw: Raw, name: str) -> Any:
 def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return _unicode(value, raw, name)
-    if isinstance(value, Sequence) and value and all(_is_message(message) for message in value):
-        return tuple({"role": message["role"], "content": _unicode(message["content"], raw, name)} for message in value)
+    if isinstance(value, Sequence) and value:
+        return _messages(value, raw, name)
     raise _bad_field(raw, f"the field '{name}' is no prompt: {_short(value)}",
                      'a text, or a list of messages such as {"role": "user", "content": "…"}')
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
+    """Messages with all their keys but those that are None. Raises PlanError for what no chat template can be given, by its key."""
+    whole = [_without_none(message, raw.filled) if isinstance(message, Mapping) else message for message in value]
+    for number, message in enumerate(whole, 1):
+        if problem := fault(message):
+            raise _bad_field(raw, f"message {number} of the field '{name}' is none: {problem}",
+                             'messages such as {"role": "user", "content": "…"}, of which every other key is plain JSON too')
+    return tuple({**message, **({"content": _unicode(text, raw, name)} if (text := message.get("content")) else {})} for message in whole)
+
+
+def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
+    """The message without keys that are None; where it was ``filled``, without those inside its values either. A content that is None
+    stays: that is how a message says that it only calls tools."""
+    return {key: _dense(item) if filled else item for key, item in message.items() if item is not None or key == "content"}
+
+
+def _dense(value: Any) -> Any:
+    """A value without the entries of its mappings that are None."""
+    if isinstance(value, Mapping):
+        return {key: _dense(item) for key, item in value.items() if item is not None}
+    return [_dense(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
@@ -153,9 +172,11 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
     value = _value(raw, name)
     if isinstance(value, str):
         return _unicode(value, raw, name)
-    if isinstance(value, Sequence) and value and all(map(_is_message, value)) and value[-1]["role"] == "assistant":
-        turns = tuple({"role": message["role"], "content": _unicode(message["content"], raw, name)} for message in value)
-        return turns if prompted and len(turns) > 1 and turns[0]["role"] == "assistant" else turns[-1]["content"]
+    turns = _messages(value, raw, name) if isinstance(value, Sequence) and value else ()
+    if turns and turns[-1]["role"] == "assistant":
+        if prompted and len(turns) > 1 and turns[0]["role"] == "assistant":
+            return turns
+        return turns[-1]["content"] if is_plain(turns[-1]) else turns[-1:]
     raise _bad_field(raw, f"the field '{name}' is no response: {_short(value)}", "a text, or messages that end with the assistant's")
 
 

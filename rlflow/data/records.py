@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ class Raw:
     fields: Mapping[str, Any]
     place: Place
     number: int = 0  # its place among all records, from 0, those that are none included
+    filled: bool = False  # whether it comes from Arrow, which fills in None for what a part of a record does not have
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
@@ -32,7 +33,7 @@ def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]
     items = list(_folder(path, part) if path.is_dir() else _file(path))
     if not items:
         raise PlanError.of("data-empty", f"{path} holds no records", expected="one record or more")
-    raw = [Raw(item.fields, item.place, number) for number, item in enumerate(items) if isinstance(item, Raw)]
+    raw = [replace(item, number=number) for number, item in enumerate(items) if isinstance(item, Raw)]
     return raw, [item for item in items if isinstance(item, Problem)]
 
 
@@ -120,7 +121,7 @@ def _saved(path: Path, part: str | None) -> Iterator[Raw | Problem]:
 
 
 def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw | Problem]:
-    return (Raw(row, Place(path, number)) for number, row in enumerate(rows, 1))
+    return (Raw(row, Place(path, number), filled=True) for number, row in enumerate(rows, 1))
 
 
 def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:

@@ -17,6 +17,7 @@ from rlflow.data.fields import FIELDS, Mapped, Record, mapped
 from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
 from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
+from rlflow.messages import is_plain
 
 STEP = 1024  # records that are encoded at once
 TRIED = 1000  # records of which at least one must suit the settings
@@ -73,7 +74,8 @@ def open_data(
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
     """The records with prompts of one user's message as plain text, for a tokenizer that has no chat template, and how many these are."""
-    alone = [not isinstance(record.prompt, str) and [message["role"] for message in record.prompt] == ["user"] for record in questions]
+    alone = [not isinstance(record.prompt, str) and [(message["role"], is_plain(message)) for message in record.prompt] == [("user", True)]
+             for record in questions]  # fmt: skip
     return [replace(record, prompt=record.question) if lone else record for record, lone in zip(questions, alone, strict=True)], sum(alone)
 
 

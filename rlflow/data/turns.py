@@ -31,13 +31,13 @@ def answered(encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], st
             for place, (prompt, response) in enumerate(exchanges)]
 
 
-def divided(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
-    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one before, its text)."""
-    exchanges: list[tuple[list[Message], str]] = []
+def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
+    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one before, the message)."""
+    exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:
         if message["role"] == "assistant":
-            exchanges.append((context, message["content"]))
+            exchanges.append((context, message))
             context = []
         else:
             context.append(message)

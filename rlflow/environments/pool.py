@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import Place, PlanError
+from rlflow.messages import is_messages
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess
 from rlflow.rewards.values import LARGEST, NOT_HELD
@@ -332,8 +333,7 @@ def _sound(reply: Mapping[Any, Any], call: Sequence[Any]) -> bool:
 
 
 def _is_said(value: Any) -> bool:
-    pairs = isinstance(value, list) and bool(value) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-    return isinstance(value, str) or (pairs and all(isinstance(text, str) for pair in value for text in pair))
+    return isinstance(value, str) or is_messages(value)
 
 
 def _stopped(stopped: Died | RewardLate, seconds: float) -> Failure:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlflow.author.turn import Turn
 from rlflow.data.json_fields import given_back
-from rlflow.messages import is_messages
+from rlflow.messages import fault, is_messages, packed
 from rlflow.rewards import frames, values
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.worker import begun, line_of
@@ -256,14 +256,15 @@ def checked(call: Call, answer: Any) -> dict[str, Any]:
 
 
 def _said(value: Any, what: str) -> Any:
-    """Text, or a list of [role, content]."""
+    """Text, or messages."""
     if is_messages(value):
-        pairs = [[message["role"], message["content"]] for message in value]
-        if sum(len(content) for _, content in pairs) > LONGEST:
+        if len(packed(value)) > LONGEST:
             raise Refused(f"{what}: found more than {LONGEST} characters")
-        return pairs
+        return [dict(message) for message in value]
     if not isinstance(value, str):
-        raise Refused(f"{what}: found {type(value).__name__}, expected text, or messages as [{{'role': …, 'content': …}}]")
+        wrong = next(filter(None, map(fault, value)), "") if isinstance(value, list | tuple) else ""
+        found = f"found a message that is none: {wrong}" if wrong else f"found {type(value).__name__}"
+        raise Refused(f"{what}: {found}, expected text, or messages as [{{'role': …, 'content': …}}]")
     if len(value) > LONGEST:
         raise Refused(f"{what}: found {len(value)} characters, expected at most {LONGEST}")
     return value

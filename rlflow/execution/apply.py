@@ -20,7 +20,7 @@ from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
-from rlflow.messages import is_messages, packed
+from rlflow.messages import fault, is_messages, packed
 from rlflow.own_lines import noted_lines, own_lines
 from rlflow.seeds import derived, generator, row_seeds
 
@@ -163,8 +163,9 @@ def _string(name: str, row: int, item: Any) -> str:
         return item
     if is_messages(item):
         return packed(item)
-    wrong = next((each for each in item if not is_messages([each])), item) if isinstance(item, list | tuple) else item
-    raise ValueError(f"column '{name}': found {repr(wrong)[:80]} in row {row}, expected a string, or messages: "
+    wrong = next((each for each in item if fault(each)), item) if isinstance(item, list | tuple) else item
+    why = f" ({fault(wrong)})" if isinstance(wrong, Mapping) else ""
+    raise ValueError(f"column '{name}': found {repr(wrong)[:80]} in row {row}{why}, expected a string, or messages: "
                      "[{'role': 'user', 'content': '…'}, …]")
 
 

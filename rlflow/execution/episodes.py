@@ -126,7 +126,7 @@ class Episodes:
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, Failure):
                 row.failure = answer  # its first turn is sampled all the same, since a row has a token at least
-            elif opening := _unpacked(answer["says"]):
+            elif opening := answer["says"]:
                 row.opening = opening
                 speaking.append(row)
         self._say(speaking, [row.opening for row in speaking], [[] for _ in speaking])
@@ -213,7 +213,7 @@ class Episodes:
         if calls:
             row.turns[-1]["calls"] = [[call.name, dict(call.arguments)] for call in calls]
         log = {"calls": float(len(calls)), "bad_calls": float(sum(map(bool, faults)))}
-        return {"says": [["tool", text] for text in texts], "reward": 0.0, "done": False, "log": log}
+        return {"says": [{"role": "tool", "content": text} for text in texts], "reward": 0.0, "done": False, "log": log}
 
     def _heard(self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int) -> None:
         """Decide which rows go on, and have the environments speak in these."""
@@ -225,7 +225,7 @@ class Episodes:
             if answer["reward"]:
                 row.pieces[-1] = replace(row.pieces[-1], reward=answer["reward"])
             row.turns[-1] |= {name: answer[name] for name in ("reward", "log") if answer[name]}
-            says = _unpacked(answer["says"])
+            says: Said = answer["says"]
             if answer["done"] or not ended or not says or turn + 1 == self.pool.spec.bounds.turns:
                 row.finish = "length" if not ended else "env" if answer["done"] else "turns" if says else "stop"
                 continue
@@ -262,9 +262,9 @@ class Episodes:
 
     def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
         """The messages, of which the last has so many tokens fewer."""
-        content = self.speech.encode(messages[-1]["content"])
+        content = self.speech.encode(messages[-1].get("content") or "")
         (text,) = self.speech.decode([content[: max(len(content) - tokens, 0)]])
-        return [*messages[:-1], {"role": messages[-1]["role"], "content": text}]
+        return [*messages[:-1], {**messages[-1], "content": text}]
 
     def _scored(self, rows: Sequence[_Row]) -> None:
         """End the episodes, and note the scores that the environment gives."""
@@ -317,11 +317,6 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {name: list(values) if isinstance(values, list) else values.tolist() for name, values in columns.items()}
     return [{name: values[row] for name, values in plain.items()} for row in range(len(prompts))]
-
-
-def _unpacked(says: Any) -> Said:
-    """Text, or messages of the pairs that a process sends."""
-    return says if isinstance(says, str) else [{"role": role, "content": content} for role, content in says]
 
 
 def _score(row: _Row) -> float:

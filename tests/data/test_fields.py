@@ -1,4 +1,4 @@
-"""Numbers of the data that no dtype of a column has room for."""
+"""What is read of a record: messages with all their keys, and numbers that no dtype of a column has room for."""
 
 import json
 from contextlib import nullcontext
@@ -7,6 +7,48 @@ import pytest
 
 from rlflow import PlanError, row
 from rlflow.data import open_data
+from rlflow.data.fields import mapped
+from rlflow.data.records import Raw
+from rlflow.errors import Place
+
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [ADD], "reasoning_content": "sum"}
+RESULT = {"role": "tool", "content": "2", "name": "add", "tool_call_id": "a1"}
+ASKED, SAID = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
+
+
+def record(fields, filled=False):
+    raw = Raw(fields, Place("data", 1), filled=filled)
+    return mapped(raw, {}, {}).record(raw)
+
+
+def test_messages_are_read_with_all_their_keys():
+    assert record({"prompt": [ASKED, CALL, RESULT]}).prompt == (ASKED, CALL, RESULT)
+    assert record({"prompt": [ASKED], "completion": [CALL, RESULT, SAID]}).responses == ((CALL, RESULT, SAID),)
+    assert record({"prompt": "1+1?", "chosen": [CALL], "rejected": [SAID]}).responses == ((CALL,), "2")
+    whole = record({"chosen": [ASKED, CALL], "rejected": [ASKED, SAID]})
+    assert (whole.prompt, whole.responses) == ((ASKED,), ((CALL,), "2"))
+
+
+def test_keys_that_are_none_are_none_of_a_message_but_for_its_content():
+    alone = {"role": "assistant", "content": None, "tool_calls": []}
+    assert record({"prompt": [ASKED | {"name": None, "tool_calls": None}, alone]}).prompt == (ASKED, alone)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_what_arrow_fills_in_is_taken_out_of_a_message_and_what_a_file_says_is_kept(filled):
+    filling = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}, "id": None}
+    (message,) = record({"prompt": [{**CALL, "tool_calls": [filling], "name": None}]}, filled).prompt
+    assert message["tool_calls"] == [ADD if filled else filling]
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("prompt", [ASKED | {"image": b"b"}]), ("completion", [CALL | {"image": b"b"}]), ("chosen", [SAID | {"image": b"b"}]),
+])  # fmt: skip
+def test_a_key_of_a_message_that_cannot_be_carried_is_named_with_its_place(field, value):
+    fields = {"prompt": "1+1?", **({"rejected": "3"} if field == "chosen" else {}), field: value}
+    with pytest.raises(PlanError, match=f"data:1: message 1 of the field '{field}' is none: its 'image' cannot be carried: bytes"):
+        record(fields)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,40 @@ def test_turns_without_a_tokenizer_are_their_bytes(jsonl):
     assert tokens[mask].tolist() == [*b"look", 256, *b"three", 256]
 
 
+CALLING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}[{{ c.name }} {{ c.arguments | tojson }}]"
+    "{% endfor %}{{ '(' ~ m.name ~ ')' if m.name is defined else '' }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+CALLS = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
+
+
+def test_a_template_is_given_whole_messages_of_prompts_completions_and_pairs(jsonl, make_tokenizer, tmp_path):
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(CALLING)
+    asked, last = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
+    result = {"role": "tool", "content": "2", "name": "add"}
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def wanted(*messages, opens=False):
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=opens, tokenize=False)
+
+    prompt = open_data(jsonl({"prompt": [asked, CALLS, result]}), tokenizer=folder).batch([0])
+    assert decoded(folder, prompt) == wanted(asked, CALLS, result, opens=True)
+    for record, said in (({"completion": [CALLS, result, last]}, [[CALLS, result, last]]), ({"completion": [CALLS]}, [[CALLS]]),
+                         ({"chosen": [CALLS], "rejected": "2"}, [[CALLS], [last]])):  # fmt: skip
+        batch = open_data(jsonl({"prompt": [asked], **record}), tokenizer=folder).batch([0])
+        for place, messages in enumerate(said):
+            assert decoded(folder, batch, row=place) + decoded(folder, batch, "tokens", place) == wanted(asked, *messages)
+
+
+def test_a_call_that_a_template_writes_otherwise_than_a_reply_is_refused(jsonl, make_tokenizer, tmp_path):
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(CALLING.replace("<eos>", "{{ '<call>' if m.tool_calls else '<eos>' }}"))
+    with pytest.raises(PlanError, match=r"ends a message with content, role, tool_calls otherwise than a plain reply\n(.*)<call>"):
+        open_data(jsonl({"prompt": "p", "completion": [CALLS]}), tokenizer=folder).batch([0])
+
+
 def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer, make_tokenizer):
     records = jsonl({"prompt": "p", "completion": SAYS})
     with pytest.raises(PlanError, match="needs a chat template"):

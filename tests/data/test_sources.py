@@ -24,16 +24,22 @@ def test_jsonl_skips_blank_lines_and_a_byte_order_mark(tmp_path):
     assert questions(open_data(path)) == ["a", "b"]
 
 
-def test_all_formats_give_the_same_records(tmp_path, jsonl):
+CALLS = [{"function": {"name": "add", "arguments": {"a": 1}}}, {"function": {"name": "look", "arguments": {"at": "x"}}}]
+MESSAGES = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": CALLS},
+            {"role": "tool", "content": "2", "name": "add"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [ROWS, [{"prompt": MESSAGES, "answer": "2"}, {"prompt": MESSAGES[:1], "answer": "3"}]])
+def test_all_formats_give_the_same_records(tmp_path, jsonl, rows):
     import datasets
 
-    table = pyarrow.Table.from_pylist(ROWS)
+    table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
-    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"), num_proc=None)
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"), num_proc=None)
     (tmp_path / "hub").mkdir()
     pyarrow.parquet.write_table(table, tmp_path / "hub" / "train-00000-of-00001.parquet")
     pyarrow.parquet.write_table(table.slice(0, 2), tmp_path / "hub" / "test-00000-of-00001.parquet")
-    of_all = [open_data(path) for path in (jsonl(*ROWS), tmp_path / "d.parquet", tmp_path / "saved", tmp_path / "hub")]
+    of_all = [open_data(path) for path in (jsonl(*rows), tmp_path / "d.parquet", tmp_path / "saved", tmp_path / "hub")]
     assert {data.digest for data in of_all} == {of_all[0].digest}
     assert len(open_data(tmp_path / "hub", split="test")) == 2
 
@@ -65,7 +71,12 @@ def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
         ("[1, 2]", "not a JSON object"),
         ('{"question": 5}', "no field 'prompt'"),
         ('{"prompt": 5}', "is no prompt: int 5"),
-        ('{"prompt": [{"role": "user"}]}', "is no prompt: list"),
+        ('{"prompt": []}', "is no prompt: list"),
+        ('{"prompt": ["hello"]}', "message 1 of the field 'prompt' is none: str in place of a message"),
+        ('{"prompt": [{"role": "user"}]}', "message 1 of the field 'prompt' is none: its 'content' is missing, not a text"),
+        ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "its 'content' is list, not a text"),
+        ('{"prompt": [{"role": "user", "content": "a"}, {"role": 7, "content": "a"}]}', "message 2 (.*) its 'role' is int, not a text"),
+        ('{"prompt": [{"role": "user", "content": "a", "name": "\\ud800"}]}', "its 'name' cannot be carried: it is not valid Unicode"),
         ('{"prompt": "\\ud800"}', "not valid Unicode"),
         ("[" * 100_000, "not valid JSON"),
     ],

@@ -41,11 +41,11 @@ def test_a_class_may_score_its_episode_itself(pooled):
     assert causes(pool.end(opened(pool, script(score={"raise": "no"}), script(score={"give": "much"}))[0])) == ["raised", "type"]
 
 
-def test_messages_are_said_as_pairs(pooled):
+def test_messages_are_said_with_all_their_keys(pooled):
     pool = pooled()
-    messages = [{"role": "tool", "content": "42"}]
+    messages = [{"role": "tool", "content": "42", "tool_call_id": "a1"}]
     episodes, first = opened(pool, script({"says": messages}, reset=messages))
-    assert [answer["says"] for answer in (*first, *pool.step(episodes, ["x"]))] == [[["tool", "42"]]] * 2
+    assert [answer["says"] for answer in (*first, *pool.step(episodes, ["x"]))] == [messages] * 2
 
 
 @pytest.mark.parametrize(

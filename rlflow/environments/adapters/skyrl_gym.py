@@ -44,5 +44,4 @@ class Gym:
         self.episode.close()
 
     def _says(self, messages: list[dict[str, str]]) -> Any:
-        plain = [{"role": message["role"], "content": message["content"]} for message in messages]
-        return plain if self.chat else "".join(message["content"] for message in plain)
+        return list(messages) if self.chat else "".join(message["content"] for message in messages)

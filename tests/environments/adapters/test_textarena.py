@@ -44,9 +44,9 @@ def test_games_of_one_process_do_not_draw_from_one_another():
 def test_it_plays_behind_the_walls_by_messages_too_and_an_unknown_game_says_so():
     with pool(chat="true") as games:
         episodes, (opening,) = games.open([{}], [5])
-        assert opening["says"][0][0] == "user"
+        assert opening["says"][0]["role"] == "user"
         (answer,) = games.step(episodes, ["no number"])
-        assert "invalid move" in answer["says"][0][1]
+        assert "invalid move" in answer["says"][0]["content"]
     with closing(EnvironmentPool(parse_environment("textarena:GuessTheNumbr-v0", {"parallel": "1"}))) as games:
         _, (answer,) = games.open([{}], [0])
     assert isinstance(answer, Failure)
