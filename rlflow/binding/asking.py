@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow.binding.dataset import true_or_false
+from rlflow.binding.dataset import template_kwargs, true_or_false
 from rlflow.binding.environments import by_role
 from rlflow.binding.roles import Roles
 from rlflow.binding.tool_prompts import told_of_tools
@@ -35,11 +35,12 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
     for node in used_nodes(graph):
         if node.op is Op.ASK:
             _alike([str(role) for role in dict(node.settings)["roles"]], folders)  # type: ignore[union-attr]
+    variables = template_kwargs(config.data)
     default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")
 
     @cache
     def encoder(folder: Path | None, role: str) -> tuple[Encoder, Wording]:
-        plain: Encoder = TokenizerEncoder(folder) if folder is not None else ByteEncoder()
+        plain: Encoder = TokenizerEncoder(folder, variables) if folder is not None else ByteEncoder()
         telling = told_of_tools(plain, tools[role]) if role in tools else plain
         chats = telling.chats if chat is None else true_or_false(chat)
         return telling, Wording(chats, str(system) if chats and system is not None else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -22,7 +23,8 @@ from rlflow.errors import PlanError, listed, nearest
 
 TEXT_OPTIONS = ("system", "template", "split")
 COUNTS: dict[str, Any] = {"max_prompt": Annotated[int, Ge(1)], "seed": Annotated[int, Ge(0)]}
-SHARED = ("system", "template", "chat")  # settings that are one for all sources
+TEMPLATE = "template_kwargs"  # variables of the chat template, as a JSON object or each by its name behind a dot
+SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are one for all sources
 
 
 def open_dataset(
@@ -58,12 +60,12 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
     own: dict[str, Any] = {}
     for name, value in values.items():
         head = next((each for each in sorted(sources, key=len, reverse=True) if name.startswith(f"{each}.")), None)
-        if head is None and "." in name:
+        if head is None and "." in name and not name.startswith(f"{TEMPLATE}."):
             raise PlanError.of("data-setting", f"'--data.{name}' names no source of data", found=name.rpartition(".")[0],
                                expected=f"one of {listed(sources)}", nearest=nearest(name.rpartition(".")[0], sources))
         if head is None:
             common[name] = value
-        elif (rest := name.removeprefix(f"{head}.")) in SHARED:
+        elif (rest := name.removeprefix(f"{head}.")).partition(".")[0] in SHARED:
             raise PlanError.of("data-setting", f"'{rest}' is the same for all sources", found=f"--data.{name}", expected=f"--data.{rest}",
                                remedy=f"--data.{rest} {value}, which says it for all sources")
         elif head == source:
@@ -87,9 +89,25 @@ def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wa
             options[name] = true_or_false(value)
         elif name in COUNTS:
             options[name] = counted(name, value)
+        elif name.partition(".")[0] == TEMPLATE:
+            options[TEMPLATE] = template_kwargs(values)
         else:
             task[name] = number(value)
     return {**options, "fields": fields or None, "task": task or None}
+
+
+def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of the chat template among the values of ``--data.NAME``. Raises PlanError for what is no JSON object."""
+    whole = values.get(TEMPLATE) or {}
+    if isinstance(whole, str):
+        try:
+            whole = json.loads(whole)
+        except ValueError:
+            whole = None
+    if not isinstance(whole, Mapping):
+        raise PlanError.of("flag", f"--data.{TEMPLATE} is a JSON object", found=str(values[TEMPLATE]), expected='{"NAME": VALUE, …}',
+                           remedy=f"--data.{TEMPLATE} '{{\"enable_thinking\": false}}'")
+    return {**whole, **{name.partition(".")[2]: number(value) for name, value in values.items() if name.startswith(f"{TEMPLATE}.")}}
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:

@@ -100,6 +100,7 @@ def help_text(file: str, flow: Flow) -> str:
     lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
               "  chat true | false  prompts through the model's chat template; without it, where the model has one",
               "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such as 'Q: {prompt} A:'",
+              "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
               "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other names are the task's", ""]
     lines += ["An environment (--env.NAME, or --ROLE.env.NAME beside --ROLE.env), with the settings of its own class",
               *_described("env.", Bounds), ""]  # fmt: skip

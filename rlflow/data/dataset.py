@@ -58,7 +58,9 @@ class Dataset:
         folder = getattr(self.encoder, "folder", "")
         if self.alone:
             return f"prompts of one message are plain text, since the tokenizer of {folder} has no chat template"
-        return f"prompts go through the chat template of {folder} (--data.chat false for plain text)" if self.wording.chat else ""
+        variables = "".join(f", {name} = {json.dumps(value)}" for name, value in self.wording.template_kwargs.items())
+        through = f"prompts go through the chat template of {folder}{variables}"
+        return f"{through} (--data.chat false for plain text)" if self.wording.chat else ""
 
     @property
     def templated(self) -> Problem | None:

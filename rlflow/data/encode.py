@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from rlflow import pretrained
@@ -33,6 +35,7 @@ class Wording:
     chat: bool = False  # whether a prompt that is text goes through the chat template too, as a user's message
     system: str | None = None  # a system message before conversations that do not begin with one
     template: str | None = None  # text around a plain prompt, such as "Q: {prompt}\\nA:"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables that the encoder gives the chat template beside messages
 
     def __post_init__(self) -> None:
         if self.template is not None:
@@ -49,6 +52,8 @@ class Wording:
             return [*self._system(), {"role": "user", "content": text}]
         if self.system is not None:
             raise _no_use("system", "its prompts are plain text and chat is off")
+        if self.template_kwargs:
+            raise _no_use("template_kwargs", "its prompts are plain text and chat is off")
         return text
 
     def _system(self) -> list[Message]:
@@ -170,10 +175,11 @@ def _plain(wording: str | list[Message]) -> str:
 
 
 class TokenizerEncoder:
-    """The tokenizer of a model folder. Raises PlanError where it cannot be loaded."""
+    """The tokenizer of a model folder. ``variables``: what its chat template is given beside messages. Raises PlanError where it cannot be
+    loaded."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], variables: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.folder, self.variables = Path(folder), dict(variables)
         self.tokenizer = _load(self.folder)
         self.chats = bool(getattr(self.tokenizer, "chat_template", None))
         self.tools: tuple[Mapping[str, Any], ...] = ()
@@ -334,9 +340,13 @@ class TokenizerEncoder:
     def _chats(self, conversations: list[list[Message]]) -> list[str]:
         return self._template.render(conversations) if conversations else []
 
+    def unread(self) -> str:
+        """The first of the variables that the chat template does not read; empty where it reads all."""
+        return next((name for name in self.variables if not re.search(rf"\b{re.escape(name)}\b", self._template.text)), "")
+
     @property
     def _variables(self) -> dict[str, Any]:
-        return {**self.tokenizer.special_tokens_map, **({"tools": list(self.tools)} if self.tools else {})}
+        return {**self.tokenizer.special_tokens_map, **self.variables, **({"tools": list(self.tools)} if self.tools else {})}
 
     @cached_property
     def _template(self) -> ChatTemplate:

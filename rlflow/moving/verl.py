@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from rlflow.errors import PlanError
 from rlflow.moving import script
 from rlflow.moving.imported import Imported, Keys
 
+KWARGS = "data.apply_chat_template_kwargs"
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 OPTIM = {"optim.lr": "lr", "optim.weight_decay": "weight_decay", "optim.lr_warmup_steps": "warmup",
          "optim.lr_scheduler_type": "schedule", "optim.clip_grad": "max_grad_norm"}  # fmt: skip
@@ -28,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     f"{MODEL}.lora_alpha": 16, f"{MODEL}.enable_gradient_checkpointing": True, "critic.model.path": "~/models/deepseek-llm-7b-chat",
     "critic.cliprange_value": 0.5, "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
     "data.val_files": "~/data/rlhf/gsm8k/test.parquet", "data.prompt_key": "prompt", "data.max_prompt_length": 512,
-    "data.max_response_length": 512, "data.train_batch_size": 1024, "data.seed": None, "data.train_max_samples": -1,
+    "data.max_response_length": 512, KWARGS: {}, "data.train_batch_size": 1024, "data.seed": None, "data.train_max_samples": -1,
     "algorithm.adv_estimator": "gae", "algorithm.gamma": 1.0, "algorithm.lam": 1.0, "algorithm.norm_adv_by_std_in_grpo": True,
     "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.type": "fixed",
     "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.filter_groups.enable": False, "algorithm.filter_groups.max_num_gen_batches": 0,
@@ -47,7 +49,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # values at which they change nothing, 
     f"{ROLLOUT}.multi_turn.enable": (False,), f"{MODEL}.lora_adapter_path": (None,), f"{MODEL}.custom_chat_template": (None,),
     f"{MODEL}.exclude_modules": (None,), f"{MODEL}.target_modules": ("all-linear",), f"{MODEL}.lora.rank": (0,),
     "critic.model.lora_rank": (0,), "data.shuffle": (True,), "data.custom_cls.path": (None,),
-    "data.truncation": ("error", "left", "right", "middle"), "data.apply_chat_template_kwargs": ({},),
+    "data.truncation": ("error", "left", "right", "middle"),
     "algorithm.use_pf_ppo": (False,), "algorithm.filter_groups.metric": ("reward", "acc", "score", "seq_reward", "seq_final_reward", None),
     "algorithm.rollout_correction.rollout_rs": (None,), "algorithm.rollout_correction.bypass_mode": (False,),
     "algorithm.rollout_correction.loss_type": ("ppo_clip",), "algorithm.rollout_correction.rollout_is_batch_normalize": (False,),
@@ -147,12 +149,28 @@ def _open(value: Any) -> bool:
 
 def imported(source: Mapping[str, Any]) -> Imported:
     """Settings of this project that stand for verl's."""
-    settings = Imported(KEYS, source)
+    settings = Imported(KEYS, _whole(source))
     settings.flow = _flow(settings)
     for step in (_data, _sampling, _algorithm, _clips, _kl, _optimizers, _run):
         step(settings)
     settings.finish()
     return settings
+
+
+def _whole(source: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those of the chat template, of which each has a key of its own there, under one key."""
+    own = {key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")}
+    rest = {key: value for key, value in source.items() if key != KWARGS and not key.startswith(f"{KWARGS}.")}
+    whole = {**_mapping(source.get(KWARGS)), **own}
+    return {**rest, KWARGS: whole} if whole or KWARGS in source else rest
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A mapping as it is, or as it is written in a command: {a: 1, b: true}."""
+    if not isinstance(value, str):
+        return dict(value or {})
+    entries = (part.partition(":") for part in value.strip("{} ").split(",") if part.strip())
+    return {name.strip().strip("\"'"): script.value(text) for name, _, text in entries}
 
 
 def _flow(settings: Imported) -> str:
@@ -184,6 +202,8 @@ def _data(settings: Imported) -> None:
     if settings.value("data.prompt_key", "--data.prompt") != "prompt":
         settings.take("data.prompt_key", "data.prompt")
     settings.take("data.max_prompt_length", "data.max_prompt")
+    if settings.value(KWARGS, "--data.template_kwargs"):
+        settings.take(KWARGS, "data.template_kwargs", json.dumps)
     settings.take("data.train_batch_size", "prompts")
     settings.take("data.seed", "seed")
     for where in ("reward.custom_reward_function", "custom_reward_function"):

@@ -93,6 +93,7 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
     parts |= dict(_code(sources, modules))
     data = f"data {Path(sources.training.name).name}"
     parts |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}",
+             **{f"chat template: {name}": json.dumps(value) for name, value in sources.training.wording.template_kwargs.items()},
              **{f"held-out set {name}: records": f"digest {each.digest}" for name, each in sources.sets.items()}}
     return Dependencies(Identity(kept=parts, told=versions(sources, options, modules), weights=weights), paths)
 

@@ -127,6 +127,14 @@ def test_messages_go_through_the_chat_template_of_the_role_as_prompts_of_the_dat
     assert with_system == tokenizer.prompts([[{"role": "system", "content": "add"}, *MESSAGES]])
 
 
+def test_a_chat_template_gets_the_variables_of_the_data_for_what_is_asked_too(chatting):
+    file = chatting / "tokenizer_config.json"
+    template = TEMPLATE.replace("assistant={% endif %}", "assistant={{ day }}{% endif %}")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    asked = encoder(chatting, chatting, **{"data.template_kwargs": '{"day": "3"}'})
+    assert asked.decode(("solver",), asked.encode(("solver",), ["1+2="])) == ["user=1+2=;assistant=3"]
+
+
 CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]),
                                                 "content": st.text("0123456789+-=", max_size=5)}), min_size=1, max_size=4)  # fmt: skip
 

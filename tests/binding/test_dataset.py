@@ -53,3 +53,25 @@ def test_settings_of_the_data_have_their_types_and_others_are_the_tasks():
 def test_a_number_of_the_data_out_of_its_range_names_its_flag(name, value):
     with pytest.raises(PlanError, match=f"(?s)found.*{value}.*change --data.{name}$"):
         data_settings({name: value}, ())
+
+
+@pytest.mark.parametrize("values", [
+    {"template_kwargs": '{"enable_thinking": false, "date": "1 May"}'}, {"template_kwargs": {"enable_thinking": False, "date": "1 May"}},
+    {"template_kwargs.enable_thinking": "false", "template_kwargs.date": "1 May"},
+    {"template_kwargs": '{"enable_thinking": true, "date": "1 May"}', "template_kwargs.enable_thinking": False},
+])  # fmt: skip
+def test_variables_of_the_chat_template_are_given_together_or_one_by_one(values):
+    settings = data_settings(own_settings(values, "sums", ["sums", "more"]), ())
+    assert settings == {"template_kwargs": {"enable_thinking": False, "date": "1 May"}, "fields": None, "task": None}
+
+
+@pytest.mark.parametrize("value", ["no", "[1]", "3", '{"a"}'])
+def test_variables_that_are_no_object_are_refused(value):
+    with pytest.raises(PlanError, match="--data.template_kwargs is a JSON object"):
+        data_settings({"template_kwargs": value}, ())
+
+
+@pytest.mark.parametrize("name", ["sums.template_kwargs", "sums.template_kwargs.enable_thinking"])
+def test_variables_of_the_chat_template_are_one_for_all_sources(name):
+    with pytest.raises(PlanError, match="is the same for all sources"):
+        own_settings({name: "{}"}, "sums", ["sums"])

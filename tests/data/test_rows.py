@@ -188,8 +188,8 @@ def test_a_template_is_given_whole_messages_of_prompts_completions_and_pairs(jso
     for record, said in (({"completion": [CALLS, result, last]}, [[CALLS, result, last]]), ({"completion": [CALLS]}, [[CALLS]]),
                          ({"chosen": [CALLS], "rejected": "2"}, [[CALLS], [last]])):  # fmt: skip
         batch = open_data(jsonl({"prompt": [asked], **record}), tokenizer=folder).batch([0])
-        for place, messages in enumerate(said):
-            assert decoded(folder, batch, row=place) + decoded(folder, batch, "tokens", place) == wanted(asked, *messages)
+        for at, messages in enumerate(said):
+            assert decoded(folder, batch, row=at) + decoded(folder, batch, "tokens", at) == wanted(asked, *messages)
 
 
 def test_a_call_that_a_template_writes_otherwise_than_a_reply_is_refused(jsonl, make_tokenizer, tmp_path):
@@ -197,6 +197,32 @@ def test_a_call_that_a_template_writes_otherwise_than_a_reply_is_refused(jsonl, 
     (folder / "chat_template.jinja").write_text(CALLING.replace("<eos>", "{{ '<call>' if m.tool_calls else '<eos>' }}"))
     with pytest.raises(PlanError, match=r"ends a message with content, role, tool_calls otherwise than a plain reply\n(.*)<call>"):
         open_data(jsonl({"prompt": "p", "completion": [CALLS]}), tokenizer=folder).batch([0])
+
+
+THINKING = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ '<think>' if thinking else '<think></think>' }}"
+
+
+@pytest.mark.parametrize(("thinking", "end"), [(True, "<think>"), (False, "<think></think>")])
+def test_a_template_gets_variables(jsonl, make_tokenizer, tmp_path, thinking, end):
+    folder, variables = make_tokenizer(tmp_path), {"thinking": thinking}
+    (folder / "chat_template.jinja").write_text(THINKING)
+    data = open_data(jsonl({"prompt": "p"}), tokenizer=folder, template_kwargs=variables)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    wanted = tokenizer.apply_chat_template([{"role": "user", "content": "p"}], add_generation_prompt=True, tokenize=False, **variables)
+    assert decoded(folder, data.batch([0])) == wanted == f"<user>p<assistant>{end}"
+    assert f", thinking = {str(thinking).lower()} (" in data.worded
+
+
+@pytest.mark.parametrize(("variables", "chat", "says"), [
+    ({"thinkin": False}, None, "'template_kwargs' has no effect: the chat template of (.*) reads no 'thinkin'"),
+    ({"thinking": False}, False, "'template_kwargs' has no effect on this data: its prompts are plain text and chat is off"),
+    ({"messages": []}, None, "'template_kwargs' has 'messages', which rlflow itself gives the chat template"),
+])  # fmt: skip
+def test_variables_that_change_nothing_are_refused(jsonl, make_tokenizer, tmp_path, variables, chat, says):
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(THINKING)
+    with pytest.raises(PlanError, match=says):
+        open_data(jsonl({"prompt": "p"}), tokenizer=folder, template_kwargs=variables, chat=chat)
 
 
 def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer, make_tokenizer):

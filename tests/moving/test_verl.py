@@ -96,6 +96,10 @@ def test_what_would_compute_something_else_is_refused_by_name(given, key):
       "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "gspo", {"hp.clip_low": 0.0003, "hp.clip_high": 0.0004}),
     ({"algorithm__adv_estimator": "grpo", "algorithm__norm_adv_by_std_in_grpo": False,
       "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum-norm"}, "grpo", {"hp.deviation": False, "hp.mean": "constant"}),
+    ({"data__apply_chat_template_kwargs__enable_thinking": False}, "ppo", {"data.template_kwargs": '{"enable_thinking": false}'}),
+    ({"data__apply_chat_template_kwargs": "{enable_thinking: False, day: 'May 1'}"}, "ppo",
+     {"data.template_kwargs": '{"enable_thinking": false, "day": "May 1"}'}),
+    ({"data__apply_chat_template_kwargs": "{}"}, "ppo", {}),
 ])  # fmt: skip
 def test_what_both_have_is_taken(given, flow, flags):
     found = made(**given)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from run_faults import MODEL
 
 import rlflow
 from rlflow.author.load import algorithms_folder, load, load_flow
+from rlflow.config.options import Options
+from rlflow.data import open_data
+from rlflow.data.encode import Wording
 from rlflow.errors import PlanError
 from rlflow.runs import identity, resume, weights
 from rlflow.runs.api import resolve_config
+from rlflow.runs.depends import Sources, find_dependencies
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
 from rlflow.runs.weights import DigestReader, compare_weights, digest, weight_file
@@ -173,6 +178,14 @@ def renamed_copy(folder):
 def test_what_does_not_matter_is_no_change(change, place, begun):
     change(place)
     assert [note for note in go_on(begun) if "changed" in note or "cannot be told" in note] == []
+
+
+def test_variables_of_the_chat_template_are_part_of_a_run_each_by_its_name(place):
+    data = open_data(place / "sums.jsonl")
+    variables = {"enable_thinking": False, "date": "1 May"}
+    parts = [find_dependencies(Sources(place / "mine.py", {}, {}, training, data, None), Options()).identity.kept
+             for training in (data, replace(data, wording=Wording(template_kwargs=variables)))]  # fmt: skip
+    assert parts[1] == {**parts[0], "chat template: enable_thinking": "false", "chat template: date": '"1 May"'}
 
 
 def recorded(folder, **changes):
