@@ -67,6 +67,8 @@ def lines(preview: Preview) -> Iterator[str]:
         yield f"  left out: {cause.count} {cause.cause}{places}"
     if not preview.left_out:
         yield "  nothing is left out"
+    if preview.equal_pairs:
+        yield f"  {preview.equal_pairs}"
     for warning in preview.warnings:
         yield from (f"  {line}" for line in warning.splitlines())
     for number, row in enumerate(preview.rows, 1):

@@ -195,10 +195,14 @@ def spoken(faults: Iterable[Fault]) -> str:
 
 def _spoken(cause: Cause, of_cause: Sequence[Fault]) -> str:
     longest = f", the longest of {max(fault.tokens for fault in of_cause)} tokens" if cause == "too_long" else ""
-    places = [str(fault.place) for fault in of_cause if fault.place]
-    ellipsis = ", …" if len(places) > PLACES else ""
-    where = f" ({', '.join(_short(places[:PLACES]))}{ellipsis})" if places else ""
-    return f"{len(of_cause)} {CAUSES[cause]}{longest}{where}"
+    return f"{len(of_cause)} {CAUSES[cause]}{longest}{places_of([fault.place for fault in of_cause])}"
+
+
+def places_of(places: Iterable[Place | None]) -> str:
+    """The first PLACES of the places where records stand, in parentheses after a space; empty where they stand in no file."""
+    known = [str(place) for place in places if place]
+    ellipsis = ", …" if len(known) > PLACES else ""
+    return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
 
 
 def _short(places: Sequence[str]) -> Iterator[str]:

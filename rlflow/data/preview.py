@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import END, ByteEncoder, Encoder, TokenizerEncoder
 from rlflow.data.faults import Fault, counted
+from rlflow.data.pairs import equal_pairs, told
 from rlflow.spoken import special_tokens
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Preview:
     prompts: LengthSummary | None
     responses: LengthSummary | None
     left_out: tuple[LeftOut, ...]
+    equal_pairs: str  # a line about pairs whose two responses have equal ids; empty where there are none
     rows: tuple[PreviewRow, ...]
     warnings: tuple[str, ...] = ()  # of the model folder
 
@@ -89,7 +91,8 @@ def preview(data: Dataset, rows: int) -> Preview:
     prompts, responses = _lengths(data, usable)
     shown = tuple(_rows(data, usable[:rows]))
     return Preview(data.name, len(usable), data.shape, dict(data.fields), data.unread, _wording(data), _summary(prompts),
-                   _summary(responses), tuple(_left_out(data, [*data.faults, *faults.values()])), shown, tuple(_warnings(data)))
+                   _summary(responses), tuple(_left_out(data, [*data.faults, *faults.values()])), told(data, equal_pairs(data)), shown,
+                   tuple(_warnings(data)))
 
 
 def _warnings(data: Dataset) -> Iterator[str]:

@@ -12,6 +12,7 @@ from rlflow.binding.roles import Roles
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused, spoken
+from rlflow.data.pairs import check_pairs, equal_pairs, told
 from rlflow.data.prompts import Prompts
 from rlflow.graph.model import Graph
 
@@ -22,7 +23,8 @@ def screen_records(
     data: Dataset, graph: Graph, roles: Roles, options: Options, note: Callable[[str], None], begun: bool = False
 ) -> tuple[Prompts, Dataset]:
     """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
-    be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""
+    be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``. Pairs whose responses
+    are the same are told, and refused where all are."""
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
     training, held_out = split_records(limited, options.held_out)
     prompts, began = training.prompts(options.seed), time.monotonic()
@@ -37,6 +39,11 @@ def screen_records(
     if judged < len(training):
         note(f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} s; the others are checked "
              "when they are drawn, and left out where they cannot be used")
+    equal = equal_pairs(data, SECONDS)
+    if not begun:
+        check_pairs(data, equal)
+    if equal:
+        note(told(data, equal))
     usable = [record for i, record in enumerate(held_out.records) if i not in asides]
     return prompts, replace(held_out, records=usable)
 

@@ -90,3 +90,8 @@ def test_a_task_has_rows_that_stand_in_no_file(tmp_path):
     shown = preview(open_data("chain_sum", task={"size": 4}), 1)
     assert shown.rows[0].place == ""
     assert shown.fields == {}
+
+
+def test_pairs_of_equal_responses_are_said(tmp_path):
+    pairs = [{"prompt": "a", "chosen": "b", "rejected": other} for other in "bc"]
+    assert preview(open_data(write(tmp_path, pairs)), 0).equal_pairs.startswith("1 of 2 pairs have the same ids in both responses")

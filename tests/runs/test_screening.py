@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 import rlflow
+from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
+from rlflow.config.options import Options
+from rlflow.data import open_data
 from rlflow.errors import PlanError
 from rlflow.runs import resume, screening
+from rlflow.trace.compile import compile_flow
 from rlflow.watch.reporter import Quiet
 
 
@@ -119,3 +123,19 @@ def test_nothing_is_said_of_data_without_fault(task):
     result = rlflow.run("grpo", **task, backend="null", **{"hp.max_tokens": 4})
     assert not any("left out" in note or "checked" in note for note in notes(result.folder))
     assert not any(name.startswith("data/") for line in lines(result.folder) for name in line)
+
+
+@pytest.mark.parametrize("rejected", ["ab", "aa"])
+def test_pairs_of_equal_responses_are_told_and_refused_where_all_are(rejected, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "p", "chosen": "a", "rejected": other}) + "\n" for other in rejected))
+    data, flow = open_data(path), load_flow("dpo")
+    graph, heard = compile_flow(flow, flow.parameters.hp).graph, []
+    arguments = (data, graph, {}, Options(held_out=0), heard.append)
+    if rejected == "ab":
+        screening.screen_records(*arguments)
+    else:
+        with pytest.raises(PlanError, match="all 2 pairs of"):
+            screening.screen_records(*arguments)
+        screening.screen_records(*arguments, begun=True)
+    assert ["have the same ids in both responses" in note for note in heard] == [True]
