@@ -185,7 +185,7 @@ class ClusterEngine(Engine):
         self.models[role].version += 1
         broken = with_groups(facts[:, 0], numbered(facts[:, 3]), WITH_GROUP) if loss.rows == "group" else facts[:, 0]
         metrics = together(learned, plan.left_out)
-        return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0)
+        return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
 
     def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
         """Encode asked rows on the pool that has most of them."""

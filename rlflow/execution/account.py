@@ -1,8 +1,9 @@
 """The account of an iteration: how many rows and tokens were sampled, and what became of each of them, exactly one thing.
 
 Whoever says how much was trained on or dropped reads this account; nothing counts for itself. That a response was cut, clipped or has no
-score is an attribute of a row and no fate. Sums close: what was sampled, with what earlier iterations left, is what all fates have
-together.
+score is an attribute of a row and no fate. Sums close: what was sampled, with what earlier iterations left and what stages put in the place
+of sampled rows, is what all fates have together. Tokens that a stage's own mask leaves out of a row that is trained on are left out by
+that stage, apart from their row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.execution.tally import PartialMetrics, known
-from rlflow.graph.lineage import sources
+from rlflow.graph.lineage import chosen_from, sources
 from rlflow.graph.model import Graph, Node, Op
 from rlflow.training.rows import NO_LOSS, WITH_GROUP
 
@@ -73,6 +74,7 @@ class Account:
 
     sampled: dict[str, Count] = field(default_factory=dict)  # all that it sampled
     opened: dict[str, Count] = field(default_factory=dict)  # what earlier iterations had left of it
+    placed: dict[str, Count] = field(default_factory=dict)  # rows that a stage put in the place of sampled ones, by the stage
     ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # how its rows ended
 
     def sample(self, source: str, count: Count) -> None:
@@ -83,9 +85,13 @@ class Account:
         """Rows that were sampled for an earlier iteration, and carried on."""
         self.opened[source] = self.opened.get(source, Count()).plus(count)
 
+    def place(self, source: str, count: Count) -> None:
+        """Note rows that a stage put in the place of sampled ones."""
+        self.placed[source] = self.placed.get(source, Count()).plus(count)
+
     def end(self, source: str, end: End, count: Count) -> None:
-        """Note the end of rows that ``source`` sampled."""
-        if count.rows:
+        """Note the end of rows that ``source`` sampled or put there, or of some of their tokens."""
+        if count.rows or count.tokens:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
 
     def add(self, other: Account) -> None:
@@ -94,13 +100,17 @@ class Account:
             self.sample(source, count)
         for source, count in other.opened.items():
             self.open(source, count)
+        for source, count in other.placed.items():
+            self.place(source, count)
         for (source, end), count in other.ends.items():
             self.end(source, end, count)
 
     def left(self, source: str) -> Count:
         """Rows of a source that have no fate yet: nothing, once an iteration is over."""
         known = [count for (name, _), count in self.ends.items() if name == source]
-        total = self.sampled.get(source, Count()).plus(self.opened.get(source, Count()))
+        total = Count()
+        for counts in (self.sampled, self.opened, self.placed):
+            total = total.plus(counts.get(source, Count()))
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
     def of(self, fate: Fate, node: str = "") -> Count:
@@ -114,18 +124,20 @@ class Account:
     @property
     def closes(self) -> bool:
         """Whether every row and token has exactly one fate. A group may be torn: its rows then end in several."""
-        return not any(self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened})
+        return not any(self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened, *self.placed})
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, in one order whatever was counted first."""
         ends = [{"source": source, **{name: text for name, text in end._asdict().items() if text}, **count._asdict()}
                 for (source, end), count in sorted(self.ends.items())]  # fmt: skip
-        return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), "fates": ends}
+        placed = {"placed": _plain(self.placed)} if self.placed else {}
+        return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), **placed, "fates": ends}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Account:
         """The opposite of ``as_json``."""
-        account = Account(*({name: Count(**count) for name, count in values[which].items()} for which in ("sampled", "opened")))
+        account = Account(*({name: Count(**count) for name, count in values.get(which, {}).items()}
+                            for which in ("sampled", "opened", "placed")))
         for entry in values["fates"]:
             end = End(Fate(entry["fate"]), *(entry.get(name, "") for name in End._fields[1:]))
             account.end(entry["source"], end, Count(*(entry[name] for name in Count._fields)))
@@ -151,6 +163,7 @@ class UpdateRows:
     columns: tuple[str, ...]
     waits: bool = False  # whether the update was not due yet
     stepped: bool = True  # whether it took any step
+    tokens: Tensor | None = None  # int64 [rows]: the tokens of each row under the mask
 
     @property
     def metrics(self) -> PartialMetrics:
@@ -181,6 +194,7 @@ class Ledger:
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         self.failed: dict[int, Sequence[str]] = {}  # node → why each of its rows' episodes failed, empty where it did not
+        self.placed: dict[int, PlacedRows] = {}  # stage → which of its rows have other tokens than were sampled
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
@@ -194,7 +208,8 @@ class Ledger:
     def account(self) -> Account:
         """The account of all rows, without rows that a `repeat` body returns: the `repeat` accounts for these."""
         total = Account()
-        fates = {i: _Fates(len(lengths), self._reader(self.graph.nodes[i])) for i, lengths in self._lengths.items()}
+        every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
+        fates = {i: _Fates(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
         for node in self.graph.nodes:
             if node.op is Op.CHOOSE and node.makes is not None and node.makes in self.axes and self._trains(node.makes):
                 self._chosen(node, fates)
@@ -210,10 +225,21 @@ class Ledger:
             here, elsewhere = (~returned, returned) if bool(returned.any()) else (None, None)
             if node.op is not Op.REPEAT:
                 total.sample(name, Count.of(axis, lengths, here, elsewhere))
-            for number, end in enumerate(fates[i].ends):
-                ended = fates[i].end == number
-                total.end(name, end, Count.of(axis, lengths, ended if here is None else here & ended, elsewhere))
+            fates[i].count(total, name, axis, here, elsewhere)
+        for i, rows in self.placed.items():
+            if self._learns_from(i) and bool(rows.where.any()):
+                node = self.graph.nodes[i]
+                total.place(node.name, Count.of(self.axes[node.rows_axis], rows.lengths, rows.where))
+                fates[i].count(total, node.name, self.axes[node.rows_axis], rows.where)
         return total
+
+    def _learns_from(self, stage: int) -> bool:
+        """Whether an update is given the tokens that a stage gives."""
+        return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
+
+    def _maker(self, node: Node, parameter: str) -> int | None:
+        """The node that gives what a parameter reads, if there is one of that name."""
+        return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
     def _in_body(self) -> bool:
@@ -258,7 +284,7 @@ class Ledger:
         self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
 
     def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _Fates]) -> None:
-        origins = self.origins(node.axis)
+        origins = self._with_placed(node, fates)
         whole = torch.ones(len(origins.row), dtype=torch.bool)
 
         def waiting(source: int) -> int:
@@ -269,12 +295,41 @@ class Ledger:
             return self._end(origins, whole, fates, End(Fate.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"), waiting)
         learned = rows.broken == 0
         trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")
-        self._end(origins, learned, fates, trained, lambda source: self._rank(source, node, trained))
+        masker = self._maker(node, "mask")
+        masked = rows.tokens if masker is not None and self.graph.nodes[masker].op is Op.STAGE else None
+        for source, fate in fates.items():
+            where = learned & (origins.node == source)
+            fate.set(origins.row[where], trained, self._rank(source, node, trained))
+            if masked is not None and masker is not None:
+                fate.mask(origins.row[where], trained, masked[where], self.graph.nodes[masker].name)
         for cause, failed in self._failed(origins):
             self._end(origins, failed & ~learned, fates, End(Fate.LEFT_OUT, node.name, f"episode failed: {cause}"), waiting)
         for number in torch.unique(rows.broken[~learned]).tolist():
             cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
+
+    def _with_placed(self, node: Node, fates: Mapping[int, _Fates]) -> RowOrigins:
+        """The origins of an update's rows; of a row whose tokens a stage has put in the place of others the stage."""
+        origins, maker = self.origins(node.axis), self._maker(node, "tokens")
+        index = self._index(node.axis, self.graph.nodes[maker].rows_axis) if maker in self.placed and maker is not None else None
+        if index is None or maker is None:
+            return origins
+        gone = self.placed[maker].where[index]
+        stage = self.graph.nodes[maker].name
+        self._end(origins, gone, fates, End(Fate.LEFT_OUT, stage, "replaced"), lambda source: RANKS[Fate.LEFT_OUT])
+        return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
+
+    def _index(self, axis: int, origin: int) -> Tensor | None:
+        """int64 [rows]: the row of ``origin`` that each row of an axis is; None where they are not some of its rows."""
+        index = torch.arange(len(self.axes[axis]))
+        for step in chosen_from(self.graph.axes, axis):
+            if step == origin:
+                return index
+            chosen = self.axes[step].index
+            if chosen is None:
+                return None
+            index = chosen[index]
+        return None
 
     def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
         """Each cause for which episodes failed, and which of the rows they are, bool [rows]."""
@@ -306,13 +361,37 @@ class Ledger:
         return RowOrigins(torch.full((len(real),), maker), torch.arange(len(real)))
 
 
+@dataclass(frozen=True)
+class PlacedRows:
+    """The rows of a stage that gives tokens."""
+
+    where: Tensor  # bool [rows]: whether the tokens are others than those that the stage was given
+    lengths: Tensor  # int64 [rows]: tokens of each row
+
+
 class _Fates:
     """The end of each row of a source, as its number among ``ends``, and the rank of that end. An end of a higher rank replaces one of a
     lower rank."""
 
-    def __init__(self, rows: int, reader: str) -> None:
-        self.ends = [End(Fate.READ, reader)]
-        self.end, self.rank = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+    def __init__(self, lengths: Tensor, reader: str) -> None:
+        """lengths: int64 [rows], tokens of each row."""
+        self.ends, self.lengths, self.tokens = [End(Fate.READ, reader)], lengths, lengths.clone()
+        self.end, self.rank = torch.zeros(len(lengths), dtype=torch.int64), torch.zeros(len(lengths), dtype=torch.int64)
+        self.maskers: dict[End, str] = {}  # update that trained → the stage that gave its mask
+
+    def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
+        """Note that of each of the rows that came to this end only so many tokens did. tokens: int64, one for each of ``rows``."""
+        own = self.end[rows] == self.ends.index(end)
+        self.tokens[rows[own]] = tokens[own]
+        self.maskers[end] = stage
+
+    def count(self, total: Account, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None) -> None:
+        """Add the rows of the source to an account. here: bool [rows], which of them count, None: all; ``elsewhere``: see ``Count.of``."""
+        for number, end in enumerate(self.ends):
+            ended = self.end == number if here is None else here & (self.end == number)
+            total.end(name, end, Count.of(axis, self.tokens, ended, elsewhere))
+            if masked := int((self.lengths - self.tokens)[ended].sum()):
+                total.end(name, End(Fate.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
         """Set the end of rows for which no end of this rank or a higher one is set."""
@@ -320,6 +399,7 @@ class _Fates:
         if end not in self.ends:
             self.ends.append(end)
         self.end[rows], self.rank[rows] = self.ends.index(end), rank
+        self.tokens[rows] = self.lengths[rows]
 
 
 def source_of(node: Node) -> str:

@@ -38,7 +38,7 @@ from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.chunks import chunked
 from rlflow.training.protocols import Generator, Sampling, Trainer, as_long
-from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
+from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
 
 Metrics = dict[Figure, float]
 
@@ -288,7 +288,7 @@ class Engine:
         broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
         metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
         model.version += 1
-        return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0)
+        return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch))
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE

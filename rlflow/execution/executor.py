@@ -11,18 +11,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, spread
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import SkipIteration, StageError, Stopped
-from rlflow.execution.account import Account, Ledger, sampler_of, source_of
+from rlflow.execution.account import Account, Ledger, PlacedRows, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.computed import with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
+from rlflow.execution.lineage import ragged
 from rlflow.execution.moved import after_one_step
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
@@ -411,7 +414,19 @@ class _Run:
         settings, batch = with_numbers(self._settings(node), batch, stage.signature)
         result, metrics = self.engine.stage(stage, batch, settings, node.call, self._terms(node))
         self._keep_state(node, result)
+        self._placed(node, batch, result)
         return result, metrics
+
+    def _placed(self, node: Node, batch: Batch, result: Batch) -> None:
+        """Note which rows a stage that gives tokens has put in the place of others. Chunks of rows are not looked at."""
+        source = next((output.source for output in node.outputs if output.name == "tokens"), None)
+        if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
+            return
+        data = self.engine.gather(result.select(source)).data[source]
+        assert data.lengths is not None
+        before = ragged(self.engine.gather(batch.select("tokens")).data["tokens"]) if "tokens" in batch else [None] * len(batch)
+        others = torch.tensor([one != other for one, other in zip(ragged(data), before, strict=True)])
+        self.ledger.placed[node.id] = PlacedRows(others, data.lengths)
 
     def _keep_state(self, node: Node, result: Batch) -> None:
         """A scalar that the flow's state holds is kept as the number it is across iterations, here and eagerly."""

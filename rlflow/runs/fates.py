@@ -38,10 +38,15 @@ def fates_text(account: Account) -> str:
     ends = _sampled(account)
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
-        count = account.sampled.get(source, Count())
-        lines.append(f"{source}: {count.rows} rows of {count.tokens} tokens")
-        lines += [f"  {end_text(end)}: {part.rows} rows of {part.tokens} tokens" for name, end, part in ends if name == source]
+        count = account.placed.get(source, account.sampled.get(source, Count()))
+        lines.append(f"{source}: {_amount(count)}{' in the place of sampled ones' * (source in account.placed)}")
+        lines += [f"  {end_text(end)}: {_amount(part)}" for name, end, part in ends if name == source]
     return "\n".join(lines)
+
+
+def _amount(count: Count) -> str:
+    """Rows with their tokens, or tokens of rows that are counted elsewhere."""
+    return f"{count.rows} rows of {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
 
 
 def end_text(end: End) -> str:

@@ -44,7 +44,19 @@ def some_groups(scores, group, *, bar):
     return (scores[first] > bar)[torch.cumsum(first.long(), 0) - 1]
 
 
-def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries):
+@stage(gives="mask")
+def first_token(mask):
+    kept = torch.zeros_like(mask)
+    kept[:, :1] = mask[:, :1]
+    return kept
+
+
+@stage(gives="tokens")
+def others(tokens, scores):
+    return torch.where((scores > 0.5)[:, None], tokens + 1, tokens)
+
+
+def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries, masks=False, puts=False):
     """A flow of the shape that the arguments say."""
 
     @flow
@@ -63,6 +75,10 @@ def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries):
             greedy = actor.generate(prompts, max_tokens=3, temperature=0)
             reward(greedy, gives="baseline")
         batch |= some_missing(batch, modulus=modulus)
+        if masks:
+            batch |= first_token(batch)
+        if puts:
+            batch |= others(batch)
         actor.update(batch, likelihood_of_groups if of_groups else likelihood, after=after)
 
     return generated
@@ -71,6 +87,7 @@ def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries):
 FLOWS = {
     "samples": st.integers(2, 3), "modulus": st.integers(1, 5), "of_groups": st.booleans(), "after": st.integers(0, 1),
     "baseline": st.booleans(), "bar": st.sampled_from([0.0, 0.5, 0.9]), "groups": st.integers(0, 4), "tries": st.integers(1, 3),
+    "masks": st.booleans(), "puts": st.booleans(),
 }
 
 
