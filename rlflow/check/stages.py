@@ -24,7 +24,7 @@ from rlflow.author.stage import Stage
 from rlflow.check.losses import BY_VALUE, ROWS, TOKENS, column, column_kinds, made_settings
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
-from rlflow.errors import Problem, Severity, listed
+from rlflow.errors import Problem, listed
 from rlflow.graph.model import Graph, Node
 from rlflow.own_lines import own_lines
 from rlflow.trace.compile import Program
@@ -79,7 +79,7 @@ def _judged(
         call.start()
         call.join(min(stage.timeout, LONGEST))
     if call.raised is not None:
-        yield _raised(node, stage, call.raised, _severity(call.raised, kinds))
+        yield _raised(node, stage, call.raised, kinds)
     elif not call.is_alive():
         yield from _result_problems(node, stage, call.result)
 
@@ -122,24 +122,20 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _severity(error: BaseException, kinds: Mapping[str, Kind]) -> Severity:
-    """A note where arbitrary values are the likely cause: the author refuses them, or a text is not what the stage takes apart. A warning
-    where they may be, and an error where no values excuse it."""
+def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
+    """An error, unless arbitrary values may be to blame; they probably are where the author refuses them, or where a text is not what the
+    stage takes apart."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise ")
+    refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise ") or not isinstance(error, Exception)
     texts = any(kind.level is Level.TEXT for kind in kinds.values())
-    if refuses or not isinstance(error, Exception) or texts and isinstance(error, (*BY_VALUE, *OF_TEXT)):
-        return "note"
-    return "warning" if isinstance(error, (*BY_VALUE, OSError)) else "error"
-
-
-def _raised(node: Node, stage: Stage, error: BaseException, severity: Severity) -> Problem:
-    lines = own_lines(error)
-    by = f", raised by {lines[0]}" if lines else ""
-    return Problem("stage-raised", f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary "
-                   "values", node.place, stage.place, found=f"{type(error).__name__}: {error}{by}",
-                   expected="columns for any rows", severity=severity,
-                   remedy="correct that line" + ("" if severity == "error" else ", unless the rows of a run never have such values"))
+    probably = refuses or texts and isinstance(error, (*BY_VALUE, *OF_TEXT))
+    lines, expected = own_lines(error), "columns for any rows"
+    message = f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary values"
+    found = f"{type(error).__name__}: {error}" + (f", raised by {lines[0]}" if lines else "")
+    if not probably and not isinstance(error, (*BY_VALUE, OSError)):
+        return Problem("stage-raised", message, node.place, stage.place, found=found, expected=expected, remedy="correct that line")
+    return Problem("stage-raised", message, node.place, stage.place, found=found, expected=expected,
+                   remedy="correct that line, unless the rows of a run never have such values", severity="note" if probably else "warning")
 
 
 def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) -> Problem:

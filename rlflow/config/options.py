@@ -36,8 +36,7 @@ class Options:
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
     max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns
     canary: Annotated[int, Ge(0)] = 1  # compare trainer and generator of two backends on fixed tokens every N iterations; 0: never
-    # show first that rewards are learned from; strict: or do not begin; warn: begin even where they make good rows less likely
-    prove: Literal["auto", "quick", "strict", "warn", "off"] = "auto"
+    prove: Literal["auto", "quick", "strict", "warn", "off"] = "auto"  # show first that rewards are learned from; warn: begin in any case
     max_bad: Annotated[int, Ge(0)] = 3  # stop after N iterations in a row in which an update took no finite step; 0: never
     metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None  # serve the run's numbers to Prometheus at this port of loopback
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
