@@ -1,5 +1,8 @@
 """What a data set says of itself."""
 
+import pytest
+
+from rlflow import PlanError
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
@@ -21,3 +24,20 @@ def test_a_scorer_is_known_by_sixteen_digits():
     keys = {ScorerSpec("match", settings={"n": n}).key for n in range(3)}
     assert {len(key) for key in keys} == {16}
     assert len(keys) == 3
+
+
+def of(questions):
+    return Dataset("sums", [Record(f"{number} + 1 =", str(number + 1)) for number in range(questions)], ByteEncoder())
+
+
+@pytest.mark.parametrize(("questions", "held_out", "out"), [(40, 1e-9, 1), (40, 1, 1), (40, 7, 7), (2, 1e-9, 1), (40, 39, 39)])
+def test_of_a_share_at_least_one_question_is_held_out_and_of_a_count_so_many(questions, held_out, out):
+    training, others = of(questions).split(held_out, 0)
+    assert (len(training.records), len(others.records)) == (questions - out, out)
+    assert {record.question for record in others.records}.isdisjoint(record.question for record in training.records)
+
+
+@pytest.mark.parametrize("held_out", [40, 1.0, -1])
+def test_something_is_left_to_train_on(held_out):
+    with pytest.raises(PlanError, match=f"{held_out} held out of 40 questions"):
+        of(40).split(held_out, 0)

@@ -72,6 +72,14 @@ def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch, c
     ("--algo.advantage.is_correction_level token", "algo.advantage.is_correction_level"),
     ("--reward.stop_properly_penalty_coef 0.5", "reward.stop_properly_penalty_coef"),
     ("--reward.overlong_buffer_len 100", "reward.overlong_buffer_len"),
+    ("--actor.policy_loss_type gspo", "actor.policy_loss_type"),
+    ("--algo.dynamic_filtering_enable", "algo.dynamic_filtering_enable"),
+    ("--algo.advantage.no_std_norm", "algo.advantage.no_std_norm"),
+    ("--actor.loss_agg_mode seq-mean-token-mean", "actor.loss_agg_mode"),
+    ("--algo.advantage.estimator group_norm --algo.kl.init_coef 0 --actor.eps_clip_low_high 0.2 0.28", "actor.eps_clip_low_high"),
+    ("--algo.kl.use_loss", "algo.kl.use_loss"),
+    ("--actor.lr_scheduler inverse_sqrt", "actor.lr_scheduler"),
+    ("--ds.param_dtype fp16", "ds.param_dtype"),
     ("--moon.phase full", "moon.phase"),
 ])  # fmt: skip
 def test_what_would_compute_something_else_is_refused_by_name(words, key):

@@ -79,6 +79,13 @@ def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch):
     ({"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__type": "adaptive"}, "algorithm.kl_ctrl.type"),
     ({"algorithm__rollout_correction__rollout_is": "sequence"}, "algorithm.rollout_correction.rollout_is"),
     ({"critic__ppo_epochs": 3}, "critic.ppo_epochs"),
+    ({"algorithm__filter_groups__enable": True}, "algorithm.filter_groups.enable"),
+    ({"algorithm__norm_adv_by_std_in_grpo": False}, "algorithm.norm_adv_by_std_in_grpo"),
+    ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "actor_rollout_ref.actor.loss_agg_mode"),
+    ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__use_kl_loss": True, "actor_rollout_ref__actor__kl_loss_type": "abs"},
+     "actor_rollout_ref.actor.kl_loss_type"),
+    ({"algorithm__use_kl_in_reward": True, "algorithm__kl_penalty": "mse"}, "algorithm.kl_penalty"),
+    ({"algorithm__adv_estimator": "grpo", "algorithm__use_kl_in_reward": True}, "algorithm.use_kl_in_reward"),
     ({"trainer__moon_phase": "full"}, "trainer.moon_phase"),
 ])  # fmt: skip
 def test_what_would_compute_something_else_is_refused_by_name(given, key):
