@@ -21,10 +21,12 @@ from rlflow.backends.local.network import Network
 from rlflow.backends.local.padding import known
 from rlflow.backends.local.passes import alike
 from rlflow.backends.local.sampling import draw
+from rlflow.errors import PlanError
 from rlflow.training.protocols import Sampling
 
 IDLE = 0.2  # share of rows that may have ended before the cache is copied without them
 TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]  # prompts, and tokens of three rows in three steps
+OF = torch.tensor([0, 0, 1])  # which of these prompts each of the rows has
 BLOCK = 16  # tokens of each row between two looks at a GPU
 
 
@@ -165,6 +167,23 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 
 @torch.inference_mode()
+def check_cache(network: Network) -> None:
+    """Raises PlanError for a model whose cache does not carry rows of several lengths, of which some leave and others are taken twice,
+    which is tried on a few tokens."""
+    vocabulary = network.module.get_input_embeddings().weight.shape[0]
+    prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
+    try:
+        rows = prefill(network, prompts, len(steps)).go_on(OF, branch=False)
+        for step, token in enumerate(steps):
+            advance(network, rows, token.to(network.device), step)
+            rows = rows.take(torch.arange(len(OF)))
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise PlanError.of("no-cache", f"{type(network.module).__name__} has a key-value cache that the local generator does not know",
+                           found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                           expected="an attention model such as Llama, Qwen or Gemma", remedy="--ROLE.generator vllm") from error
+
+
+@torch.inference_mode()
 def can_branch(network: Network) -> bool:
     """Whether a model computes rows that share the keys and values of their prompts as it computes each by itself, which is tried on a few
     tokens. Where its layers attend by other means than torch's attention, it does not."""
@@ -172,9 +191,8 @@ def can_branch(network: Network) -> bool:
         return False
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
-    of = torch.tensor([0, 0, 1])
     try:
-        apart, together = (prefill(network, prompts, len(steps)).go_on(of, branch) for branch in (False, True))
+        apart, together = (prefill(network, prompts, len(steps)).go_on(OF, branch) for branch in (False, True))
         pairs = [[advance(network, rows, token, step).double() for rows in (apart, together)] for step, token in enumerate(steps)]
     except (AttributeError, RuntimeError, TypeError, ValueError):  # of a model that wants its mask to be a tensor
         return False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
-from rlflow.backends.local.decode import Drawn, block_of, can_branch, decode, sent
+from rlflow.backends.local.decode import Drawn, block_of, can_branch, check_cache, decode, sent
 from rlflow.backends.local.endings import Endings, ends_of, eos_of
 from rlflow.backends.local.head import read_few_rows
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
@@ -49,6 +49,7 @@ class Generator:
         if "past_key_values" not in self.network.takes:
             raise PlanError.of("no-cache", f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
                                found="a forward without past_key_values", expected="an attention model such as Llama, Qwen or Gemma")
+        check_cache(self.network)
         read_few_rows(self.network)
         self.branches = can_branch(self.network)
         self.tokenizer = load_tokenizer(spec.folder)

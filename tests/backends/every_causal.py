@@ -25,7 +25,7 @@ SIZES |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_siz
 SIZES |= dict.fromkeys(("n_group", "topk_group", "mamba_n_groups"), 1)
 SIZES |= dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size", "window_size", "index_topk"), 6)
 SIZES |= {"vocab_size": 64, "max_position_embeddings": 64, "n_positions": 64, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 2,
-          "initializer_range": 0.3, "init_std": 0.3, "is_decoder": True}
+          "initializer_range": 0.3, "init_std": 0.3, "is_decoder": True, "attn_layer_period": 2, "attn_layer_offset": 1}
 LATENT = ("kv_lora_rank", "qk_rope_head_dim")  # attention whose heads have a size for each of their parts
 NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
@@ -41,7 +41,7 @@ def tiny(name, **more):
         default = kind()
         known = {each for each in (*SIZES, *more) if hasattr(default, each) or each in inspect.signature(kind.__init__).parameters}
         if all(getattr(default, each, None) is not None for each in LATENT):
-            known.discard("head_dim")
+            known -= {"head_dim"}
             more = {"num_key_value_heads": SIZES["num_attention_heads"], **more}
         return kind(**{each: value for each, value in {**SIZES, **more}.items() if each in known})
     except Exception as error:
@@ -49,14 +49,16 @@ def tiny(name, **more):
 
 
 def model(config):
-    """A model with weights that a seed draws. Raises NotTiny."""
+    """A model with weights that a seed draws. Raises NotTiny, also for one that transformers itself does not compute."""
     try:
         with torch.device("meta"):
             weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
         if weights > MOST:
             raise NotTiny(f"{weights} weights")
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config).eval()
+        made = AutoModelForCausalLM.from_config(config).eval()
+        made(torch.tensor([[3, 4, 5, 6]]), use_cache=False)
+        return made
     except NotTiny:
         raise
     except Exception as error:
@@ -69,12 +71,12 @@ def ropes(name):
     made = {"plain": plain}
     width = next((len(layer.inv_freq) for layer in model(plain).modules() if hasattr(layer, "rope_type") and hasattr(layer, "inv_freq")), 0)
     if width and "rope_type" in (getattr(plain, "rope_parameters", None) or {}):
-        theta = {name: value for name, value in plain.rope_parameters.items() if name in ("rope_theta", "partial_rotary_factor")}
-        long = {"rope_type": "longrope", "short_factor": [1.0] * width, "long_factor": [4.0] * width, "short_mscale": 1.0,
+        own = dict(plain.rope_parameters)
+        long = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * width, "long_factor": [4.0] * width, "short_mscale": 1.0,
                 "long_mscale": 1.2, "original_max_position_embeddings": BOUNDARY}
         dynamic = {"rope_type": "dynamic", "factor": 4.0}
         for rope, positions in ((long, 64), (dynamic, BOUNDARY)):
             with contextlib.suppress(NotTiny):
-                made[rope["rope_type"]] = tiny(name, rope_parameters=theta | rope, max_position_embeddings=positions,
+                made[rope["rope_type"]] = tiny(name, rope_parameters=own | rope, max_position_embeddings=positions,
                                                original_max_position_embeddings=BOUNDARY)  # fmt: skip
     return made
