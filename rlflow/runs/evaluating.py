@@ -28,6 +28,7 @@ from rlflow.runs.inputs import other_inputs
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import newest, prepare_again, read_settings, recorded_values, unchanged_settings
 from rlflow.runs.trust import check_trusted
+from rlflow.watch.names import plainly
 from rlflow.watch.reporter import Reporter
 
 ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # in the folder of an evaluation
@@ -45,7 +46,8 @@ class Evaluated:
 
     def as_json(self) -> dict[str, Any]:
         """The content of evaluation.json, but for the settings."""
-        return {"model": str(self.model), "iteration": self.iteration, "evaluation": dict(shown(self.accuracy)), "folder": str(self.folder)}
+        figures = plainly(shown(self.accuracy))
+        return {"model": str(self.model), "iteration": self.iteration, "evaluation": figures, "folder": str(self.folder)}
 
 
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:

@@ -22,7 +22,7 @@ class Scraped:
         """Raises PlanError where the port is taken or the package is missing."""
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
-        self._gauges: dict[str, Any] = {}  # by the name of the metric
+        self._gauges: dict[tuple[str, bool], Any] = {}  # by the name, and whether it is of a metric
         self._taken: set[str] = set()  # names of gauges
         try:
             self._server, self._thread = self._prometheus.start_http_server(port, addr=LOOPBACK, registry=self._registry)
@@ -32,12 +32,13 @@ class Scraped:
 
     def start(self, run: RunInfo) -> None:
         """Say how far the run is to go."""
-        self._set({"iterations": run.iterations, "iteration": run.done})
+        self._set({"iterations": run.iterations, "iteration": run.done}, False)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         """Take the metrics of an iteration, and the seconds of its nodes."""
         seconds = {f"node_seconds/{node}": seconds for node, seconds in stages.items()}
-        self._set(plainly(metrics) | seconds | {"iteration": number + 1})
+        self._set(seconds | {"iteration": number + 1}, False)
+        self._set(plainly(metrics))
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Take the metrics of an evaluation."""
@@ -52,12 +53,12 @@ class Scraped:
         self._server.server_close()
         self._thread.join()
 
-    def _set(self, metrics: Mapping[str, float]) -> None:
+    def _set(self, metrics: Mapping[str, float], of_metrics: bool = True) -> None:
         for name, value in metrics.items():
-            if name not in self._gauges:
+            if (name, of_metrics) not in self._gauges:
                 fit = f"rlflow_{UNFIT.sub('_', name)}"
                 while fit in self._taken:
                     fit += "_"
                 self._taken.add(fit)
-                self._gauges[name] = self._prometheus.Gauge(fit, name, registry=self._registry)
-            self._gauges[name].set(value)
+                self._gauges[name, of_metrics] = self._prometheus.Gauge(fit, name, registry=self._registry)
+            self._gauges[name, of_metrics].set(value)

@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.execution import health as measured
 from rlflow.execution.health import NO_REWARDS, JudgedRecords
+from rlflow.figures import Figure, Of
 
 
 def health(found, judged=NO_REWARDS):
@@ -123,3 +125,10 @@ def test_of_several_trained_roles_each_has_its_own_figures_under_its_name(world)
         assert 1 <= health[f"{role}/response/length"] <= longest
         assert {f"{role}/policy/entropy", f"{role}/policy/mismatch_max", f"{role}/reward/missing_rate"} <= health.keys()
     assert len(records["verifier"]["tokens"]) == 2 * len(records["solver"]["tokens"])
+
+
+def test_what_an_environment_logs_is_its_own_whatever_it_is_called():
+    turns = json.dumps({"turns": [{"log": {"turns": 9.0, "reward/missing_rate": 1.0, "failed": 4.0}}, {"log": {"turns": 7.0}}]})
+    found = measured.health(records(episode=[turns, turns], turns=[2, 2], failed=["", ""]))
+    assert found == {Figure(Of.ROWS, "env/turns"): 2.0, Figure(Of.ROWS, "env/failed"): 0.0, Figure(Of.LOGGED, "turns"): 8.0,
+                     Figure(Of.LOGGED, "reward/missing_rate"): 1.0, Figure(Of.LOGGED, "failed"): 4.0}

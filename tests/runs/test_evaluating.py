@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from keyed import keyed
 from run_faults import MODEL, write_sums
 
 import rlflow
@@ -65,7 +66,7 @@ def answers(folder, iteration):
 def test_a_run_has_the_same_numbers_and_answers_as_it_had_itself(ground, tmp_path, checkpoint):
     evaluated = evaluate_run(ground / "run", {}, tmp_path / "out", Quiet(), checkpoint)
     assert evaluated.iteration == (checkpoint or 3)
-    assert dict(shown(evaluated.accuracy)) == own(ground / "run", evaluated.iteration)
+    assert keyed(shown(evaluated.accuracy)) == own(ground / "run", evaluated.iteration)
     assert (evaluated.folder / "answers.jsonl").read_text() == answers(ground / "run", evaluated.iteration)
     content = json.loads((evaluated.folder / "evaluation.json").read_text())
     assert content["evaluation"] == own(ground / "run", evaluated.iteration)
@@ -89,7 +90,7 @@ def test_a_run_is_measured_on_other_sets_and_by_other_judges(ground, tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4"}) + "\n")
     evaluated = evaluate_run(ground / "run", {"eval": (f"other={tmp_path}/other.jsonl",), "reward": (f"{ground}/judges.py:short",)},
                              tmp_path, Quiet())  # fmt: skip
-    figures = shown(evaluated.accuracy)
+    figures = keyed(shown(evaluated.accuracy))
     assert {name.split("/")[1] for name in figures} == {"other"}
     assert figures["evaluation/other/prompts"] == 1
     assert figures["evaluation/other/mean@4"] >= 0.25
@@ -172,7 +173,7 @@ def test_a_folder_is_measured_from_python(ground, tmp_path):
 def test_adapters_have_the_same_numbers_from_a_checkpoint(ground, tmp_path):
     folder = rlflow.run("grpo", **settings(ground, name="adapters", lora=4, iterations=2)).folder
     evaluated = evaluate_run(folder, {}, tmp_path, Quiet())
-    assert dict(shown(evaluated.accuracy)) == own(folder, 2)
+    assert keyed(shown(evaluated.accuracy)) == own(folder, 2)
     assert (evaluated.folder / "answers.jsonl").read_text() == answers(folder, 2)
 
 
@@ -186,7 +187,7 @@ def test_an_environment_acts_in_the_evaluation_of_a_run_and_of_a_folder(tmp_path
     rlflow.run("grpo", name="acts", model=MODEL, prompts=4, iterations=1, threads=1, out=str(tmp_path), **data, **env,
                **{"hp.max_tokens": 12})  # fmt: skip
     again = evaluate_run(tmp_path / "acts", {}, tmp_path / "figures", Quiet())
-    assert shown(again.accuracy) == own(tmp_path / "acts", 1)
+    assert keyed(shown(again.accuracy)) == own(tmp_path / "acts", 1)
     values = {"eval": (f"sums={tmp_path}/sums.jsonl",), "hp.max_tokens": 12}
     acted = evaluate_folder(Path(MODEL), {**values, **env}, tmp_path / "figures", Quiet())
     alone = evaluate_folder(Path(MODEL), values, tmp_path / "figures", Quiet())

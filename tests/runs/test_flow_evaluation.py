@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from keyed import figures
 
 import rlflow
 from rlflow.runs.report import summary
@@ -85,7 +86,7 @@ def test_mean_scores_are_shown_beside_shares(task):
     own, _ = lines(result.folder)
     assert [(line["evaluation/sampled"], line["evaluation/score"]) for line in own] == [(0.0, 0.5)] * 2
     del own[0]["iteration"]
-    assert accuracy(3, own[0], 16) == "held-out accuracy after 3 iterations: sampled 0.0% of 16, mean score 0.5"
+    assert accuracy(3, figures(own[0]), 16) == "held-out accuracy after 3 iterations: sampled 0.0% of 16, mean score 0.5"
     assert "mean score" in summary(result)
     assert summarised(result.folder).evaluation["evaluation/score"] == 0.5
 

@@ -8,7 +8,10 @@ from keyed import figures, keyed
 import rlflow
 from rlflow import flow, loss
 from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.execution.executor import Outcome
 from rlflow.runs.funnel import funnel_metrics, without_funnel
+from rlflow.runs.loop import speed
+from rlflow.spans import Span
 from rlflow.trace.compile import compile_flow
 
 HEALTH = {"funnel/rows_scored": 30.0, "funnel/rows_mixed": 16.0, "funnel/rows_untruncated": 12.0}
@@ -81,6 +84,15 @@ def test_of_several_trained_roles_each_has_its_own_though_one_name_begins_the_ot
     found = funnel(whole, {"actor/funnel/rows_scored": 8.0, "actor_b/funnel/rows_scored": 5.0}, ("actor", "actor_b"))
     assert found == {"actor/funnel/rows_sampled": 8, "actor/funnel/rows_scored": 8, "actor/funnel/rows_used": 8,
                      "actor_b/funnel/rows_sampled": 6, "actor_b/funnel/rows_scored": 5, "actor_b/funnel/rows_used": 6}
+
+
+def test_the_speed_of_sampling_is_all_tokens_over_the_time_of_all_that_sample():
+    whole = account(("actor.generate", Fate.TRAINED, "actor.update", "", 31), ("actor.generate#2", Fate.READ, "actor.update", "", 4),
+                    ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 83))
+    nodes = ("actor.generate", "actor.generate#2", "actor_b.generate", "actor.update")
+    spans = [Span(node, "model", place, place + 0.5) for place, node in enumerate(nodes)]
+    assert keyed(speed(Outcome(spans=spans, account=whole), GRAPH)) == {"response/tokens_per_second": (31 + 4 + 83) / 1.5}
+    assert speed(Outcome(spans=spans), GRAPH) == {}
 
 
 @pytest.mark.slow

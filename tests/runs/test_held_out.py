@@ -69,7 +69,7 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
     assert [row["greedy"] for row in first] == [row["greedy"] for row in several[4:]]
     last = recorded(tmp_path / "alone")
     assert {"evaluation/small/mean@1", "evaluation/small/pass@1"} < last.summary.evaluation.keys()
-    assert sampled_share(last.summary.evaluation) == last.curve("evaluation/small/sampled")[-1][1]
+    assert sampled_share(last.summary.evaluated) == last.curve("evaluation/small/sampled")[-1][1]
 
 
 def test_a_prompt_of_a_pair_is_answered_once(tmp_path):
