@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,10 +43,14 @@ class Endings:
         at = torch.where(hits.any(1), hits.byte().argmax(1), new)
         return self._stopped(tokens, new, at, before - self.min_tokens) if self.stop else at
 
+    @cached_property
+    def _stops(self) -> Callable[[list[int], int], bool]:
+        return text_stops(self.stop, self.tokenizer, self.bare)
+
     def _stopped(self, tokens: Tensor, new: int, at: Tensor, free: int) -> Tensor:
         """The ends of rows with ``stop`` strings too, where these come before ``at``. free: tokens before the new ones that may end a
         row."""
-        first, stops = tokens.shape[1] - new + 1, text_stops(self.stop, self.tokenizer, self.bare)
+        first, stops = tokens.shape[1] - new + 1, self._stops
         rows = zip(tokens.tolist(), at.tolist(), strict=True)
         ends = [next((n for n in range(max(0, -free), end) if stops(row[: first + n], free + n + 1)), end) for row, end in rows]
         return torch.tensor(ends, dtype=torch.int64)
@@ -63,7 +68,8 @@ def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Calla
     if not stop:
         return lambda tokens, free: False
     last = window(stop)
-    by_ids = {end: _special_within(end, special_tokens(tokenizer)) for end in stop}
+    special = special_tokens(tokenizer)
+    by_ids = {end: _special_within(end, special) for end in stop}
 
     def stops(tokens: list[int], free: int) -> bool:
         tail = tokens[-last:]
@@ -86,7 +92,7 @@ def _completes(end: str, ids: Mapping[int, int], tail: list[int], free: int, tok
 
 def _special_within(text: str, special: Mapping[int, str]) -> dict[int, int]:
     """Place → id of the special tokens in a text; of two that begin alike the longer one is there."""
-    ids = {name: number for number, name in special.items() if name}
+    ids = {name: number for number, name in special.items() if name and name in text}
     pattern = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
     return {found.start(): ids[found[0]] for found in re.finditer(pattern, text)} if pattern else {}
 
