@@ -57,11 +57,6 @@ def test_padding_whose_covariance_is_0_is_never_drawn():
         assert torch.equal(held, mask)
 
 
-def test_a_share_too_small_for_one_token_holds_none():
-    assert not bool(hold(share=0.1).any())
-    assert not bool(hold("kl", share=0.1).any())
-
-
 @pytest.mark.parametrize("form", ["clip", "kl"])
 def test_what_is_held_does_not_hang_on_padding(form):
     wide = [torch.cat([x, torch.full((2, 2), fill, dtype=x.dtype)], 1) for x, fill in ((MASK, False), (LOGPROBS, 0), (ADVANTAGES, 0))]

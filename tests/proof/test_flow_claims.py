@@ -225,3 +225,13 @@ def test_where_equal_rows_take_each_others_push_back_no_direction_is_told(grpo):
     runs[1] = (other, Push(rows, {"logprobs": torch.arange(8.0)[:, None]}))
     claim = grpo.direction("reward", "actor.update", runs)
     assert (claim.verdict, claim.ends_run) == ("falsified", True)
+
+
+def test_a_rehearsal_without_rows_is_unproved_with_its_reason_and_an_update_without_rows_pushes_nothing(grpo):
+    batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
+    empty = RehearsalRecord([_update(batch.rows(torch.zeros(0, dtype=torch.int64)))])
+    assert grpo.pushes(empty) == {}
+    assert grpo.pushes(RehearsalRecord([_update(batch)])).keys() == {"actor.update"}
+    grpo._base = RehearsalRecord(skipped="no group was kept")
+    (claim,) = grpo.claims()
+    assert (claim.name, claim.verdict, claim.number) == ("rehearsed", "unproved", "no group was kept")
