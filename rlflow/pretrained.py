@@ -46,6 +46,12 @@ class Boundary(NamedTuple):
     tokens: int
     grows: bool
 
+    def reach(self, longest: int) -> int | None:
+        """The most tokens of a row that has the frequencies chosen for ``longest``; None where they hold for all longer ones."""
+        if longest <= self.tokens:
+            return self.tokens
+        return longest if self.grows else None
+
 
 def length_boundaries(config: Any) -> dict[str | None, Boundary]:
     """Kind of layers (None: all) → the boundary at which transformers changes their rotary frequencies: those of rope types longrope and

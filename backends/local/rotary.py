@@ -33,8 +33,8 @@ def hold(module: Any, tokens: int) -> int | None:
         _call(layer, kind, [longest - 1])  # transformers chooses
         _fix(layer, kind, longest > boundary.tokens)
         _check_fixed(layer, kind, max(longest, boundary.tokens))
-        reaches += [boundary.tokens] if longest <= boundary.tokens else [longest] if boundary.grows else []
-    return min(reaches, default=None)
+        reaches.append(boundary.reach(longest))
+    return min((reach for reach in reaches if reach is not None), default=None)
 
 
 def _following(module: nn.Module) -> Iterator[tuple[Any, str | None, Boundary]]:

@@ -13,6 +13,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
 from rlflow.errors import PlanError
 from rlflow.graph.model import Graph, Node, Op
+from rlflow.pretrained import Boundary
 from rlflow.rewards.spec import parse_reward
 from rlflow.trace.compile import used_nodes
 
@@ -61,12 +62,12 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield limit, f"reward '{spec.name}'"
 
 
-def rotates_by_length(folder: Path | None) -> bool:
-    """Whether the rotary frequencies of a folder's model depend on the longest row that it computes."""
+def boundaries(folder: Path | None) -> list[Boundary]:
+    """The lengths from which on the model of a folder has other rotary frequencies; none for most models."""
     try:
-        return folder is not None and bool(pretrained.length_boundaries(pretrained.read_config(folder)))
+        return list(pretrained.length_boundaries(pretrained.read_config(folder)).values()) if folder is not None else []
     except (OSError, ValueError, KeyError, PlanError):
-        return False  # said where the model is loaded
+        return []  # said where the model is loaded
 
 
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:

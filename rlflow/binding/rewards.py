@@ -350,11 +350,11 @@ class Rewards:
     def _judge(self, source: str, data: Judged) -> RewardSpec | None:
         return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
-    def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
-        """Load the reward models of some roles, or of all."""
+    def load_models(self, device: str, options: Options, roles: Collection[str] | None = None) -> None:
+        """Load the reward models of some roles, or of all. ``options``: of the run, its longest row among them."""
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
-                model.load(device, self._options)
+                model.load(device, options)
 
     def heard_by(self, hear: Hear) -> None:
         """Hand on what processes of rewards print from now on, from several threads."""

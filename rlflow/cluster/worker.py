@@ -92,7 +92,7 @@ class Worker:
                         asking=asking(graph, roles, setup.config, setup.options.environments), environments=self.environments.pools)
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         pools_of_judges = reward_pools(graph, setup.placement)
-        self.rewards.load_models(device, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
+        self.rewards.load_models(device, setup.config.options, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
         return engine
 
     def _wanted(self, role: BoundRole) -> Halves:

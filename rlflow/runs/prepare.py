@@ -32,7 +32,7 @@ from rlflow.binding.environments import (
 )
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models, trainer_alone
-from rlflow.binding.positions import longest_row, rotates_by_length
+from rlflow.binding.positions import boundaries, longest_row
 from rlflow.binding.replies import reply_problems
 from rlflow.binding.roles import Roles, bind_roles, folders
 from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
@@ -161,16 +161,18 @@ def with_longest_row(
 ) -> tuple[RunConfig, PlacedRoles]:
     """The longest row that can come, where a model of the run rotates positions by it, as a value of the configuration, with which the run
     is recorded and resumed; as they are where none does. Raises PlanError where --longest-row is shorter than the data's."""
-    models = {name: role.folder for name, role in placed.roles.items() if rotates_by_length(role.folder)}
-    models |= {spec.name: Path(spec.path) for spec in map(parse_reward, config.options.reward)
-               if spec.kind == "model" and rotates_by_length(Path(spec.path))}  # fmt: skip
+    folders_of = {name: role.folder for name, role in placed.roles.items()}
+    folders_of |= {spec.name: Path(spec.path) for spec in map(parse_reward, config.options.reward) if spec.kind == "model"}
+    models = {name: found for name, folder in folders_of.items() if (found := boundaries(folder))}
     if not models or config.options.backend == NULL:
         return config, placed
     limit = config.data.get("max_prompt")
     given, known = config.options.longest_row, longest_row(graph, datasets, None if limit is None else int(limit))
-    if 0 < given < known:
-        raise PlanError.of("longest-row", "rows can be longer than --longest-row says", found=f"--longest-row {given}",
-                           expected=f"at least {known}, the longest prompt with max_tokens behind it", remedy=f"--longest-row {known}")
+    reaches = [reach for found in models.values() for each in found if (reach := each.reach(given)) is not None]
+    if given and known > min(reaches, default=known):
+        raise PlanError.of("longest-row", "rows can be longer than --longest-row says, and longer ones have other rotary frequencies",
+                           found=f"--longest-row {given}", expected=f"at least {known}, the longest prompt with max_tokens behind it",
+                           remedy=f"--longest-row {known}, or shorter rows")
     longest = given or known
     of = f"rows of at most {longest} tokens" if longest else "the longest rows that its config knows"
     why = "" if longest else "; how long asked prompts can get is not known before: --data.max_prompt or --longest-row TOKENS"
@@ -362,7 +364,7 @@ def _in_process(
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                     reward_timeout=options.reward_timeout, keeper=mover, dtype=numbers(options.dtype))
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
-    lanes.do("control", partial(rewards.load_models, device))
+    lanes.do("control", partial(rewards.load_models, device, options))
     return Runtime(plan, engine, lanes, rewards.reasons, lanes.close)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlflow import flow, loss, repeat, stage
 from rlflow.author.load import load_flow
-from rlflow.binding.positions import longest_row, positions_of, room, rotates_by_length
+from rlflow.binding.positions import boundaries, longest_row, positions_of, room
 from rlflow.binding.roles import bind_roles
 from rlflow.config.flags import sort_values
 from rlflow.data.dataset import Dataset
@@ -15,6 +15,7 @@ from rlflow.data.encode import ByteEncoder
 from rlflow.data.faults import Room
 from rlflow.data.fields import Record
 from rlflow.errors import PlanError
+from rlflow.pretrained import Boundary
 from rlflow.trace.compile import compile_flow
 
 
@@ -143,7 +144,15 @@ def test_the_longest_row_of_data_with_responses():
     assert longest_row(compile_flow(learning).graph, [pairs], None) == 2 + 5 + 1 + 1  # its end, and one more of an evaluation
 
 
-@pytest.mark.parametrize(("rope", "follows"), [({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, True), (None, False)])
-def test_models_whose_rotary_frequencies_follow_the_longest_row(folder, rope, follows):
-    assert rotates_by_length(folder(model_type="llama", max_position_embeddings=64, rope_parameters=rope)) is follows
-    assert not rotates_by_length(None)
+def test_the_lengths_at_which_rotary_frequencies_change(folder):
+    model = {"model_type": "llama", "max_position_embeddings": 64}
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 16, "short_factor": [1.0], "long_factor": [2.0], "rope_theta": 1e4}
+    assert boundaries(folder(**model, rope_parameters=dynamic)) == [(64, True)]
+    assert boundaries(folder(**model, rope_parameters=long)) == [(16, False)]
+    assert boundaries(folder(**model)) == boundaries(None) == []
+
+
+def test_rows_that_have_the_frequencies_that_were_chosen():
+    assert [Boundary(64, True).reach(longest) for longest in (1, 64, 65, 90)] == [64, 64, 65, 90]
+    assert [Boundary(16, False).reach(longest) for longest in (1, 16, 17)] == [16, 16, None]
