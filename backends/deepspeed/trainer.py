@@ -188,9 +188,25 @@ class Trainer(local.Trainer):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every rank goes through all."""
+        return self._weights()
+
+    def _weights(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._own():
             layer = self.network.adapted.get(name.removesuffix(".weight"))
-            yield name, whole(tensor) if layer is None else lora.merged(layer, whole(tensor), whole)
+            yield name, whole(tensor) if layer is None else lora.merged(layer, whole(tensor), whole, precise)
+
+    def _merging(self) -> Iterator[tuple[Any, Tensor]]:
+        for name, tensor in self._own():
+            if (layer := self.network.adapted.get(name.removesuffix(".weight"))) is not None:
+                yield layer, whole(tensor)
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return whole(tensor)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes what all ranks hold together."""
+        return dist.get_rank() == 0
 
     def pieces(self) -> dict[str, TensorViews] | None:
         """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters, which ``weights`` merges."""
@@ -218,12 +234,13 @@ class Trainer(local.Trainer):
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder as the local trainer does. Every rank calls this; the first one writes."""
         first = dist.get_rank() == 0
-        weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
+        weights = {name: tensor.cpu() for name, tensor in self._weights(precise=True) if first}
         head = {name: whole(p).cpu() for name, p in self.network.head.named_parameters()} if self.spec.head == "values" else {}
         if first:
             folder.mkdir(parents=True, exist_ok=True)
             self.network.write(folder, weights, head)
             copy_tokenizer(self.spec.folder, folder)
+        self._save_adapter(folder)
         dist.barrier()
 
     def load(self, folder: Path) -> None:
@@ -245,7 +262,7 @@ class Trainer(local.Trainer):
         return {name: tensor.cpu() for name, tensor in self._state() if first}
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.weights():
+        for name, tensor in self._weights(precise=True):
             yield f"parameters/{name}", tensor
         yield "steps", torch.tensor(self.steps)
         if self.network.adapted:

@@ -67,7 +67,7 @@ class ShardedNetwork(Network):
 
     def save(self, folder: Path) -> None:
         """Write the model folder on the first rank of the pool; the other ranks take part."""
-        tensors = self.host(self.tensors())
+        tensors = self.host(self.tensors(precise=True))
         head = self.host((name, self.whole(x)) for name, x in (self.head.state_dict().items() if self.kind == "values" else ()))
         if self.ranks.first:
             self.write(folder, tensors, head)

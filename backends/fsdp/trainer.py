@@ -57,6 +57,12 @@ class Trainer(local.Trainer):
             super().save(folder)
         elif self.ranks is not None:
             self.network.save(folder)
+            self._save_adapter(folder)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes what all ranks hold together."""
+        return not dist.is_initialized() or dist.get_rank() == 0
 
     def load(self, folder: Path) -> None:
         """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -75,11 +77,58 @@ def plain(name: str) -> str:
 
 
 @torch.no_grad()
-def merged(layer: Any, weight: Tensor, whole: Whole) -> Tensor:
-    """A new tensor: the layer's ``weight``, all of it, with its adapter added, in the weight's dtype."""
+def merged(layer: Any, weight: Tensor, whole: Whole, precise: bool = False) -> Tensor:
+    """A new tensor: the layer's ``weight``, all of it, with its adapter added, in the weight's dtype; precise: in that of the adapter,
+    float32 or better."""
+    delta = _delta(layer, whole)
+    summed = weight.to(delta.dtype) + delta
+    return summed if precise else summed.to(weight.dtype)
+
+
+def _delta(layer: Any, whole: Whole) -> Tensor:
+    """What an adapter adds to its layer's weight."""
     a, b = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
-    delta = (b @ a).mT if layer.fan_in_fan_out else b @ a
-    return (weight.to(delta.dtype) + delta * layer.scaling[ADAPTER]).to(weight.dtype)
+    return ((b @ a).mT if layer.fan_in_fan_out else b @ a) * layer.scaling[ADAPTER]
+
+
+@torch.no_grad()
+def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
+    """|merged - weight - delta| / |delta| over all layers, each with its whole weight: how much of what adapters have learned is rounding
+    where it is merged. 0 where they have learned nothing."""
+    lost = learned = 0.0
+    for layer, weight in layers:
+        delta = _delta(layer, whole)
+        before = weight.to(delta.dtype)
+        kept = (before + delta).to(weight.dtype).to(delta.dtype) - before
+        lost += float((kept - delta).square().sum(dtype=torch.float64))
+        learned += float(delta.square().sum(dtype=torch.float64))
+    return math.sqrt(lost / learned) if learned else 0.0
+
+
+def save_adapter(module: Any, settings: TrainerSettings, weights: Mapping[str, Tensor], base: Path | None, folder: Path) -> None:
+    """Write adapters as PEFT does, for a model that is loaded from ``base``. weights: whole, by the names that ``plain`` gives, with those
+    of a score head that learns."""
+    names, scores = list(adapted(module)), [name for name in weights if not is_adapter(name)]
+    config = peft_package().LoraConfig(
+        r=settings.lora, lora_alpha=settings.lora_alpha, target_modules=_targets(module, names), fan_in_fan_out=_transposed(module),
+        modules_to_save=sorted({name.rpartition(".")[0] for name in scores}) or None, base_model_name_or_path=str(base) if base else None,
+        task_type="SEQ_CLS" if scores else "CAUSAL_LM", inference_mode=True)  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    save_file({f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+              folder / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _targets(module: Any, names: list[str]) -> list[str]:
+    """The last parts of the names of adapted layers, where no other linear layer has them; else the names."""
+    last = {name.rpartition(".")[2] for name in names}
+    others = {name.rpartition(".")[2] for name, layer in module.named_modules()
+              if isinstance(layer, nn.Linear | Conv1D) and name not in names and ".lora_" not in name and not name.endswith(".base_layer")}
+    return sorted(names) if last & others else sorted(last)
+
+
+def _transposed(module: Any) -> bool:
+    return any(layer.fan_in_fan_out for layer in adapted(module).values())
 
 
 @torch.no_grad()

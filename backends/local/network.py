@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
+LOW = (torch.bfloat16, torch.float16)
 VALUE_HEAD = "value_head.safetensors"
 ALIGNED = 64  # bytes: where torch's allocator begins a tensor
 Transform = Callable[[Tensor], Tensor]
@@ -86,7 +88,7 @@ class Network:
             logits = self.read(hidden)
         if self.transform is as_it_is:
             return logits
-        return self.transform(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
+        return self.transform(logits.float() if logits.dtype in LOW else logits)
 
     def numbers(self, hidden: Tensor) -> Tensor:
         """[…] from the linear head, in its own dtype: a value or a score is never rounded to bfloat16."""
@@ -107,11 +109,18 @@ class Network:
             named |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
         return named
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are merged into new tensors."""
+    def tensors(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are merged into new tensors.
+        precise: these in the dtype of the adapters, not of the weights."""
         for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
-            yield name, self.whole(tensor) if layer is None else lora.merged(layer, self.whole(tensor), self.whole)
+            yield name, self.whole(tensor) if layer is None else lora.merged(layer, self.whole(tensor), self.whole, precise)
+
+    def merging(self) -> Iterator[tuple[Any, Tensor]]:
+        """Each layer with an adapter, and its own whole weight."""
+        for (name, *_), tensor in self.own():
+            if (layer := self.adapted.get(name.removesuffix(".weight"))) is not None:
+                yield layer, self.whole(tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a tensor of this network or of its optimizer, of which other processes may hold parts."""
@@ -182,12 +191,19 @@ class Network:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, and the value head beside it."""
-        self.write(folder, dict(self.tensors()) if self.adapted else None, self.head.state_dict() if self.kind == "values" else {})
+        merged = dict(self.tensors(precise=True)) if self.adapted else None
+        self.write(folder, merged, self.head.state_dict() if self.kind == "values" else {})
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
-        """Write a model folder with these weights, or with the model's own where ``tensors`` is None."""
+        """Write a model folder with these weights, or with the model's own where ``tensors`` is None. Weights into which adapters are
+        merged are all written in the dtype of those, as a run without adapters writes the weights that it trains."""
+        if self.adapted and tensors is not None:
+            tensors = {name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()}
         with quiet(), unwrapped():
             self.module.save_pretrained(folder, state_dict=tensors)
+        if self.adapted and self.module.dtype in LOW:
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
         if head:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
 

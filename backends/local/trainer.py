@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
+from rlflow.backends.local import lora
 from rlflow.backends.local.compiled import check_compiler, compile_layers
 from rlflow.backends.local.embeddings import add_by_rows
 from rlflow.backends.local.forward_cache import CachedForward
@@ -30,6 +31,7 @@ from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError, listed
 from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
+from rlflow.training.metrics import MERGE_ROUNDING
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
@@ -145,7 +147,7 @@ class Trainer:
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens, self._cut)
         learned = {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
         self._check_finite()
-        return learned
+        return learned | self._rounding()
 
     def resize_passes(self, tokens: int) -> int:
         """Compute at most so many tokens in a pass from now on. Gives the number until now."""
@@ -157,7 +159,17 @@ class Trainer:
         """One rank's part of an update; see ``rlflow.training.learning``."""
         learned = learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
         self._check_finite()
-        return learned
+        return replace(learned, steps={**learned.steps, **self._rounding()})
+
+    def _rounding(self) -> dict[str, float]:
+        """The metric of what merging adapters rounds away, as ``lora.rounding``: generators get the weights so with the next transfer."""
+        return {MERGE_ROUNDING: lora.rounding(self._merging(), self._whole)} if self.network.adapted else {}
+
+    def _merging(self) -> Iterator[tuple[Any, Tensor]]:
+        return self.network.merging()
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return self.network.whole(tensor)
 
     def _check_finite(self) -> None:
         """Raises FloatingPointError where a step has left parameters with NaN or infinities: nothing that is saved may have them."""
@@ -223,6 +235,19 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save(folder)
         copy_tokenizer(self.spec.folder, folder)
+        self._save_adapter(folder)
+
+    def _save_adapter(self, folder: Path) -> None:
+        """Write adapters into a folder of their own in that of the merged model. Where ranks hold parts, every rank takes part."""
+        names = [name for name in self.network.parameters() if self.network.adapted and not name.startswith("value_head.")]
+        whole = {name: self._whole(parameter) for name, parameter in self.network.parameters().items() if name in names}
+        if whole and self.first:
+            lora.save_adapter(self.network.module, self.settings, whole, self.spec.folder, folder / "adapter")
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes what all ranks hold together."""
+        return True
 
     def load(self, folder: Path) -> None:
         """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
@@ -243,7 +268,7 @@ class Trainer:
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         self._check_optimizer()
-        for name, tensor in self.weights():
+        for name, tensor in self.network.tensors(precise=True):
             yield f"parameters/{name}", tensor.cpu() if self.network.adapted else tensor
         yield "steps", torch.tensor(self.steps)
         if self.network.adapted:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from rlflow import durable
@@ -66,7 +68,8 @@ def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
         raise PlanError.of("no-config", f"the checkpoint holds no config.json of the role '{role}'", found=f"{len(files)} files of it",
                            expected=f"the file {role}/config.json")  # fmt: skip
     parameters = loaded.snapshot.tensors[f"{role}.{PARAMETERS}"]
-    dtypes = {str(t.dtype).removeprefix("torch.") for name, t in parameters.items() if t.is_floating_point() and _is_model(name)}
+    own = {t.dtype for name, t in parameters.items() if t.is_floating_point() and _is_model(name)}
+    dtypes = {str(functools.reduce(torch.promote_types, own)).removeprefix("torch.")} if own else set()
     config = json.loads(files["config.json"])
     known = next((key for key in ("dtype", "torch_dtype") if key in config), "dtype")
     if len(dtypes) == 1 and config.get(known) not in dtypes:

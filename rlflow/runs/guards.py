@@ -11,6 +11,7 @@ from rlflow.errors import StageError, listed
 from rlflow.execution.summary import IterationSummary
 from rlflow.figures import Cause, Figure, Of
 from rlflow.plan import Plan
+from rlflow.training.metrics import MERGE_ROUNDING
 
 
 class Guard:
@@ -19,6 +20,7 @@ class Guard:
     def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, str]]) -> None:
         self.options, self.reasons = options, reasons
         self.bad = 0  # iterations in a row in which an update could take no step
+        self.merged: set[str] = set()  # updates whose adapters were warned of
         self._known: set[Cause] = set()  # causes of missing rewards that were said
 
     def check(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
@@ -74,11 +76,23 @@ def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
                    "a gradient is too large for float32 or NaN, and the metric is null")
 
 
+def merge_warnings(figures: Mapping[Figure, float], told: set[str]) -> Iterator[str]:
+    """A warning for each update whose adapters lose more than half of what they have learned where they are merged; ``told``: those that
+    were warned of, which grows."""
+    for figure, share in figures.items():
+        if figure.of is Of.UPDATE and figure.name == MERGE_ROUNDING and share > HALF and figure.node not in told:
+            told.add(figure.node)
+            yield (f"{figure.node}: merged into weights of fewer bits, what the adapters have learned is off by {share:.0%} of its size, "
+                   "and rows are sampled with that. The share falls as they learn more; --dtype float32, or a larger --lr, is more exact. "
+                   "final/ has the merged weights in float32, and the adapters beside them (from now on the metric alone tells)")
+
+
 def _rate(figures: Mapping[Figure, float]) -> float:
     """The highest share of missing rewards among the rows of any role."""
     return max((value for figure, value in figures.items() if figure.of is Of.SCORES and figure.name == "missing_rate"), default=0.0)
 
 
+HALF = 0.5  # of what adapters have learned
 OVERFLOWS = 1e18  # the square of what is larger is more than float32 holds
 RAISED = "raised"  # the cause of rows without a reward since the user's function raised, which prints the traceback
 LONGEST = 300  # characters of a reward's message in a warning

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps", "funnel/tokens", "funnel/tokens_with_gradient",
-       "funnel/tokens_effective", "funnel/tokens_clipped_above", "funnel/tokens_clipped_below", "funnel/moved")  # fmt: skip
+MERGE_ROUNDING = "merge_rounding"  # share of what adapters have learned that is lost where they are merged into weights of fewer bits
+OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps", MERGE_ROUNDING, "funnel/tokens",
+       "funnel/tokens_with_gradient", "funnel/tokens_effective", "funnel/tokens_clipped_above", "funnel/tokens_clipped_below",
+       "funnel/moved")  # fmt: skip
 
 
 class Meter:

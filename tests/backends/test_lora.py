@@ -1,7 +1,9 @@
 """Low-rank adapters: the base stays as it is, the generator samples from the sum, a saved model has no trace of them."""
 
+import math
 import sys
 
+import peft
 import pytest
 import torch
 from training_claims import ranking, regression
@@ -190,3 +192,60 @@ def test_without_peft_the_remedy_is_said(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(PlanError, match=r"pip install 'rlflow-dag\[lora\]'"):
         trainer(folders["llama"])
+
+
+def difference(one, other):
+    """|one - other| / |other| over all tensors."""
+    pairs = [(one[name].double(), tensor.double()) for name, tensor in other.items()]
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / sum(float(b.square().sum()) for _, b in pairs))
+
+
+def deltas(one):
+    return {f"{name}.weight": lora.merged(layer, torch.zeros(layer.base_layer.weight.shape), one.network.whole)
+            for name, layer in one.network.adapted.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_leaves_a_trainer_in_bfloat16_is_in_float32(folders, tmp_path, shape):
+    actor = learned(trainer(folders[shape], dtype="bfloat16", lr=1e-5))
+    base = {name: tensor.detach().clone() for (name, *_), tensor in actor.network.own()}
+    wanted = deltas(actor)
+    actor.save(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    state = {name.removeprefix("parameters/"): tensor for name, tensor in actor.state().items() if name.startswith("parameters/")}
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    for found in (saved, state):
+        assert difference({name: found[name] - base[name].float() for name in wanted}, wanted) < 1e-2
+    assert all(torch.equal(saved[name], tensor.float()) for name, tensor in base.items() if name not in wanted)
+
+
+def test_the_share_that_merging_rounds_away_is_measured(folders):
+    actor = trainer(folders["llama"], dtype="bfloat16", lr=1e-5)
+    assert actor._rounding() == {"merge_rounding": 0.0}  # before the first step they change nothing
+    share = actor.update(rows(), likelihood, minibatch=2)["merge_rounding"]
+    base = {name: tensor.detach().clone() for (name, *_), tensor in actor.network.own()}
+    sampled, wanted = dict(actor.weights()), deltas(actor)
+    assert share == pytest.approx(difference({name: sampled[name].double() - base[name].double() for name in wanted}, wanted), rel=1e-3)
+    assert share > 0.5
+    assert trainer(folders["llama"]).update(rows(), likelihood)["merge_rounding"] < 1e-3
+    assert "merge_rounding" not in trainer(folders["llama"], lora=0).update(rows(), likelihood)
+
+
+@pytest.mark.parametrize(("shape", "settings"), [("gpt2", {}), ("llama", {}), ("llama", {"lora_targets": "attention", "lora_alpha": 3.0})])
+def test_adapters_beside_the_model_are_what_peft_loads(folders, tmp_path, shape, settings):
+    actor = learned(trainer(folders[shape], **settings))
+    actor.save(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folders[shape]), tmp_path / "adapter")
+    assert loaded.peft_config["default"].base_model_name_or_path == str(folders[shape])
+    merged, saved = loaded.merge_and_unload().state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert merged.keys() == saved.keys()
+    for name, tensor in saved.items():
+        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=0)
+
+
+def test_a_reward_models_head_is_among_its_adapters(folders, tmp_path):
+    one = learned(trainer(folders["llama"], "scores"), "scores")
+    one.save(tmp_path)
+    plain = AutoModelForSequenceClassification.from_pretrained(folders["llama"], num_labels=1)
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").merge_and_unload().state_dict()
+    torch.testing.assert_close(loaded["score.weight"], one.network.head.weight.detach(), atol=0, rtol=0)

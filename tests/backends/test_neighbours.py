@@ -123,7 +123,7 @@ def judge(config, folder, longest, tokenizer):
     except NotTiny as reason:  # a class that knows its own rotations alone
         pytest.skip(str(reason))
     try:
-        hold(saved(made, folder, tokenizer), longest, 1e-3, 0.1)
+        hold(saved(made, folder, tokenizer), longest, 5e-3, 0.1)
     except PlanError as refused:
         if refused.problems[0].code not in REFUSED:
             raise

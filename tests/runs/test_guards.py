@@ -6,7 +6,7 @@ from rlflow.config.options import Options
 from rlflow.errors import StageError
 from rlflow.execution.summary import IterationSummary
 from rlflow.figures import Cause, Figure, Of
-from rlflow.runs.guards import Guard, loss_warnings
+from rlflow.runs.guards import Guard, loss_warnings, merge_warnings
 
 NONE, NAN = Cause("none", "f"), Cause("nan", "f")
 
@@ -73,3 +73,11 @@ def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
     assert list(loss_warnings({figure("loss"): 1.0, figure("grad_norm"): float("inf")})) == []
     (warning,) = loss_warnings({figure("loss"): float("inf")})
     assert "actor.update: the loss is inf, although its gradient is finite" in warning
+
+
+def test_adapters_that_merging_rounds_away_are_told_once():
+    metrics, told = {Figure(Of.UPDATE, "merge_rounding", f"{role}.update", role): share
+                     for role, share in (("actor", 0.84), ("critic", 0.5))}, set()
+    (warning,) = merge_warnings(metrics, told)
+    assert "actor.update: merged into weights of fewer bits, what the adapters have learned is off by 84%" in warning
+    assert list(merge_warnings(metrics, told)) == []

@@ -56,6 +56,17 @@ def test_the_final_model_and_the_export_are_the_merged_weights(adapters, tmp_pat
 
 
 @pytest.mark.slow
+def test_an_export_of_adapters_in_bfloat16_is_as_precise_as_the_final_model(adapters, tmp_path):
+    folder = run("grpo", {**adapters, "iterations": 1, "dtype": "bfloat16", "lr": 1e-4}, "one").folder
+    export(folder, tmp_path / "exported")
+    written = (folder / "final" / "actor", tmp_path / "exported")
+    final, exported = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in written)
+    assert {tensor.dtype for tensor in final.values()} == {torch.float32}
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in final.items())
+    assert (folder / "final" / "actor" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
 def test_a_fork_may_go_on_with_all_weights_and_not_with_other_adapters(adapters):
     folder = run("grpo", {**adapters, "iterations": 1}, "one").folder
     with pytest.raises(PlanError, match="not the adapters"):
