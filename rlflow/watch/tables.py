@@ -146,14 +146,15 @@ def learning(run: Recorded) -> RenderableType | None:
 
 
 def curves(run: Recorded) -> list[RenderableType]:
-    """The learning curve, a line for the reward and each metric of the author's own stages, and how many rows were trained on."""
+    """The learning curve, a line for each reward and each metric of the author's own stages, and how many rows were trained on."""
     parts: list[RenderableType] = []
     for metric in run.shares:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
         if len(shares := run.curve(metric)) > 1:
             parts += [plain(f"held-out accuracy{which} after iterations"), chart({ALONE: shares}, CURVE, LINES)]
     own = run.keys(lambda figure: figure.of is Of.STAGE)[:OWN]
-    named = dict(zip(["reward"], run.keys(is_mean), strict=False)) | dict(zip(own, own, strict=True))
+    rewards = run.keys(is_mean)
+    named = {"reward" if len(rewards) == 1 else run.table[name].node: name for name in rewards} | dict(zip(own, own, strict=True))
     drawn = {label: [value for _, value in curve] for label, name in named.items() if len(curve := run.curve(name)) > 1}
     margin = max(map(len, drawn), default=0)
     parts += [plain(f"{label:<{margin}}  {sparkline(values)}  {values[0]:.4g} → {values[-1]:.4g}") for label, values in drawn.items()]
