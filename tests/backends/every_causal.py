@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 BOUNDARY = 12  # tokens from which on rotary frequencies are others; windows, chunks and indices of attention end at 6
-MOST = 5_000_000  # weights
+MOST = 8_000_000  # weights
 SIZES = dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "input_embedding_size",
                        "output_embedding_size", "lru_width", "mamba_d_ssm", "attention_hidden_size"), 32)
 SIZES |= dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size",
@@ -26,6 +26,14 @@ SIZES |= dict.fromkeys(("n_group", "topk_group", "mamba_n_groups"), 1)
 SIZES |= dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size", "window_size", "index_topk"), 6)
 SIZES |= {"vocab_size": 64, "max_position_embeddings": 64, "n_positions": 64, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 2,
           "initializer_range": 0.3, "init_std": 0.3, "is_decoder": True, "attn_layer_period": 2, "attn_layer_offset": 1}
+FOUR = ["conv", "full_attention"] * 2
+OWN = {  # of classes that need more than sizes
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]}, "mamba2": {"num_heads": 8, "n_groups": 1},
+    "bamba": {"mamba_d_head": 16, "attn_layer_indices": [1, 3]}, "hrm_text": {"initializer_range": 0.05},  # whose cycles magnify rounding
+    "granitemoehybrid": {"mamba_d_head": 16, "layer_types": ["mamba", "attention"] * 2}, "lfm2_moe": {"layer_types": FOUR},
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 0,
+                     "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "activation_sparsity_pattern": [0.0] * 4},
+}  # fmt: skip
 LATENT = ("kv_lora_rank", "qk_rope_head_dim")  # attention whose heads have a size for each of their parts
 NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
@@ -39,7 +47,9 @@ def tiny(name, **more):
     kind = CONFIG_MAPPING[name]
     try:
         default = kind()
+        more = {**OWN.get(name, {}), **more}
         known = {each for each in (*SIZES, *more) if hasattr(default, each) or each in inspect.signature(kind.__init__).parameters}
+        known -= {each for each in known if isinstance(own := getattr(kind, each, None), property) and own.fset is None}
         if all(getattr(default, each, None) is not None for each in LATENT):
             known -= {"head_dim"}
             more = {"num_key_value_heads": SIZES["num_attention_heads"], **more}
