@@ -92,16 +92,6 @@ def read_generation_config(folder: Path) -> Any:
     return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def read_ends(folder: Path) -> list[int]:
-    """The tokens that end a response by the configs of the folder; none where it has no config."""
-    if not (folder / CONFIG).is_file():
-        return []
-    config, own = read_config(folder), (folder / GENERATION).is_file()
-    configs = [*([read_generation_config(folder)] if own else []), config, config.get_text_config()]
-    ends = [getattr(each, "eos_token_id", None) for each in configs]
-    return sorted({token for each in ends for token in ([each] if isinstance(each, int) else each or ())})
-
-
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
     """A model of an Auto class ``kind``; with ``output_loading_info`` a pair. Raises PlanError as ``read_config`` does."""
     check(folder)
@@ -154,11 +144,22 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
 
 
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """File → the end tokens that it names, of the config and of the generation config. Those of the text part of a config count too."""
+    """File → the end tokens that it names, of the generation config and of the config, of which the text part counts too. Where neither
+    names any, those that transformers gives such a model."""
     config = _content(folder / CONFIG)
-    within = config.get("text_config")
-    parts = {GENERATION: [_content(folder / GENERATION)], CONFIG: [config, *([within] if isinstance(within, dict) else [])]}
-    return {name: tuple(dict.fromkeys(_numbers(part.get("eos_token_id") for part in own))) for name, own in parts.items()}
+    parts: dict[str, list[Any]] = {GENERATION: [_content(folder / GENERATION)], CONFIG: [config, config.get("text_config")]}
+    named = {name: tuple(dict.fromkeys(_numbers(part.get("eos_token_id") for part in own if isinstance(part, dict))))
+             for name, own in parts.items()}  # fmt: skip
+    return named if any(named.values()) or not config else {**named, CONFIG: _given(folder)}
+
+
+def _given(folder: Path) -> tuple[int, ...]:
+    """The end tokens of the class of a model whose files name none."""
+    try:
+        config = read_config(folder)
+    except Exception:  # whoever loads the model says so
+        return ()
+    return tuple(dict.fromkeys(_numbers(getattr(each, "eos_token_id", None) for each in (config, config.get_text_config()))))
 
 
 def _numbers(values: Iterable[Any]) -> Iterator[int]:

@@ -268,8 +268,10 @@ def test_the_way_out_of_pickles_leads_to_a_folder_that_loads(tmp_path):
 
 
 def test_what_ends_a_response_is_what_both_configs_of_a_folder_name(tmp_path):
-    assert pretrained.read_ends(tmp_path) == []
+    assert not any(pretrained.read_end_tokens(tmp_path).values())
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert pretrained.read_end_tokens(tmp_path)["config.json"] == (LlamaConfig().eos_token_id,)
     LlamaConfig(eos_token_id=[9, 4]).save_pretrained(tmp_path)
-    assert pretrained.read_ends(tmp_path) == [4, 9]
+    assert pretrained.read_end_tokens(tmp_path) == {"generation_config.json": (), "config.json": (9, 4)}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
-    assert pretrained.read_ends(tmp_path) == [4, 7, 9]
+    assert pretrained.read_end_tokens(tmp_path) == {"generation_config.json": (7,), "config.json": (9, 4)}

@@ -320,13 +320,7 @@ class TokenizerEncoder:
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """The text of each row of token ids, without padding and what ends it. bare: without the special tokens inside it either."""
-        return completions(self.tokenizer, rows, self._ends, bare)
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        """The tokens that end a response: those that the model's configs name; the tokenizer's where none does."""
-        named = pretrained.read_ends(self.folder)
-        return named or [token for token in [self.tokenizer.eos_token_id] if token is not None]
+        return completions(self.tokenizer, rows, self.ends.ids, bare)
 
     def _encode(self, texts: Sequence[Any], special: bool = False) -> list[list[int]]:
         if not texts:

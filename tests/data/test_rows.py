@@ -287,14 +287,14 @@ def test_a_template_that_rewrites_earlier_turns_cannot_follow(make_tokenizer, tm
         TokenizerEncoder(folder).following(["why"], [[5]], Wording(chat=True))
 
 
-def test_the_text_of_a_response_is_without_what_ends_it_by_the_configs_of_its_model(make_tokenizer, tmp_path):
+def test_the_text_of_a_response_is_without_what_ends_it(make_tokenizer, tmp_path):
     encoder = TokenizerEncoder(make_tokenizer(tmp_path))
     seven, comma = (encoder.tokenizer.convert_tokens_to_ids(letter) for letter in "7,")
     said = [[0, seven, 1], [seven, comma], [seven]]
     assert encoder.texts(said) == ["<bos>7", "7,", "7"]
     assert encoder.texts(said, bare=True) == ["7", "7,", "7"]
-    LlamaConfig(eos_token_id=comma).save_pretrained(tmp_path)  # the tokenizer's end is none of the model's then
-    assert TokenizerEncoder(tmp_path).texts(said) == ["<bos>7<eos>", "7", "7"]
+    LlamaConfig(eos_token_id=comma).save_pretrained(tmp_path)  # the tokenizer's end stays one of the model's
+    assert TokenizerEncoder(tmp_path).texts(said) == ["<bos>7", "7", "7"]
 
 
 def test_prompts_that_were_worded_before_are_told_once_with_the_first_of_them(jsonl, tokenizer):
