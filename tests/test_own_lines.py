@@ -82,7 +82,7 @@ FLOW = textwrap.dedent("""
     def halved(scores):
         return scores / HALF
 
-    @stage(gives="advantages")
+    @stage(gives="advantages", pure=False)  # which nothing calls before the run
     def spread(scores, mask):
         {stage}
 

@@ -50,7 +50,7 @@ class Recorded(Trainer):
         head = torch.nn.Embedding(logits.shape[-1], 1)
         module = SimpleNamespace(get_output_embeddings=lambda: head)
         self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x,
-                                       vocabulary=logits.shape[-1], transform=None)
+                                       vocabulary=logits.shape[-1], transform=None, check_row=lambda tokens: None)
 
 
 @as_is("inv-shift")
