@@ -111,6 +111,7 @@ REFUSED = ("no-backbone", "logits", "not-causal")
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of transformers' own code
 @pytest.mark.parametrize("name", NAMES)
 def test_every_causal_model_of_transformers(folders, tmp_path, name, subtests):
     if name in NOT_TINY:
