@@ -175,8 +175,7 @@ class Trainer:
         """Raises FloatingPointError where a step has left parameters with NaN or infinities: nothing that is saved may have them."""
         held = [(name, part) for name, part in self._learning() if part.numel()]
         sizes = torch.stack(torch._foreach_norm([part for _, part in held], torch.inf)) if held else torch.zeros(0)
-        if not bool(sizes.isfinite().all()):
-            bad = [name for (name, _), size in zip(held, sizes.tolist(), strict=True) if not math.isfinite(size)]
+        if bad := [name for (name, _), size in zip(held, sizes.tolist(), strict=True) if not math.isfinite(size)]:
             rate = self.schedule.rate(max(self.steps - 1, 0))
             raise FloatingPointError(
                 f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or infinities, such as {listed(bad, 3)}. "
