@@ -337,7 +337,8 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (0, 2) and not launcher.leaves_at_once():
-        gc.freeze()  # else the interpreter looks once more for garbage in all modules, which takes a third of a second
+        if "triton" not in sys.modules:  # which reports all that is left as leaks
+            gc.freeze()  # else the interpreter looks once more for garbage in all modules, which takes a third of a second
         sys.exit(code)
     os._exit(code)
 
