@@ -37,7 +37,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "authoring.md").read_text()
-CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/config/flags.py")  # what `check` can say
+CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/config/flags.py",
+           "rlflow/config/meant.py")  # what `check` can say
 EAGER = ("rlflow/batch.py", "rlflow/execution")  # what eager calls can say besides
 KEPT = "rlflow/memory/mover.py"  # of which only runs within a limit of memory hear
 CAST = {"threads": 1, "backend": "null", "prompts": 4}

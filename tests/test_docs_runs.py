@@ -95,6 +95,7 @@ def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: py
     left = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
     listed = {name.partition("/")[0] for name in first_column("## What a run directory holds")}
     elsewhere = {"rewards.txt", "evaluations", "traffic.jsonl", "services", "services.json"}  # where rewards print, models, pools, services
+    elsewhere |= {"proof.txt", "proof.json"}  # of ten iterations or more
     assert left - {"timeline-1.json"} == listed - elsewhere
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,10 @@ class RunConfig:
         values = {**self.every_role, **own}
         trainer, generator = (str(values.get(half) or self.options.backend) for half in HALVES)
         return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator)
+
+    def with_option(self, name: str, value: Any) -> RunConfig:
+        """The same with another value of one option."""
+        return replace(self, options=replace(self.options, **{name: value}), values={**self.values, name: value})
 
     @property
     def tokenizer_folder(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from rlflow.config.options import Options
 from rlflow.config.sampling import TYPES
@@ -30,8 +31,8 @@ class Known:
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
     """A flag without a role that is neither the run's nor a setting of any backend of its roles (``settings``)."""
-    return _unknown(f"there is no flag {dashed(name)}", "unknown-flag", dashed(name), "a flag of the run, or of a backend",
-                    meant(name, settings, known))
+    return Problem("unknown-flag", f"there is no flag {dashed(name)}", found=dashed(name), expected="a flag of the run, or of a backend",
+                   **_remedy(meant(name, settings, known)))
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
@@ -39,13 +40,14 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
     settings = sorted(settings)
     half, dot, rest = name.rpartition(".")
     fitting = [each.removeprefix(half + dot) for each in settings if each.startswith(half + dot)]
-    return _unknown(f"role '{role}' has no setting '{name}'", "unknown-setting", f"--{role}.{name}", f"one of {listed(settings)}",
-                    meant(rest, fitting, known, f"{role}.{half}" if half else role))
+    return Problem("unknown-setting", f"role '{role}' has no setting '{name}'", found=f"--{role}.{name}",
+                   expected=f"one of {listed(settings)}", **_remedy(meant(rest, fitting, known, f"{role}.{half}" if half else role)))
 
 
 def unknown_own(name: str, known: Known) -> Problem:
     """A flag --hp.NAME that is no setting of the flow."""
-    return _unknown(f"there is no setting 'hp.{name}'", "unknown-setting", name, f"one of {listed(known.own)}", meant(name, (), known))
+    return Problem("unknown-setting", f"there is no setting 'hp.{name}'", found=name, expected=f"one of {listed(known.own)}",
+                   **_remedy(meant(name, (), known)))
 
 
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
@@ -53,12 +55,14 @@ def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
     head, _, rest = name.partition(".")
     near = nearest(head, heads)
     flag = f"--{near}.{rest}" if near else meant(rest.rpartition(".")[2], (), known)
-    return _unknown(f"--{name} belongs to nothing in this flow", "unknown-flag", head, f"one of {listed(heads)} before the dot", flag)
+    return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
+                   expected=f"one of {listed(heads)} before the dot", **_remedy(flag))
 
 
-def _unknown(message: str, code: str, found: str, expected: str, flag: str | None) -> Problem:
+def _remedy(flag: str | None) -> dict[str, Any]:
+    """What a problem says of the flag that is probably meant."""
     first = f"write {flag}, if that is meant; " if flag else ""
-    return Problem(code, message, found=found, expected=expected, nearest=flag, remedy=f"{first}--help lists all flags of this flow")
+    return {"nearest": flag, "remedy": f"{first}--help lists all flags of this flow"}
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:

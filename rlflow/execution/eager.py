@@ -171,7 +171,7 @@ class Session:
         inputs, settings = prepared(stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings)
         with failing(node, self.engine.iteration, inputs, call_place()), nullcontext() if stage.on else alone():
             result, metrics = self.engine.stage(stage, inputs, settings, call)
-        self.log(node, metrics)
+        self.log(node, metrics, Of.STAGE)
         result = renamed(f"stage '{stage.name}'", result, gives)
         self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
         return result

@@ -112,7 +112,8 @@ class Scored:
             return None
         own = {role: records[name] for role, name in names.items() if records[name].axis is last.axis}
         scores = {role: batch[name].double() for (role, batch), name in zip(own.items(), (names[role] for role in own), strict=True)}
-        learned = (_ends(records, name) for name in judged.learned if name in records and records[name].axis is last.axis)
+        learned = (_ends(records, name) for name in judged.learned if name in records and records[name].axis is last.axis
+                   and records[name].data[name].kind.level is not Level.SCALAR)
         return Scored(last.axis, scores if len(scores) > 1 else {"": [*scores.values()][-1]}, tuple(learned))
 
     @property

@@ -60,9 +60,15 @@ class ModelFacts:
 
     def adapters(self, rank: int, attention: bool) -> int:
         """Numbers of low-rank adapters beside each linear layer, or each of the attention."""
-        matrices = (shape for name, shape in self.shapes.items() if len(shape) == 2 and not any(part in name for part in NO_LINEAR)
-                    and ("att" in name or not attention))
-        return sum(rank * sum(shape) for shape in matrices)
+        return sum(rank * sum(shape) for shape in self._adapted(attention))
+
+    def merged(self, attention: bool) -> int:
+        """Numbers of the linear layers that have adapters."""
+        return sum(map(prod, self._adapted(attention)))
+
+    def _adapted(self, attention: bool) -> Iterator[tuple[int, ...]]:
+        return (shape for name, shape in self.shapes.items() if len(shape) == 2 and not any(part in name for part in NO_LINEAR)
+                and ("att" in name or not attention))
 
     @property
     def cache_numbers(self) -> int | None:
@@ -144,12 +150,14 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Bytes of a copy of everything that an iteration may change: weights, what learns beside them, and AdamW's moments."""
+        """Bytes of a copy of everything that an iteration may change: weights, with merged layers in float32 at least, what learns beside
+        them, and AdamW's moments."""
         learning = self.learning_bytes
-        if learning is None or self.weight_bytes is None:
+        if self.facts is None or learning is None or self.weight_bytes is None:
             return None
         head = self._new_head * max(FLOAT[self.dtype], 4) if self.head == "values" else 0
-        return self.weight_bytes + (learning if self.lora else head) + (2 * learning if self.trained else 0)
+        wider = self.facts.merged(self.attention) * (max(FLOAT[self.dtype], 4) - FLOAT[self.dtype]) if self.lora else 0
+        return self.weight_bytes + wider + (learning if self.lora else head) + (2 * learning if self.trained else 0)
 
     def trainer(self) -> dict[str, int | None]:
         """Part of a trainer → bytes on a rank; empty where there is no folder."""

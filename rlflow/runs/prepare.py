@@ -129,7 +129,7 @@ def prepare(
         data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling)
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
-    for problem in replies(report.program.graph, placed, config, data, specs):
+    for problem in replies(report.program.graph, placed, config.tokenizer_folder, data, specs):
         note(str(problem))
     note_warnings(filter(None, [data.templated]), note)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
@@ -145,7 +145,10 @@ def prepare(
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         sets = usable_sets(program.graph, placed.roles, options, opened, note, begun)
         held_out = HeldOut(kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()})
-        config, placed = with_longest_row(config, placed, program.graph, (prompts.data, kept_out, *sets.values()), note)
+        held = (prompts.data, kept_out, *sets.values())
+        if longest := rotated_rows(options, config.data.get("max_prompt"), placed, program.graph, held, note):
+            config = config.with_option("longest_row", longest)
+            placed = replace(placed, options=config.options)
         for line in amounts(prompts.data, options.prompts):
             note(line)
         return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with, services)
@@ -156,18 +159,17 @@ def prepare(
         raise
 
 
-def with_longest_row(
-    config: RunConfig, placed: PlacedRoles, graph: Graph, datasets: Iterable[Dataset], note: Callable[[str], None]
-) -> tuple[RunConfig, PlacedRoles]:
-    """The longest row that can come, where a model of the run rotates positions by it, as a value of the configuration, with which the run
-    is recorded and resumed; as they are where none does. Raises PlanError where --longest-row is shorter than the data's."""
+def rotated_rows(
+    options: Options, max_prompt: Any, placed: PlacedRoles, graph: Graph, datasets: Iterable[Dataset], note: Callable[[str], None]
+) -> int:
+    """Tokens of the longest row that can come, where a model of the run rotates positions by it; 0 where none does, or it is not known.
+    Raises PlanError where --longest-row is shorter than the data's."""
     folders_of = {name: role.folder for name, role in placed.roles.items()}
-    folders_of |= {spec.name: Path(spec.path) for spec in map(parse_reward, config.options.reward) if spec.kind == "model"}
+    folders_of |= {spec.name: Path(spec.path) for spec in map(parse_reward, options.reward) if spec.kind == "model"}
     models = {name: found for name, folder in folders_of.items() if (found := boundaries(folder))}
-    if not models or config.options.backend == NULL:
-        return config, placed
-    limit = config.data.get("max_prompt")
-    given, known = config.options.longest_row, longest_row(graph, datasets, None if limit is None else int(limit))
+    if not models or options.backend == NULL:
+        return 0
+    given, known = options.longest_row, longest_row(graph, datasets, None if max_prompt is None else int(max_prompt))
     reaches = [reach for found in models.values() for each in found if (reach := each.reach(given)) is not None]
     if given and known > min(reaches, default=known):
         raise PlanError.of("longest-row", "rows can be longer than --longest-row says, and longer ones have other rotary frequencies",
@@ -177,15 +179,13 @@ def with_longest_row(
     of = f"rows of at most {longest} tokens" if longest else "the longest rows that its config knows"
     why = "" if longest else "; how long asked prompts can get is not known before: --data.max_prompt or --longest-row TOKENS"
     note(f"rotary frequencies of {listed(models)} depend on the longest row: all passes and samples of the run have those for {of}{why}")
-    options = replace(config.options, longest_row=longest)
-    values = {**config.values, "longest_row": longest} if longest else config.values
-    return replace(config, options=options, values=values), replace(placed, options=options)
+    return longest
 
 
-def replies(graph: Graph, placed: PlacedRoles, config: RunConfig, data: Dataset, specs: Specs) -> list[Problem]:
+def replies(graph: Graph, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs) -> list[Problem]:
     """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that cannot do what the flow asks."""
     folders = {name: role.folder for name, role in placed.roles.items()}
-    problems = list(reply_problems(graph, config.tokenizer_folder, folders, specs, data.wording.chat))
+    problems = list(reply_problems(graph, tokenizer, folders, specs, data.wording.chat))
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise PlanError(*errors)
     return problems

@@ -119,9 +119,17 @@ def change(before: float, after: float) -> str:
     return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
 
 
+OF_EPISODES = ("env/turns", "env/failed")
+
+
 def own_metrics(figures: Figures) -> list[Figure]:
-    """The metrics that stages of the algorithm's author give, by name."""
-    return sorted((figure for figure in figures if figure.of is Of.STAGE), key=lambda figure: figure.key)
+    """The metrics that stages of the algorithm's author give, and those of its environments, by name."""
+    return sorted(filter(is_own, figures), key=lambda figure: figure.key)
+
+
+def is_own(figure: Figure) -> bool:
+    """Whether a figure is a metric of a stage, of what an environment logs, or of its episodes."""
+    return figure.of is Of.STAGE or (figure.of is Of.LOGGED and not figure.node) or (figure.of is Of.ROWS and figure.name in OF_EPISODES)
 
 
 def means(figures: Figures) -> list[Figure]:

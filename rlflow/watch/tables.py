@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rlflow import durable
 from rlflow.errors import listed, printable
-from rlflow.figures import SCORE, Of
+from rlflow.figures import SCORE
 from rlflow.watch import served
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
@@ -22,7 +22,7 @@ from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import RunSummary, read_object, reward, stage_seconds
 from rlflow.watch.keys import by_figure
-from rlflow.watch.names import accuracies, change, is_mean, share
+from rlflow.watch.names import accuracies, change, is_mean, is_own, share
 from rlflow.watch.played import last_episode
 from rlflow.watch.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.watch.recorder import NOTES
@@ -152,7 +152,7 @@ def curves(run: Recorded) -> list[RenderableType]:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
         if len(shares := run.curve(metric)) > 1:
             parts += [plain(f"held-out accuracy{which} after iterations"), chart({ALONE: shares}, CURVE, LINES)]
-    own = run.keys(lambda figure: figure.of is Of.STAGE)[:OWN]
+    own = run.keys(is_own)[:OWN]
     rewards = run.keys(is_mean)
     named = {"reward" if len(rewards) == 1 else run.table[name].node: name for name in rewards} | dict(zip(own, own, strict=True))
     drawn = {label: [value for _, value in curve] for label, name in named.items() if len(curve := run.curve(name)) > 1}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from keyed import keyed
 
 from rlflow import RANK0, FlowError, StageError, flow, loss, row, scalar, stage
 from rlflow.author.load import load, load_flow
@@ -85,7 +86,7 @@ def test_state_lives_across_iterations(world, flows):
 
 def test_repeat_takes_fresh_prompts_until_enough_groups_are_kept(world, flows):
     run = world(flows.adaptive)
-    metrics = run.compiled(3).metrics
+    metrics = keyed(run.compiled(3).metrics)
     assert metrics["repeat.body/kept"] == 4
     assert metrics["repeat.body/tries"] > 1
     assert run.stream.position == 3 * metrics["repeat.body/tries"]
@@ -179,7 +180,7 @@ def test_every_kind_of_call_reads_the_iteration_and_the_progress_of_the_run(worl
     run = world(flows.clocked)
     run.engine.iterations = 8
     for iteration in range(3):
-        metrics = run.compiled(5).metrics
+        metrics = keyed(run.compiled(5).metrics)
         assert [metrics[f"{name}/iteration"] for name in CLOCKS] == [iteration] * 5
         assert [metrics[f"{name}/progress"] for name in ("enough", "schedule")] == [iteration / 8] * 2
 
@@ -204,7 +205,7 @@ def test_settings_follow_state_and_progress_in_a_plan_as_eagerly(world, controll
     for iteration in range(4):
         states.append(compiled.engine.state.get("heat", 1.2 - 0.1 * iteration))
         eager.eager(5)
-        metrics = compiled.compiled(5).metrics
+        metrics = keyed(compiled.compiled(5).metrics)
         heats.append(metrics["above/temperature"])
         assert metrics["actor.update/bonus"] == pytest.approx(0.05 * (1 - iteration / 4))
     assert heats == pytest.approx(states)
@@ -294,9 +295,9 @@ def stepwise(prompts, actor, reward):
 def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eager_metrics):
     compiled, eager = world(stepwise), world(stepwise)
     for iteration in range(2):
-        metrics = compiled.compiled(3).metrics
+        metrics = keyed(compiled.compiled(3).metrics)
         eager.eager(3)
-        assert metrics["seen/value"] == eager_metrics["seen/value"] == 2 * iteration + 2
+        assert metrics["seen/value"] == keyed(eager_metrics)["seen/value"] == 2 * iteration + 2
     assert compiled.learned == eager.learned
 
 

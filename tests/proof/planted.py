@@ -49,10 +49,10 @@ class Merged(local.Trainer):
 
     def __init__(self, spec, settings=None):
         super().__init__(spec, settings) if settings is not None else super().__init__(spec)
-        self.first = {name: tensor.detach().clone() for name, tensor in self.network.tensors()}
+        self.begun = {name: tensor.detach().clone() for name, tensor in self.network.tensors()}
 
     def weights(self):
-        yield from self.first.items()
+        yield from self.begun.items()
 
     def pieces(self):
         return None

@@ -65,7 +65,7 @@ def gone(process: int) -> bool:
         ("odd", "raised", "no item"),
         ("nan", "nan", "nan"),
         ("inf", "nan", "-inf"),
-        ("huge", "nan", "inf"),
+        ("huge", "overflow", "which float32 cannot hold"),
         ("text", "type", "returned str"),
         ("100 MB", "type", "returned str"),
         ("list", "type", "returned list"),
@@ -240,7 +240,7 @@ def test_several_rewards_are_their_weighted_sum_and_missing_where_any_is(pool, h
     scores = score_all(bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]), torch.float32)
     assert scores.values.isnan().tolist() == [False, True, False]
     assert scores.values[[0, 2]].tolist() == [0.5 * 4 - 2 * 1 + 4, 0.5 * 10 - 2 * 3 + 10]
-    assert {name: part.missing for name, part in scores.parts.items()} == {"chosen": {"none": 1}, "chosen_2": {"none": 1}}
+    assert {name: part.missing for name, part in scores.parts.items()} == {"chosen": {"none": 1}, "length": {}, "chosen_2": {"none": 1}}
     assert scores.parts["length"].values.tolist() == [1, 4, 3]
 
 

@@ -74,7 +74,7 @@ CALLS = []
 SECONDS = "FAULTY_SECONDS"  # a variable of the environment; see process_faults
 
 
-@stage(gives="advantages", timeout=float(os.environ.get(SECONDS, "2")))
+@stage(gives="advantages", timeout=float(os.environ.get(SECONDS, "2")), pure=False)  # it counts its calls
 def judge(scores, mask, *, fault, once):
     CALLS.append(fault)
     if fault and len(CALLS) == 3 and not os.path.exists(once):
