@@ -28,6 +28,7 @@ from rlflow.errors import Problem, listed
 from rlflow.graph.model import Graph, Node
 from rlflow.own_lines import own_lines
 from rlflow.trace.compile import Program
+from rlflow.training.threads import alone
 
 SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
 LONGEST = 10.0  # seconds that a call may take, of which nothing is said if it takes longer
@@ -74,7 +75,7 @@ def _judged(
     if stage.draws:
         generators = tuple(torch.Generator().manual_seed(row) for row in range(ROWS))
         own["generator"] = generators if stage.dispatch == DP_COMPUTE else generators[0]
-    with torch.random.fork_rng(devices=[]), _one_thread(), contextlib.redirect_stdout(io.StringIO()):
+    with torch.random.fork_rng(devices=[]), alone(), contextlib.redirect_stdout(io.StringIO()):
         call = _Call(partial(stage.function, *(columns.get(name) for name in stage.signature.column_names), **own))
         call.start()
         call.join(min(stage.timeout, LONGEST))
@@ -109,17 +110,6 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
         return
     for (name, kind), value in zip(stage.gives.items(), values, strict=True):
         yield from _misfit(node, stage, name, kind, value)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """A time in which PyTorch computes with one thread: this one lives as long as the run, and would keep a team of others."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:

@@ -40,7 +40,6 @@ from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetrics
-from rlflow.execution.threads import others_alone
 from rlflow.figures import Cause
 from rlflow.interfaces import Interface
 from rlflow.memory.mover import MemoryMover
@@ -51,6 +50,7 @@ from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_columns, group_of, mask_counts, own_rows, token_counts
+from rlflow.training.threads import others_alone
 from rlflow.watch.lines import WaitingLines
 from rlflow.watch.secrets import guard, remember
 

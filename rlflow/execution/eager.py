@@ -26,10 +26,10 @@ from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
-from rlflow.execution.threads import alone
 from rlflow.figures import Figure, Of
 from rlflow.trace import rules
 from rlflow.trace.tracer import LEFT_BEHIND
+from rlflow.training.threads import alone
 
 
 class Bare:

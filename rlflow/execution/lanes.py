@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
 
 from rlflow.passes.lanes import ROOM
+from rlflow.training import threads
 
 Job = Callable[[], None]
 T = TypeVar("T")
@@ -81,3 +83,11 @@ def _begin(job: Job) -> None:
     numbers, take as many as there are cores where torch has not been asked in this thread before."""
     torch.get_num_threads()
     job()
+
+
+@contextlib.contextmanager
+def all_for(lanes: Lanes, lane: str) -> Iterator[None]:
+    """While inside, torch computes in the thread of a lane with as many threads as in this one until now, and everywhere else with one."""
+    lanes.do(lane, threads.keep)
+    with threads.alone():
+        yield

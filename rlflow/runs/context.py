@@ -12,9 +12,8 @@ from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.lanes import Lanes, all_for
 from rlflow.execution.lookahead import Ahead
-from rlflow.execution.threads import all_for
 from rlflow.figures import Cause
 from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from rlflow.execution import threads
-from rlflow.execution.lanes import Lanes
+from rlflow.execution.lanes import Lanes, all_for
+from rlflow.training import threads
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def in_a_new_thread():
 
 def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
     lanes = Lanes({"model": 1, "cpu": 1})
-    with threads.all_for(lanes, "model"):
+    with all_for(lanes, "model"):
         assert lanes.do("model", torch.get_num_threads) == 2
         assert lanes.do("cpu", torch.get_num_threads) == 1
         assert torch.get_num_threads() == in_a_new_thread() == 1
@@ -39,7 +39,7 @@ def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
 def test_a_stage_leaves_no_threads_behind(two_threads):
     """Neither by what torch divides among threads nor by what MKL does."""
     lanes, numbers = Lanes({"model": 1, "cpu": 1}), torch.rand(768)
-    with threads.all_for(lanes, "model"):
+    with all_for(lanes, "model"):
         lanes.do("cpu", lambda: None)
         before = threading.active_count(), len(os.listdir("/proc/self/task"))
         lanes.do("cpu", lambda: numbers.exp().outer(numbers).mm(numbers[:, None]))

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 import torch
 
-from rlflow.execution.lanes import Lanes
-
 
 def keep() -> None:
     """Let this thread go on with as many as it has now, whatever is said later: torch asks when a thread computes for the first time."""
@@ -30,14 +28,6 @@ def alone() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def all_for(lanes: Lanes, lane: str) -> Iterator[None]:
-    """While inside, torch computes in the thread of a lane with as many threads as in this one until now, and everywhere else with one."""
-    lanes.do(lane, keep)
-    with alone():
-        yield
 
 
 def others_alone() -> None:
