@@ -3,7 +3,7 @@ chosen or kept, rows that are asked, state, and weights that were trained by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlflow.errors import Place
@@ -138,11 +138,3 @@ class Walk:
         if hop is not None and node.name not in self.reached:
             self.reached[node.name] = hop
             self.weights.setdefault(node.role or "", Hop(f"weights of {node.role}", node.place, hop))
-
-
-def every(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph and of the bodies in it."""
-    for node in graph.nodes:
-        yield node
-        if node.body is not None:
-            yield from every(node.body)

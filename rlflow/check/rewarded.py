@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 
 from rlflow.author.joint import LossTerm, terms
 from rlflow.author.loss import Loss
-from rlflow.check.reached import Arrival, Hop, Walk, every
+from rlflow.check.reached import Arrival, Hop, Walk
 from rlflow.columns import Level
 from rlflow.errors import Place, Problem, listed
 from rlflow.graph.model import SETTING, Graph, Node, Op
-from rlflow.trace.compile import Program
+from rlflow.trace.compile import Program, all_nodes
 
 SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards", "episode_score")  # by which a stage of the author's judges
 
@@ -21,7 +21,7 @@ def reward_problems(program: Program) -> Iterator[Problem]:
     learn from. Needs a flow whose losses are sound."""
     graph = program.graph
     updates = [node for node in graph.nodes if node.op is Op.UPDATE]
-    rewards = [node for node in every(graph) if node.op is Op.REWARD]
+    rewards = [node for node in all_nodes(graph.nodes) if node.op is Op.REWARD]
     if not updates:
         return
     if not rewards:

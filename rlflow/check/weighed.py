@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlflow.check.reached import every
 from rlflow.errors import Problem
 from rlflow.graph.model import Column, Node, Op
-from rlflow.trace.compile import Program
+from rlflow.trace.compile import Program, all_nodes
 
 
 def weight_problems(program: Program) -> Iterator[Problem]:
     """Errors of weights that do nothing: those of rewards whose scores are divided by their own deviation, which takes any factor out, in a
     flow that does not ask for the weight."""
-    nodes = list(every(program.graph))
+    nodes = list(all_nodes(program.graph.nodes))
     for node in nodes:
         weight = program.weights.get(node.role or "", 1.0)
         if node.op is Op.REWARD and weight != 1 and node.role not in program.weighed and _divided(program, node, nodes):
