@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import places_of
 from rlflow.data.fields import Record, Response
-from rlflow.data.turns import joined
+from rlflow.data.turns import answered, joined
 from rlflow.errors import PlanError
 
 TOGETHER = 256  # pairs that are encoded at once
@@ -34,9 +34,8 @@ def _equal(data: Dataset, records: Sequence[Record], hasty: bool) -> Iterator[Re
 def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[list[int] | None]:
     """The ids of responses of records; None for those that cannot be encoded, which are faults of their own."""
     try:
-        plain = iter(data.encoder.responses([response for _, response in responses if isinstance(response, str)]))
-        return [next(plain) if isinstance(response, str) else joined(data.encoder.turns(data.wording.of(record), response))[0]
-                for record, response in responses]
+        turns = answered(data.encoder, [(data.wording.of(record), response) for record, response in responses])
+        return [joined(each)[0] for each in turns]
     except PlanError:
         return [None] * len(responses) if len(responses) == 1 else [ids for each in responses for ids in _ids(data, [each])]
 

@@ -26,8 +26,8 @@ def test_pairs_of_equal_responses_are_found_with_their_places(pairs, seconds):
 
 def test_texts_that_a_tokenizer_does_not_tell_apart_are_equal_while_there_is_time(jsonl, pairs):
     class Alike(type(pairs.encoder)):
-        def responses(self, texts):
-            return super().responses([text.lower() for text in texts])
+        def responses(self, texts, chat=True):
+            return super().responses([text.lower() for text in texts], chat)
 
     data = open_data(jsonl({"prompt": "p", "chosen": "A", "rejected": "a"}), telling=lambda encoder: Alike())
     assert (len(equal_pairs(data)), len(equal_pairs(data, -1))) == (1, 0)
@@ -35,10 +35,10 @@ def test_texts_that_a_tokenizer_does_not_tell_apart_are_equal_while_there_is_tim
 
 def test_a_response_that_cannot_be_encoded_is_equal_to_none(pairs):
     class Broken(type(pairs.encoder)):
-        def responses(self, texts):
+        def responses(self, texts, chat=True):
             if "b" in texts:
                 raise PlanError.of("tokenizer", "no")
-            return super().responses(texts)
+            return super().responses(texts, chat)
 
     object.__setattr__(pairs, "encoder", Broken())
     assert [record.number for record in equal_pairs(pairs)] == [0, 2, 4]
