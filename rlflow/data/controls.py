@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -53,6 +53,7 @@ class Controls:
         named = {str(token): number for token, number in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)}
         added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special or str(token) in template}
         self.ids = {text: int(number) for text, number in {**named, **added}.items() if text.strip()}
+        self.numbers = frozenset(self.ids.values())
         self._flags = {str(token): (token.lstrip, token.rstrip) for token in tokenizer.added_tokens_decoder.values()}
 
     @cached_property
@@ -76,10 +77,9 @@ class Controls:
         """The ids of texts in which control tokens are those that a template wrote, and no others. ``encode``: the tokenizer's own way, in
         which every control token that stands in a text becomes one. Raises PlanError."""
         rows = encode(texts) if texts else []
-        every = set(self.ids.values())
         for place, text in enumerate(texts):
             written = len(self.pattern.findall(text))
-            if hidden.within(text) or sum(token in every for token in rows[place]) > written:
+            if hidden.within(text) or sum(token in self.numbers for token in rows[place]) > written:
                 rows[place] = [token for ids in self._pieces(text, hidden, encode) for token in ids]
         return rows
 
@@ -87,7 +87,7 @@ class Controls:
         """The ids of a text, stretch by stretch: between control tokens of the template those of ordinary tokens."""
         stretch = ""
         for piece, control in self._divided(text):
-            if not control and (hidden.within(piece) or set(encode([piece])[0]) & set(self.ids.values())):
+            if not control and (hidden.within(piece) or self.numbers.intersection(encode([piece])[0])):
                 if stretch:
                     yield encode([stretch])[0]
                 yield self._plain(hidden.resolved(piece))
@@ -114,7 +114,7 @@ class Controls:
     def _plain(self, text: str) -> list[int]:
         """The ids of a text in which nothing is a control token. Raises PlanError where the tokenizer has no others for it."""
         ids = self._without(text)
-        if set(ids) & set(self.ids.values()):
+        if self.numbers.intersection(ids):
             raise PlanError.of("control-tokens", "the tokenizer has no other tokens for the text of a control token",
                                found=repr(text[:80]), expected="a tokenizer with ordinary tokens for each character",
                                remedy="another model; where what an environment says may be control tokens, --env.control_tokens allow")
@@ -127,11 +127,11 @@ class Controls:
             return lambda text: list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
         from tokenizers import Tokenizer
 
-        inner = Tokenizer.from_str(json.dumps(without(json.loads(self.tokenizer.backend_tokenizer.to_str()), set(self.ids.values()))))
+        inner = Tokenizer.from_str(json.dumps(without(json.loads(self.tokenizer.backend_tokenizer.to_str()), self.numbers)))
         return lambda text: list(inner.encode(text, add_special_tokens=False).ids)
 
 
-def without(state: dict[str, Any], ids: set[int]) -> dict[str, Any]:
+def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
     """A tokenizer, as its JSON, that finds none of these added tokens in a text. Every other token keeps its id."""
     vocabulary = state["model"]["vocab"]
     known = set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
@@ -150,7 +150,7 @@ def _within(part: Any) -> Any:
 
 
 def _texts(said: Any) -> Iterator[str]:
-    """The texts of a value: itself, or those of what it holds, names included."""
+    """All texts in a value, keys of mappings included."""
     if isinstance(said, str):
         yield said
     elif isinstance(said, Mapping | list | tuple):
