@@ -115,8 +115,7 @@ class Weighted:
         if lost:
             names = [*(reward.name for reward in self.functions), *(model.spec.name for model in self.models)]
             cause = Cause("overflow", "+".join(names))
-            figure = Figure(Of.MISSING, cause.name, part=cause.reward)
-            metrics |= merged([{figure: metrics.get(figure, PartialMetric.sum(0.0))}, {figure: PartialMetric.sum(lost)}])
+            metrics = merged([metrics, {Figure(Of.MISSING, cause.name, part=cause.reward): PartialMetric.sum(lost)}])
             self.reasons.setdefault(cause, OF_SUM)
         return sums, metrics
 
