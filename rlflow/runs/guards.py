@@ -20,7 +20,7 @@ class Guard:
     def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, str]]) -> None:
         self.options, self.reasons = options, reasons
         self.bad = 0  # iterations in a row in which an update could take no step
-        self.merged: set[str] = set()  # updates whose adapters were warned of
+        self._merged: set[str] = set()  # updates whose adapters were warned of
         self._known: set[Cause] = set()  # causes of missing rewards that were said
 
     def check(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
@@ -49,6 +49,16 @@ class Guard:
             yield (f"{counts[cause]} rewards are missing, and their rows are left out: {cause}: {message} "
                    f"(from now on counted alone, as reward/missing_* of the metrics{traceback})")
 
+    def merge_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
+        """A warning for each update whose adapters lose more than half of what they have learned where they are merged, once."""
+        for figure, share in figures.items():
+            if figure.of is Of.UPDATE and figure.name == MERGE_ROUNDING and share > HALF and figure.node not in self._merged:
+                self._merged.add(figure.node)
+                yield (f"{figure.node}: merged into weights of fewer bits, what the adapters have learned is off by {share:.0%} of its "
+                       "size, and rows are sampled with that. The share falls as they learn more; --dtype float32, or a larger --lr, is "
+                       "more exact. final/ has the merged weights in float32, and the adapters beside them (from now on the metric alone "
+                       "tells)")
+
     def _missing(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
         rate = _rate(figures)
         if rate <= self.options.max_missing:
@@ -74,17 +84,6 @@ def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
         if figure.of is Of.UPDATE and figure.name == "loss" and not math.isfinite(value):
             yield (f"{figure.node}: the loss is {value}, although its gradient is finite, with which the steps were taken; a term without "
                    "a gradient is too large for float32 or NaN, and the metric is null")
-
-
-def merge_warnings(figures: Mapping[Figure, float], told: set[str]) -> Iterator[str]:
-    """A warning for each update whose adapters lose more than half of what they have learned where they are merged; ``told``: those that
-    were warned of, which grows."""
-    for figure, share in figures.items():
-        if figure.of is Of.UPDATE and figure.name == MERGE_ROUNDING and share > HALF and figure.node not in told:
-            told.add(figure.node)
-            yield (f"{figure.node}: merged into weights of fewer bits, what the adapters have learned is off by {share:.0%} of its size, "
-                   "and rows are sampled with that. The share falls as they learn more; --dtype float32, or a larger --lr, is more exact. "
-                   "final/ has the merged weights in float32, and the adapters beside them (from now on the metric alone tells)")
 
 
 def _rate(figures: Mapping[Figure, float]) -> float:

@@ -23,7 +23,7 @@ from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
 from rlflow.runs.evaluate import Accuracy, shown, unvoted
 from rlflow.runs.fates import fate_metrics
 from rlflow.runs.funnel import funnel_metrics, without_funnel
-from rlflow.runs.guards import Guard, loss_warnings, merge_warnings, mismatch_warnings, short_repeat_warnings
+from rlflow.runs.guards import Guard, loss_warnings, mismatch_warnings, short_repeat_warnings
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
 from rlflow.spans import flat
@@ -185,7 +185,7 @@ class Loop:
         self.records.traffic(iteration, self.context.engine.traffic())
         warnings = [*short_repeat_warnings(self.context.plan, figures), *mismatch_warnings(self.options, figures, outcome.sampler),
                     *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over(),
-                    *loss_warnings(figures), *merge_warnings(figures, self.guard.merged),
+                    *loss_warnings(figures), *self.guard.merge_warnings(figures),
                     *self.guard.missing_warnings(figures)]  # fmt: skip
         try:
             self.guard.check(iteration, figures, outcome.summary)

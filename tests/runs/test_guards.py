@@ -6,7 +6,7 @@ from rlflow.config.options import Options
 from rlflow.errors import StageError
 from rlflow.execution.summary import IterationSummary
 from rlflow.figures import Cause, Figure, Of
-from rlflow.runs.guards import Guard, loss_warnings, merge_warnings
+from rlflow.runs.guards import Guard, loss_warnings
 
 NONE, NAN = Cause("none", "f"), Cause("nan", "f")
 
@@ -76,8 +76,8 @@ def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
 
 
 def test_adapters_that_merging_rounds_away_are_told_once():
-    metrics, told = {Figure(Of.UPDATE, "merge_rounding", f"{role}.update", role): share
-                     for role, share in (("actor", 0.84), ("critic", 0.5))}, set()
-    (warning,) = merge_warnings(metrics, told)
+    guard = Guard(Options(), dict)
+    figures = {Figure(Of.UPDATE, "merge_rounding", f"{role}.update", role): share for role, share in (("actor", 0.84), ("critic", 0.5))}
+    (warning,) = guard.merge_warnings(figures)
     assert "actor.update: merged into weights of fewer bits, what the adapters have learned is off by 84%" in warning
-    assert list(merge_warnings(metrics, told)) == []
+    assert list(guard.merge_warnings(figures)) == []
