@@ -119,10 +119,8 @@ def prepare(
         note(str(warning))
     if placed.placement is not None and not placed.placement.threads:
         ask("ray", "cluster")
-    for spec in specs.values():
-        if begun and not spec.source.repeatable:
-            note(f"{spec.name} says that an episode cannot be played again (repeatable = False): what the run samples from here on may be "
-                 "other than it would have been")
+    for line in unrepeatable(specs) if begun else ():
+        note(line)
     tools = with_tools_of(specs)
     telling = partial(told_of_tools, spec=tools)
     if data is None:
@@ -138,8 +136,7 @@ def prepare(
         traced_with = trace_options(options, config.sampling, data, rewards, specs)
         program = with_urls(compile_with_data(flow, hp, traced_with, note), config.urls)
         note_warnings(report.of_functions, note)
-        data = replace(data, numbered=reads_prompt_id(program.graph))
-        data = replace(data, encoder=with_tools(data, tools))
+        data = replace(data, numbered=reads_prompt_id(program.graph), encoder=with_tools(data, tools))
         opened = partial(open_sets, options, config.data, config.tokenizer_folder,
                          lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs), telling=telling)
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
@@ -157,6 +154,14 @@ def prepare(
         services.close()
         watchdog.close()
         raise
+
+
+def unrepeatable(specs: Specs) -> Iterator[str]:
+    """A line for each environment whose episodes cannot be played again, which a run that goes on may miss."""
+    for spec in specs.values():
+        if not spec.source.repeatable:
+            yield (f"{spec.name} says that an episode cannot be played again (repeatable = False): what the run samples from here on may "
+                   "be other than it would have been")
 
 
 def rotated_rows(
@@ -262,18 +267,11 @@ def _assemble(
     services.start()  # they get ready while models are loaded
     updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
     if options.pools:
-        from rlflow.runs import pools  # a run in one process loads nothing of it
+        from rlflow.runs.pools import worker_setups  # a run in one process loads nothing of it
 
-        setups = pools.worker_setups(program, config, training, traced_with, updates)
-        if placed.where.threads:
-            runtime = pools.in_threads(plan, options, setups, prompts)
-        else:
-            from rlflow.runs.ray_pools import on_ray  # needs Ray
-
-            runtime = on_ray(plan, placed, setups, prompts, watchdog, note)
+        runtime = _loader(plan, placed, watchdog, note)(worker_setups(program, config, training, traced_with, updates), prompts)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
-
     runtime.engine.asking = asked
     environments = Environments(traced_with.environments, graph, options)
     runtime.engine.environments = environments.pools
@@ -347,6 +345,17 @@ def kept_files(folder: Path | None, replies: bool) -> dict[str, bytes]:
     except OSError as error:
         raise unreadable(folder, error) from error
     return files | (ends_of(folder).written(files) if replies else {})
+
+
+def _loader(plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]) -> Callable[[Any, Prompts], Runtime]:
+    """Loads the models of pools, given what their workers need to know and the prompts: in threads of this process, or on Ray."""
+    if placed.where.threads:
+        from rlflow.runs.pools import in_threads
+
+        return partial(in_threads, plan, placed.options)
+    from rlflow.runs.ray_pools import on_ray  # needs Ray
+
+    return lambda setups, prompts: on_ray(plan, placed, setups, prompts, watchdog, note)
 
 
 def _in_process(
