@@ -62,9 +62,9 @@ def window(stop: Sequence[str]) -> int:
 
 
 def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Callable[[list[int], int], bool]:
-    """Whether one of the ``free`` newest tokens (the second argument), of which the newest is asked about, completes one of the strings.
-    Special tokens in a string are met by their ids alone: the same letters in other tokens are text. bare: strings without any are looked
-    for in the text without special tokens."""
+    """A function of the last tokens of a row and of how many of them are new (``free``): whether a new token completes one of the strings.
+    A special token in a string matches its id only; the same letters in other tokens do not. bare: strings without special tokens are
+    searched in the text without special tokens."""
     if not stop:
         return lambda tokens, free: False
     last = window(stop)

@@ -31,7 +31,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 PAUSE_SECONDS = 600.0
 TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them
-COLDEST = 0.01  # vLLM samples no colder than that, and would take it in place of what was asked for
+COLDEST = 0.01  # the lowest temperature above 0 that vLLM samples at; it silently raises lower ones to this
 HOTTEST = 2.0  # and refuses more
 
 

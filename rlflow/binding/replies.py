@@ -44,8 +44,8 @@ def _goes_on(node: Node) -> str:
 
 
 def _turn_problems(template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None) -> Iterator[Problem]:
-    """What is wrong with turns that an environment says or an `ask` puts after a reply. Text of an environment goes on as it is, so that a
-    template in which no message can follow is a warning there."""
+    """What is wrong with turns that an environment says or an `ask` puts after a reply. If no message can follow a reply in the template,
+    that is only a warning for an environment: it can still say text."""
     question = {"role": "user", "content": QUESTION}
     place = ask.place if ask is not None else spec.place if spec is not None else None
     try:

@@ -125,7 +125,7 @@ def _ends(folder: Path, rendering: Callable[[], ChatTemplate] | None) -> Ends:
 
 
 def template_of(folder: Path) -> ChatTemplate | None:
-    """The chat template of a folder that needs no tools, by its files; None where it has none."""
+    """The chat template of a folder that needs no tools, by its files; None if it has no template."""
     templates = pretrained.read_templates(folder)
     text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
     return ChatTemplate(folder, text, pretrained.read_special_tokens(folder)) if text is not None else None

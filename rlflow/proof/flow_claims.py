@@ -23,7 +23,7 @@ from rlflow.training.objective import New
 
 SETS = 6  # of scores
 FACTORS = (1.0, 100.0, -100.0)  # of made scores, which are from 0 to 1: others are tried where those change nothing, as below a threshold
-FOLLOWS = 0.1  # the least correlation of what scores change with what the push changes
+FOLLOWS = 0.1  # the least correlation between changes of the scores and changes of the push
 AGAINST = -0.3  # a correlation below it is no accident of the few rows of a rehearsal: what is paid more is made less likely
 ROUNDING = 1e-4  # of a gradient in float32, over its size
 FAR = 0.01  # of a push, over its size, from which steps of an optimizer have to differ

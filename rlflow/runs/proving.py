@@ -52,7 +52,7 @@ def quick(context: RunContext) -> list[Claim]:
         error.message += f"\n  {IN_REHEARSAL}"
         raise
     finally:
-        context.engine.moved()  # of what was moved for it nothing is told
+        context.engine.moved()  # the run's records leave out what the rehearsal moved and ran
         context.engine.ran()
         context.engine.traffic()
 
