@@ -11,11 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow.binding.dataset import template_kwargs, true_or_false
+from rlflow.binding.dataset import true_or_false
 from rlflow.binding.environments import by_role
 from rlflow.binding.roles import Roles
 from rlflow.binding.tool_prompts import told_of_tools
 from rlflow.config.flags import RunConfig
+from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError, listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.settings import parse
 from rlflow.columns import Level
 from rlflow.config.flags import RunConfig, evaluation_names
+from rlflow.config.template_kwargs import TEMPLATE, number, template_kwargs
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder
 from rlflow.data.fields import FIELDS, Record
@@ -23,7 +23,6 @@ from rlflow.errors import PlanError, listed, nearest
 
 TEXT_OPTIONS = ("system", "template", "split")
 COUNTS: dict[str, Any] = {"max_prompt": Annotated[int, Ge(1)], "seed": Annotated[int, Ge(0)]}
-TEMPLATE = "template_kwargs"  # variables of the chat template, as a JSON object or each by its name behind a dot
 SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are one for all sources
 
 
@@ -96,20 +95,6 @@ def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wa
     return {**options, "fields": fields or None, "task": task or None}
 
 
-def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of the chat template among the values of ``--data.NAME``. Raises PlanError for what is no JSON object."""
-    whole = values.get(TEMPLATE) or {}
-    if isinstance(whole, str):
-        try:
-            whole = json.loads(whole)
-        except ValueError:
-            whole = None
-    if not isinstance(whole, Mapping):
-        raise PlanError.of("flag", f"--data.{TEMPLATE} is a JSON object", found=str(values[TEMPLATE]), expected='{"NAME": VALUE, …}',
-                           remedy=f"--data.{TEMPLATE} '{{\"enable_thinking\": false}}'")
-    return {**whole, **{name.partition(".")[2]: number(value) for name, value in values.items() if name.startswith(f"{TEMPLATE}.")}}
-
-
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
     """Raises PlanError where the flow learns from responses of the data, and they have none or are of the other shape."""
     wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
@@ -134,20 +119,6 @@ def true_or_false(value: Any) -> bool:
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of("flag", "--data.chat is true or false", found=str(value), expected="true or false", remedy="--data.chat true")
     return str(value).lower() == "true"
-
-
-def number(value: Any) -> Any:
-    """A task parameter from text: an int, a float, true or false, or the text."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
 
 
 def made_up(flow: Flow) -> Dataset:

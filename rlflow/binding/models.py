@@ -52,7 +52,8 @@ def make_models(
 
 def ends(role: BoundRole) -> tuple[int, ...]:
     """The tokens at which a role's rows end; () where it samples none, and where its backend needs no model."""
-    return ends_of(role.folder).ids if role.needs.generator and role.folder is not None and role.generator.backend != "null" else ()
+    samples = role.needs.generator and role.generator.backend != "null"
+    return ends_of(role.folder, role.variables).ids if samples and role.folder is not None else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rlflow.binding.environments import Specs, by_role, sampling_roles
-from rlflow.data.chat import QUESTION, ChatTemplate
-from rlflow.data.ends import ends_of, template_of
+from rlflow.data.chat import QUESTION, ChatTemplate, check_variables
+from rlflow.data.ends import NONE, Variables, ends_of, template_of
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import Graph, Node, Op
@@ -19,21 +19,32 @@ Folders = Mapping[str, str | Path | None]  # by role
 
 
 def reply_problems(
-    graph: Graph, default: str | Path | None, own: Folders, specs: Specs = MappingProxyType({}), chat: bool = True
+    graph: Graph, default: str | Path | None, own: Folders, specs: Specs = MappingProxyType({}), chat: bool = True,
+    variables: Variables = NONE,
 ) -> Iterator[Problem]:
     """Problems of folders whose files contradict each other about what ends a reply, and of templates in which no turn can follow one.
     ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that have another; ``specs``: environments; ``chat``:
-    whether text goes through a chat template, where there is one."""
+    whether text goes through a chat template, where there is one; ``variables``: those that a template gets beside messages."""
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
     for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
-        yield from ends_of(each).problems
+        yield from ends_of(each, variables).problems
+    yield from _variable_problems(default, variables)
     asks = {role: node for node in used_nodes(graph) if chat and (role := _goes_on(node))}
     environments = by_role(specs, graph)
     for role in dict.fromkeys([*environments, *asks]):
         folder = own.get(role) or default
-        template = template_of(Path(folder).absolute()) if folder is not None else None
+        template = template_of(Path(folder).absolute(), variables) if folder is not None else None
         if template is not None:
             yield from _turn_problems(template, environments.get(role), asks.get(role))
+
+
+def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:
+    """What is wrong with the variables of the chat template of the folder whose tokenizer encodes the data."""
+    template = template_of(Path(default).absolute()) if default is not None and variables else None
+    try:
+        check_variables(variables, template)
+    except PlanError as error:
+        yield from error.problems
 
 
 def _goes_on(node: Node) -> str:

@@ -17,6 +17,7 @@ from rlflow.config.folders import model_folder
 from rlflow.config.meant import Known
 from rlflow.config.names import setting_problems, untouched
 from rlflow.config.options import Options
+from rlflow.config.template_kwargs import template_kwargs
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.graph.model import HALVES, Graph, Op, RoleUse
@@ -79,6 +80,7 @@ class BoundRole:
     config: RoleConfig  # its settings as they were written
     folder: Path | None  # of the model; None where its backends need none
     needs: Halves
+    variables: Mapping[str, Any]  # that the model's chat template gets beside messages
     trainer: BoundHalf
     generator: BoundHalf
 
@@ -141,9 +143,9 @@ def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRo
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
     sampling = [use.name for use in uses if use.generates]
-    known = Known(config.own, tuple(use.name for use in uses), lambda: sampling)
+    known, variables = Known(config.own, tuple(use.name for use in uses), lambda: sampling), template_kwargs(config.data)
     for use, needs in uses.items():
-        role, wrong = _bind(use, needs, config.role(use.name), config.options, known)
+        role, wrong = _bind(use, needs, config.role(use.name), config.options, known, variables)
         problems += wrong
         if role is not None:
             roles[use.name] = role
@@ -153,7 +155,7 @@ def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRo
 
 
 def _bind(
-    use: RoleUse, needs: Halves, config: RoleConfig, options: Options, known: Known
+    use: RoleUse, needs: Halves, config: RoleConfig, options: Options, known: Known, variables: Mapping[str, Any]
 ) -> tuple[BoundRole | None, list[Problem]]:
     kinds = {half: half_class(name, half) for half, name in config.backends.items()}
     folder = _folder(config, options.model)
@@ -168,7 +170,7 @@ def _bind(
         return None, problems
     device = device_in(options.device)
     halves = (_bind_half(half, kinds[half], config, device) for half in HALVES)
-    return BoundRole(use, config, folder, needs, *halves), []
+    return BoundRole(use, config, folder, needs, variables, *halves), []
 
 
 def _bind_half(half: str, kind: Any, config: RoleConfig, device: str) -> BoundHalf:

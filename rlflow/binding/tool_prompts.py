@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlflow.binding.environments import Specs, by_role
@@ -51,13 +52,16 @@ def told_of_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
         raise PlanError(*_at(spec, error)) from error
 
 
-def template_problems(graph: Graph, default: str | None, own: Mapping[str, str], specs: Specs) -> Iterator[Problem]:
+def template_problems(
+    graph: Graph, default: str | None, own: Mapping[str, str], specs: Specs, variables: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[Problem]:
     """Problems of the model folders of roles whose environments have tools, by the folders' files: no tokenizer is loaded. A run finds
-    them as it opens its data. ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that name one."""
+    them as it opens its data. ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that name one;
+    ``variables``: those of the chat template."""
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
             try:
-                check_folder(model_folder(str(folder), f"--model or --{role}.model"), schemas(spec))
+                check_folder(model_folder(str(folder), f"--model or --{role}.model"), schemas(spec), variables)
             except PlanError as error:
                 yield from _at(spec, error)
 

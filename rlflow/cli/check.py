@@ -19,6 +19,7 @@ from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
 from rlflow.config.meant import Known
 from rlflow.config.names import role_types, setting_problems
+from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.fields import FIELDS
 from rlflow.data.records import read
 from rlflow.data.spec import SourceSpec, parse_sources
@@ -58,10 +59,11 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     options = trace_options(config)
     default = packaged(flow.name)[1].get("model") if uses_packaged(config.values) else config.tokenizer_folder
     own = {name: str(values["model"]) for name, values in config.roles.items() if "model" in values}
+    variables, chat = template_kwargs(config.data), str(config.data.get("chat")).lower() != "false"
 
     def bound(graph: Graph) -> Iterator[Problem]:
-        yield from template_problems(graph, default, own, options.environments)
-        yield from reply_problems(graph, default, own, options.environments, chat=str(config.data.get("chat")).lower() != "false")
+        yield from template_problems(graph, default, own, options.environments, variables)
+        yield from reply_problems(graph, default, own, options.environments, chat, variables)
 
     return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
 

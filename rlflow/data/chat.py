@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ PORTION = 1 << 22  # characters that are sent at once, since the memory of the r
 THOUGHT = "</think>"  # with which templates know the end of a thought
 SEPARATE = "give each turn of the assistant as a completion of its own, with what came before in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")
+SET_HERE = ("messages", "tools", "documents", "add_generation_prompt")  # variables that rlflow gives a template
 QUESTION = "question"  # what stands for any first turn where only what follows it is wanted
 REPLY = "\ue000reply\ue000"  # what stands for any reply; characters for private use, so that no other text has it
 
@@ -172,6 +174,18 @@ class ChatTemplate:
         if process.returncode == -signal.SIGPROF:
             return f"it takes more than {request['seconds']:g} s of processor time for {len(request['conversations'])} of them"
         return f"the process that renders it ended with {process.returncode}"
+
+
+def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
+    """Raises PlanError for variables of a chat template that rlflow sets, and for one that ``template`` does not read."""
+    set_here = next((name for name in variables if name in SET_HERE), "")
+    if set_here:
+        raise PlanError.of("data-setting", f"'template_kwargs' has '{set_here}', which rlflow itself gives the chat template",
+                           found=set_here, expected="other variables, such as enable_thinking", remedy=f"leave {set_here} out")
+    unread = (name for name in variables if template is not None and not re.search(rf"\b{re.escape(name)}\b", template.text))
+    if template is not None and (name := next(unread, "")):
+        raise PlanError.of("data-setting", f"'template_kwargs' has no effect: the chat template of {template.folder} reads no '{name}'",
+                           found=name, expected="a variable that the template reads", remedy=f"correct {name}, or leave it out")
 
 
 def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from rlflow import pretrained
-from rlflow.data.chat import QUESTION, REPLY, ChatTemplate
+from rlflow.data.chat import QUESTION, REPLY, ChatTemplate, check_variables
 from rlflow.data.controls import Controls, StandIns
 from rlflow.data.ends import Ends, ends_of
 from rlflow.data.fields import Record
@@ -247,7 +246,7 @@ class TokenizerEncoder:
     @cached_property
     def ends(self) -> Ends:
         """The tokens at which replies of the model end."""
-        return ends_of(self.folder, lambda: self._template)
+        return ends_of(self.folder, self.variables, lambda: self._template)
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """The token ids of each response, with the token that ends it: in a chat what the template writes after a reply, else the
@@ -334,9 +333,9 @@ class TokenizerEncoder:
     def _chats(self, conversations: list[list[Message]]) -> list[str]:
         return self._template.render(conversations) if conversations else []
 
-    def unread(self) -> str:
-        """The first of the variables that the chat template does not read; empty where it reads all."""
-        return next((name for name in self.variables if not re.search(rf"\b{re.escape(name)}\b", self._template.text)), "")
+    def check_variables(self) -> None:
+        """Raises PlanError for variables that rlflow sets or that the chat template does not read."""
+        check_variables(self.variables, self._template if self.chats and self.variables else None)
 
     @property
     def _variables(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from rlflow import pretrained
 from rlflow.data.chat import QUESTION, ChatTemplate
@@ -82,17 +84,25 @@ class Ends:
         return ", ".join(f"{self.words[token]} ({token})" if token in self.words else str(token) for token in tokens)
 
 
-_known: dict[Path, tuple[object, Ends]] = {}
+Variables = Mapping[str, Any]  # that a run gives the chat template beside messages
+NONE: Variables = MappingProxyType({})
+_known: dict[tuple[Path, str], tuple[object, Ends]] = {}  # by folder and variables
 
 
-def ends_of(folder: Path, rendering: Callable[[], ChatTemplate] | None = None) -> Ends:
+def ends_of(folder: Path, variables: Variables = NONE, rendering: Callable[[], ChatTemplate] | None = None) -> Ends:
     """The ends of a model folder, by its files; the tokenizer is loaded only where these do not say what its end of text is. What cannot be
-    read names nothing: whoever loads it says so. ``rendering``: gives the folder's chat template, where one is in use."""
+    read names nothing: whoever loads it says so. ``variables``: those of the chat template; ``rendering``: gives the folder's chat template
+    with them, where one is in use."""
     folder = folder.absolute()
-    stamp, (known, ends) = _stamp(folder), _known.get(folder, (None, None))
+    key = (folder, repr(sorted(variables.items())))
+    stamp, (known, ends) = _stamp(folder), _known.get(key, (None, None))
     if ends is None or known != stamp:
-        ends = _ends(folder, rendering)
-        _known[folder] = stamp, ends
+        template = template_of(folder, variables)
+        if template is not None and rendering is not None:
+            with contextlib.suppress(PlanError):  # of several templates, none of which is the default
+                template = rendering()
+        ends = _ends(folder, template)
+        _known[key] = stamp, ends
     return ends
 
 
@@ -103,19 +113,15 @@ def _stamp(folder: Path) -> tuple[object, ...]:
     return tuple((each.st_mtime_ns, each.st_size) if each else None for each in stats)
 
 
-def _ends(folder: Path, rendering: Callable[[], ChatTemplate] | None) -> Ends:
+def _ends(folder: Path, template: ChatTemplate | None) -> Ends:
     configs = {name: tokens for name, tokens in pretrained.read_end_tokens(folder).items() if tokens}
     added, end = pretrained.read_added_tokens(folder), pretrained.read_special_tokens(folder)["eos_token"]
     if end not in added:
         added, end = _loaded(folder, added)
     text = {TEXT: (added[end],)} if end in added else {}
     words = {number: word for word, number in added.items()}
-    template = template_of(folder)
     if template is None:
         return Ends(folder, configs | text, words)
-    if rendering is not None:
-        with contextlib.suppress(PlanError):  # of several templates, none of which is the default
-            template = rendering()
     after, alone = _after_reply(template)
     space, token = closing(after or "", added)
     always = alone is None or closing(alone, added)[1] == token
@@ -124,11 +130,11 @@ def _ends(folder: Path, rendering: Callable[[], ChatTemplate] | None) -> Ends:
     return Ends(folder, of_chat | configs | text, words, space if own else "", always, after is not None)
 
 
-def template_of(folder: Path) -> ChatTemplate | None:
-    """The chat template of a folder that needs no tools, by its files; None if it has no template."""
+def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | None:
+    """The chat template of a folder that needs no tools, by its files, with these variables; None if it has no template."""
     templates = pretrained.read_templates(folder)
     text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
-    return ChatTemplate(folder, text, pretrained.read_special_tokens(folder)) if text is not None else None
+    return ChatTemplate(folder, text, {**pretrained.read_special_tokens(folder), **variables}) if text is not None else None
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:

@@ -20,7 +20,6 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.messages import is_plain
 
 STEP = 1024  # records that are encoded at once
-SET_HERE = ("messages", "tools", "documents", "add_generation_prompt")  # variables of a chat template that rlflow gives it
 TRIED = 1000  # records of which at least one must suit the settings
 
 
@@ -61,7 +60,8 @@ def open_data(
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())
     wording = Wording(encoder.chats if chat is None else chat, system, template, variables)
-    _check_variables(encoder, variables)
+    if isinstance(encoder, TokenizerEncoder):
+        encoder.check_variables()
     name = os.path.expanduser(os.fspath(spec))
     if _is_task(name):
         _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
@@ -75,17 +75,6 @@ def open_data(
     dataset = Dataset(**data, encoder=encoder, wording=wording, model_prompt=wanted.model_prompt)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
-
-
-def _check_variables(encoder: Encoder, variables: Mapping[str, Any]) -> None:
-    """Raises PlanError for variables of the chat template that rlflow sets, and for one that the template does not read."""
-    set_here = next((name for name in variables if name in SET_HERE), "")
-    if set_here:
-        raise PlanError.of("data-setting", f"'template_kwargs' has '{set_here}', which rlflow itself gives the chat template",
-                           found=set_here, expected="other variables, such as enable_thinking", remedy=f"leave {set_here} out")
-    if isinstance(encoder, TokenizerEncoder) and encoder.chats and (name := encoder.unread()):
-        raise PlanError.of("data-setting", f"'template_kwargs' has no effect: the chat template of {encoder.folder} reads no '{name}'",
-                           found=name, expected="a variable that the template reads", remedy=f"correct {name}, or leave it out")
 
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:

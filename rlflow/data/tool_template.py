@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlflow import pretrained
@@ -35,15 +36,16 @@ def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], p
     return opening
 
 
-def check_folder(folder: Path, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Judge the template of a model folder by its files. Raises PlanError as ``check_template`` does, and where there is no template."""
+def check_folder(folder: Path, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Judge the template of a model folder by its files. ``variables``: those that it is given beside messages. Raises PlanError as
+    ``check_template`` does, and where there is no template."""
     templates = pretrained.read_templates(folder)
     if not templates:
         raise no_template(folder)
     text = templates.get(pretrained.TOOL_TEMPLATE) or templates.get(pretrained.DEFAULT_TEMPLATE)
     if text is not None:  # of several without a name that is known none is chosen, which the tokenizer's own error tells
-        variables = {**pretrained.read_special_tokens(folder), "tools": list(tools)}
-        check_template(ChatTemplate(folder, text, variables), tools, pretrained.parses_responses(folder))
+        given = {**pretrained.read_special_tokens(folder), **variables, "tools": list(tools)}
+        check_template(ChatTemplate(folder, text, given), tools, pretrained.parses_responses(folder))
 
 
 def no_template(folder: Path) -> PlanError:

@@ -43,7 +43,7 @@ from rlflow.columns import SOURCE
 from rlflow.config.flags import NULL, RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
-from rlflow.data.ends import ends_of
+from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.execution.engine import Engine, Scorer
@@ -190,7 +190,7 @@ def rotated_rows(
 def replies(graph: Graph, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs) -> list[Problem]:
     """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that cannot do what the flow asks."""
     folders = {name: role.folder for name, role in placed.roles.items()}
-    problems = list(reply_problems(graph, tokenizer, folders, specs, data.wording.chat))
+    problems = list(reply_problems(graph, tokenizer, folders, specs, data.wording.chat, data.wording.template_kwargs))
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise PlanError(*errors)
     return problems
@@ -258,7 +258,8 @@ def _assemble(
         note(str(warning))
     inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
                                             traced_with.environments)) if judge else None
-    files = {name: kept_files(role.folder, role.use.head == "logprobs") for name, role in roles.items() if name in graph.changed_roles}
+    files = {name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
+             for name, role in roles.items() if name in graph.changed_roles}  # fmt: skip
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
@@ -334,17 +335,17 @@ def depends_on(
     return find_dependencies(sources, placed.options)
 
 
-def kept_files(folder: Path | None, replies: bool) -> dict[str, bytes]:
+def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
     """The small files of the model folder of a role that the run may change, which checkpoints and final models get: from here on nothing
-    needs the folder. ``replies``: whether the model says something, so that its generation config names all that ends it. Raises
-    PlanError."""
+    needs the folder. ``replies``: whether the model says something, so that its generation config names all that ends it; ``variables``:
+    those of its chat template. Raises PlanError."""
     if folder is None:
         return {}
     try:
         files = {path.name: path.read_bytes() for path in small_files(folder)}
     except OSError as error:
         raise unreadable(folder, error) from error
-    return files | (ends_of(folder).written(files) if replies else {})
+    return files | (ends_of(folder, variables).written(files) if replies else {})
 
 
 def _loader(plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]) -> Callable[[Any, Prompts], Runtime]:

@@ -109,6 +109,24 @@ def test_an_environment_may_still_say_text_where_no_message_can_follow(templated
     assert severity == "warning"
 
 
+VARIES = TURNS["rewrites"].replace("messages | length", "messages | length if count")
+
+
+def test_check_gives_templates_their_variables(templated, monkeypatch):
+    monkeypatch.setitem(TURNS, "varies", VARIES)
+    folder = str(templated("varies"))
+    checked = {count: check_flow("grpo", ["--model", folder, "--env", "retry", f"--data.template_kwargs.count={count}"])
+               for count in ("true", "false")}  # fmt: skip
+    assert {count: [each.code for each in report.problems if each.code == "turns-template"] for count, report in checked.items()} == {
+        "true": ["turns-template"], "false": []}
+
+
+@pytest.mark.parametrize(("name", "says"), [("coun", "reads no 'coun'"), ("tools", "which rlflow itself gives the chat template")])
+def test_check_refuses_variables_as_a_run_does(templated, name, says):
+    report = check_flow("grpo", ["--model", str(templated("kept")), f"--data.template_kwargs.{name}", "1"])
+    assert [says in problem.message for problem in report.errors] == [True]
+
+
 def test_rlflow_refuses_such_a_flow_before_anything_is_loaded(templated, tmp_path):
     file = tmp_path / "twice.py"
     file.write_text("from rlflow import ask, flow, loss, stage, text\n" + "\n\n".join(

@@ -1,5 +1,6 @@
 """Roles bound to backends: what these declare is asked in one place, and once."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.backends import local, null
 from rlflow.binding import roles
+from rlflow.binding.models import ends
 from rlflow.binding.roles import Capabilities, Halves, bind_roles, capabilities, folders, model_uses, row_exact
 from rlflow.config.flags import sort_values
 from rlflow.errors import PlanError
@@ -29,6 +31,15 @@ def test_each_role_that_is_a_model_is_bound_with_what_it_needs():
     assert {role.folder for role in found.values()} == {MODEL}
     assert list(folders(found.values())) == [MODEL]
     assert [half.backend for half in found["actor"].halves] == ["local", "local"]
+
+
+def test_a_role_has_the_variables_of_its_chat_template_by_which_its_rows_end(tmp_path):
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    template = "{% for m in messages %}{{ m.content }}{{ '<pad>' if padded and m.role == 'assistant' else '<eos>' }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    for padded, wanted in ((True, (0, 1)), (False, (1,))):
+        role = of("grpo", model=str(folder), **{"data.template_kwargs": {"padded": padded}})["actor"]
+        assert ends(role) == wanted
 
 
 def test_a_reward_that_nobody_trains_is_no_model():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.data.encode import TokenizerEncoder
 from rlflow.data.ends import CHAT, TEXT, ends_of
 from rlflow.data.preview import preview
 from rlflow.data.source import open_data
@@ -48,6 +49,12 @@ def test_sources_that_agree_are_no_problem_and_no_file_is_written(folder, config
     assert ends.served == served
     assert ends.problems == []
     assert ends.written(files(ends.folder)) == {}
+
+
+def test_the_template_has_the_variables_of_the_run_by_files_and_by_the_tokenizer(folder):
+    path = folder(ENDED.replace("<bos>", "{{ '<bos>' if marked else '<eos>' }}"), [1])
+    assert [ends_of(path, {"marked": marked}).of_chat for marked in (True, False, True)] == [0, 1, 0]
+    assert TokenizerEncoder(path, {"marked": True}).ends.ids == ends_of(path, {"marked": True}).ids == (0, 1)
 
 
 def files(folder):

@@ -79,6 +79,13 @@ def test_files_and_tokenizer_are_refused_alike(plain, template, says):
     assert str(by_files.value) == str(by_tokenizer.value)
 
 
+def test_the_files_of_a_folder_are_judged_with_the_variables_of_the_run(plain):
+    in_jinja(plain, TEMPLATE.replace("if tools", "if tools and telling"))
+    check_folder(plain, TOOLS, {"telling": True})
+    with pytest.raises(PlanError, match="says nothing of tools"):
+        check_folder(plain, TOOLS)
+
+
 def test_a_folder_without_a_template_is_refused(plain):
     with pytest.raises(PlanError, match="tools are told of by a chat template, and the tokenizer of .*model has none"):
         check_folder(plain, TOOLS)
