@@ -62,10 +62,9 @@ class Dataset:
         through = f"prompts go through the chat template of {folder}{variables}"
         return f"{through} (--data.chat false for plain text)" if self.wording.chat else ""
 
-    @property
-    def templated(self) -> Problem | None:
+    def templated(self, called: str = "") -> Problem | None:
         """The warning that prompts which go through the chat template hold control tokens already, as those do that were worded before;
-        None where none does."""
+        None where none does. ``called``: what the warning calls the data, in place of their name."""
         if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
             return None
         finds = self.encoder.controls.pattern.search
@@ -74,7 +73,7 @@ class Dataset:
         if not held:
             return None
         record, token = held[0]
-        return Problem("data-controls", f"{len(held)} of {len(worded)} prompts of {self.name} hold control tokens already",
+        return Problem("data-controls", f"{len(held)} of {len(worded)} prompts of {called or self.name} hold control tokens already",
                        record.place, found=f"{token} in {record.question[:60]!r}", expected="a question, which the template words",
                        remedy="--data.chat false for prompts that are worded already; nothing, if they mean to speak as a turn",
                        severity="warning")

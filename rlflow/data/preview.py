@@ -97,7 +97,7 @@ def preview(data: Dataset, rows: int) -> Preview:
 
 def _warnings(data: Dataset) -> Iterator[str]:
     if isinstance(data.encoder, TokenizerEncoder):
-        yield from map(str, [*data.encoder.ends.problems, *filter(None, [data.templated])])
+        yield from map(str, [*data.encoder.ends.problems, *filter(None, [data.templated()])])
 
 
 def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]:

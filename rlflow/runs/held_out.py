@@ -67,9 +67,9 @@ def usable_sets(
     graph: Graph, roles: Roles, options: Options, opened: Callable[[list[str]], Mapping[str, Dataset]], note: Callable[[str], None],
     begun: bool,
 ) -> dict[str, Dataset]:
-    """The sets of ``--eval`` that are measured, without the records that no model can be given, which ``note`` is told of. ``opened``:
-    gives them by name, told the names of roles. Raises PlanError for a flow that evaluates by itself, and for records that cannot be used
-    unless these are to be left out, or the run has ``begun``."""
+    """The sets of ``--eval`` that are measured, without the records that no model can be given. ``note`` gets these records, and a warning
+    for each set with prompts that hold control tokens. ``opened``: gives the sets by name, told the names of roles. Raises PlanError for a
+    flow that evaluates by itself, and for records that cannot be used unless these are to be left out, or the run has ``begun``."""
     if options.eval and graph.evaluation is not None:
         raise PlanError.of("eval-own", "the flow has an evaluation of its own, which takes prompts held out of the data alone",
                            found=f"--eval {options.eval[0]}", expected="no --eval, as the flow alone says what counts as an answer",
@@ -89,6 +89,8 @@ def usable_sets(
         if faults:
             note(f"{len(faults)} records of the held-out set '{name}' are left out: {spoken(faults)}")
         sets[name] = replace(limited, records=[record for place, record in enumerate(data.records) if place not in left_out])
+        if templated := sets[name].templated(f"the held-out set '{name}'"):
+            note(str(templated))
     return sets
 
 

@@ -129,7 +129,7 @@ def prepare(
         note(line)
     for problem in replies(report.program.graph, placed, config.tokenizer_folder, data, specs):
         note(str(problem))
-    note_warnings(filter(None, [data.templated]), note)
+    note_warnings(filter(None, [data.templated()]), note)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     services = services_of(config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note)
     try:

@@ -299,9 +299,9 @@ def test_the_text_of_a_response_is_without_what_ends_it(make_tokenizer, tmp_path
 
 def test_prompts_that_were_worded_before_are_told_once_with_the_first_of_them(jsonl, tokenizer):
     path = jsonl({"prompt": "2+2="}, {"prompt": "<bos><user>2+3=\n<assistant>"}, {"prompt": "<bos>3+3="})
-    problem = open_data(path, tokenizer=tokenizer).templated
+    problem = open_data(path, tokenizer=tokenizer).templated()
     assert problem.message.startswith("2 of 3 prompts")
     assert problem.place.line == 2
     assert "<bos> in" in problem.found
-    assert open_data(path, tokenizer=tokenizer, chat=False).templated is None
-    assert open_data(jsonl({"prompt": "2 < 3"}, name="sound.jsonl"), tokenizer=tokenizer).templated is None
+    assert open_data(path, tokenizer=tokenizer, chat=False).templated() is None
+    assert open_data(jsonl({"prompt": "2 < 3"}, name="sound.jsonl"), tokenizer=tokenizer).templated() is None

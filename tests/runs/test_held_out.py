@@ -1,13 +1,22 @@
 """What is measured on held-out prompts, and when."""
 
 import json
+import shutil
 
 import pytest
 from run_faults import MODEL, write_sums
 
 import rlflow
 from rlflow import ask, flow, leave_one_out, loss, stage, text
+from rlflow.author.load import load_flow
+from rlflow.author.settings import override
+from rlflow.binding.roles import bind_roles
+from rlflow.config.flags import sort_values
+from rlflow.config.options import Options
+from rlflow.data.source import open_data
+from rlflow.runs.held_out import usable_sets
 from rlflow.runs.report import summary
+from rlflow.trace.compile import compile_flow
 from rlflow.watch.recorded import recorded, sampled_share
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -39,6 +48,21 @@ def answers_of(folder, iteration):
 def sums(path, first, count):
     path.write_text("".join(json.dumps({"ask": f"{first} + {n} =", "sum": str(first + n)}) + "\n" for n in range(count)))
     return path
+
+
+def test_prompts_of_a_further_set_that_were_worded_before_are_told_by_its_name(tmp_path):
+    model, file = shutil.copytree(MODEL, tmp_path / "model"), tmp_path / "hard.jsonl"
+    (model / "chat_template.jinja").write_text("{% for m in messages %}<eos>{{ m.content }}{% endfor %}")
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("1 + 1", "<eos>1 + 2", "2 + 2")))
+    algorithm = load_flow("grpo")
+    graph = compile_flow(algorithm, override(algorithm.parameters.hp, {"max_tokens": 3}, "hp.")).graph
+    roles = bind_roles(graph, sort_values({"model": str(model)}, [use.name for use in graph.roles]))
+    notes, options = [], Options(eval=(f"hard={file}",))
+    for chat in (True, False):
+        opened = {"hard": open_data(file, tokenizer=model, chat=chat)}
+        usable_sets(graph, roles, options, lambda names, opened=opened: opened, notes.append, False)
+    (told,) = notes
+    assert told.startswith(f"{file}:2: warning: 1 of 3 prompts of the held-out set 'hard' hold control tokens already")
 
 
 @pytest.mark.slow
