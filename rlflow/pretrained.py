@@ -143,6 +143,14 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
     return {text: number for text, number in {**own, **tokens}.items() if text.strip()}
 
 
+def read_vocabulary_size(folder: Path) -> int | None:
+    """The number of token ids of the model, as its config names it; None where the config does not say, since the class of the model has a
+    default."""
+    config = _content(folder / CONFIG)
+    sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
     """File → the end tokens that it names, of the generation config and of the config, of which the text part counts too. Where neither
     names any, those that transformers gives such a model."""

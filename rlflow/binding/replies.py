@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from rlflow import pretrained
 from rlflow.binding.environments import Specs, by_role, sampling_roles
 from rlflow.data.chat import QUESTION, ChatTemplate, check_variables
 from rlflow.data.ends import NONE, Variables, ends_of, template_of
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import Graph, Node, Op
-from rlflow.trace.compile import used_nodes
+from rlflow.trace.compile import Program, used_nodes
 
 Folders = Mapping[str, str | Path | None]  # by role
 
@@ -36,6 +37,19 @@ def reply_problems(
         template = template_of(Path(folder).absolute(), variables) if folder is not None else None
         if template is not None:
             yield from _turn_problems(template, environments.get(role), asks.get(role))
+
+
+def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
+    """Problems of ``stop_token_ids`` that are outside of the vocabulary which the config of the model names. ``default``, ``own``: as of
+    ``reply_problems``."""
+    for node in used_nodes(program.graph):
+        ids, folder = program.settings.get(node.name, {}).get("stop_token_ids"), own.get(node.role or "") or default
+        size = pretrained.read_vocabulary_size(Path(folder)) if ids and folder is not None else None
+        unknown = [str(token) for token in ids or () if size is not None and token >= size]
+        if size is not None and unknown:
+            flag = f"--{node.role}.generate.stop_token_ids"
+            yield Problem("stop-token", f"'{node.name}' is to end at tokens that the model in {folder} does not have", node.place,
+                          found=f"{flag} {', '.join(unknown)}", expected=f"ids from 0 to {size - 1}", remedy=f"correct {flag}")
 
 
 def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:

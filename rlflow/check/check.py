@@ -15,7 +15,6 @@ from rlflow.check.side_effects import side_effect_problems
 from rlflow.check.staleness import stale_problems
 from rlflow.check.weighed import weight_problems
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.graph.model import Graph
 from rlflow.trace.compile import Program, TraceOptions, TraceResult, trace
 
 
@@ -40,9 +39,9 @@ class Report:
 
 def check(
     flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, staleness: int = 0, with_variants: bool = True,
-    bound: Callable[[Graph], Iterable[Problem]] = lambda graph: (),
+    bound: Callable[[Program], Iterable[Problem]] = lambda program: (),
 ) -> Report:
-    """All problems of a flow, errors first. ``bound``: problems of what flags bind to the roles of its graph."""
+    """All problems of a flow, errors first. ``bound``: problems of what flags bind to its roles."""
     problems: list[Problem] = []
     try:
         hp = hp if hp is not None else flow.parameters.hp
@@ -53,7 +52,7 @@ def check(
         problems += error.problems
     traced = trace(flow, hp, options)
     if traced.program:
-        traced = replace(traced, problems=(*traced.problems, *bound(traced.program.graph)))
+        traced = replace(traced, problems=(*traced.problems, *bound(traced.program)))
     of_functions = function_problems(traced)
     problems += traced.problems
     if traced.program:

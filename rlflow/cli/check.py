@@ -13,7 +13,7 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.author.verbs import MODEL_READS
 from rlflow.binding.environments import default_rewards, environments_of
-from rlflow.binding.replies import reply_problems
+from rlflow.binding.replies import reply_problems, stop_problems
 from rlflow.binding.tool_prompts import template_problems
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
@@ -25,13 +25,12 @@ from rlflow.data.records import read
 from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
-from rlflow.graph.model import Graph
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 from rlflow.trace.arguments import role_names
-from rlflow.trace.compile import TraceOptions, sampling_roles
+from rlflow.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.watch.secrets import remember
 
 
@@ -61,9 +60,10 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     own = {name: str(values["model"]) for name, values in config.roles.items() if "model" in values}
     variables, chat = template_kwargs(config.data), str(config.data.get("chat")).lower() != "false"
 
-    def bound(graph: Graph) -> Iterator[Problem]:
-        yield from template_problems(graph, default, own, options.environments, variables)
-        yield from reply_problems(graph, default, own, options.environments, chat, variables)
+    def bound(program: Program) -> Iterator[Problem]:
+        yield from template_problems(program.graph, default, own, options.environments, variables)
+        yield from reply_problems(program.graph, default, own, options.environments, chat, variables)
+        yield from stop_problems(program, default, own)
 
     return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
 

@@ -33,7 +33,7 @@ from rlflow.binding.environments import (
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models, trainer_alone
 from rlflow.binding.positions import boundaries, longest_row
-from rlflow.binding.replies import reply_problems
+from rlflow.binding.replies import reply_problems, stop_problems
 from rlflow.binding.roles import Roles, bind_roles, folders
 from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.check.check import check
@@ -127,7 +127,7 @@ def prepare(
         data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling)
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
-    for problem in replies(report.program.graph, placed, config.tokenizer_folder, data, specs):
+    for problem in replies(report.program, placed, config.tokenizer_folder, data, specs):
         note(str(problem))
     note_warnings(filter(None, [data.templated()]), note)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
@@ -187,10 +187,12 @@ def rotated_rows(
     return longest
 
 
-def replies(graph: Graph, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs) -> list[Problem]:
-    """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that cannot do what the flow asks."""
+def replies(program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs) -> list[Problem]:
+    """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that cannot do what the flow asks, and
+    for ends of replies that a model does not have."""
     folders = {name: role.folder for name, role in placed.roles.items()}
-    problems = list(reply_problems(graph, tokenizer, folders, specs, data.wording.chat, data.wording.template_kwargs))
+    problems = [*reply_problems(program.graph, tokenizer, folders, specs, data.wording.chat, data.wording.template_kwargs),
+                *stop_problems(program, tokenizer, folders)]
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise PlanError(*errors)
     return problems

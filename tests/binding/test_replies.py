@@ -10,11 +10,11 @@ import pytest
 
 from rlflow import ask, flow, loss, stage, text
 from rlflow.author.load import load_flow
-from rlflow.binding.replies import reply_problems
+from rlflow.binding.replies import reply_problems, stop_problems
 from rlflow.cli.check import check_flow
 from rlflow.environments.spec import parse_environment
 from rlflow.runs.prepare import kept_files
-from rlflow.trace.compile import compile_flow
+from rlflow.trace.compile import TraceOptions, compile_flow
 
 MODEL = Path(__file__).parents[2] / "rlflow" / "tasks" / "arithmetic_model"
 
@@ -63,6 +63,22 @@ def templated(tmp_path):
         return folder
 
     return of
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_by_flag_value_and_range():
+    report = check_flow("grpo", [f"--actor.generate.stop_token_ids={token}" for token in (319, 320, 900)])
+    (problem,) = report.errors
+    assert (problem.found, problem.expected) == ("--actor.generate.stop_token_ids 320, 900", "ids from 0 to 319")
+    assert problem.remedy == "correct --actor.generate.stop_token_ids"
+    assert check_flow("grpo", ["--actor.generate.stop_token_ids", "319"]).ok
+
+
+def test_the_vocabulary_is_that_of_the_folder_of_the_role_and_may_be_unknown(other):
+    program = compile_flow(load_flow("grpo"), options=TraceOptions(sampling={"actor.generate": {"stop_token_ids": (7, 320)}}))
+    (other / "config.json").write_text(json.dumps({"vocab_size": 9, "text_config": {"vocab_size": 321}}))
+    assert [len(list(stop_problems(program, MODEL, own))) for own in ({}, {"actor": other}, {"reference": other})] == [1, 0, 1]
+    (other / "config.json").write_text("{}")
+    assert list(stop_problems(program, other, {})) == list(stop_problems(program, None, {})) == []
 
 
 @stage(gives={"question": text})
