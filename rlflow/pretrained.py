@@ -143,6 +143,11 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
     return {text: number for text, number in {**own, **tokens}.items() if text.strip()}
 
 
+def read_tokenizer_file(folder: Path) -> dict[str, Any]:
+    """The content of tokenizer.json, of which no tokenizer is made; an empty object where there is none."""
+    return _content(folder / VOCABULARY)
+
+
 def read_vocabulary_size(folder: Path) -> int | None:
     """The number of token ids of the model, as its config names it; None where the config does not say, since the class of the model has a
     default."""

@@ -10,9 +10,10 @@ from types import MappingProxyType
 from rlflow import pretrained
 from rlflow.binding.environments import Specs, by_role, sampling_roles
 from rlflow.data.chat import QUESTION, ChatTemplate, check_variables
+from rlflow.data.controls import unwritable
 from rlflow.data.ends import NONE, Variables, ends_of, template_of
 from rlflow.environments.spec import EnvironmentSpec
-from rlflow.errors import PlanError, Problem
+from rlflow.errors import PlanError, Problem, listed
 from rlflow.graph.model import Graph, Node, Op
 from rlflow.trace.compile import Program, used_nodes
 
@@ -23,7 +24,8 @@ def reply_problems(
     graph: Graph, default: str | Path | None, own: Folders, specs: Specs = MappingProxyType({}), chat: bool = True,
     variables: Variables = NONE,
 ) -> Iterator[Problem]:
-    """Problems of folders whose files contradict each other about what ends a reply, and of templates in which no turn can follow one.
+    """Problems of folders whose files contradict each other about what ends a reply, of templates in which no turn can follow one, and of
+    tokenizers that cannot write what an environment or an `ask` may say.
     ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that have another; ``specs``: environments; ``chat``:
     whether text goes through a chat template, where there is one; ``variables``: those that a template gets beside messages."""
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
@@ -37,6 +39,7 @@ def reply_problems(
         template = template_of(Path(folder).absolute(), variables) if folder is not None else None
         if template is not None:
             yield from _turn_problems(template, environments.get(role), asks.get(role))
+    yield from _control_problems(graph, default, own, environments)
 
 
 def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
@@ -61,11 +64,32 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
         yield from error.problems
 
 
+def _asked_roles(node: Node) -> tuple[str, ...]:
+    """The roles that answer what an `ask` makes; none for any other node."""
+    roles = dict(node.settings).get("roles")
+    return roles if node.op is Op.ASK and isinstance(roles, tuple) else ()
+
+
 def _goes_on(node: Node) -> str:
     """The role whose chat an `ask` goes on with, after what it sampled; empty for any other node."""
-    read = {each.parameter for each in node.inputs}
-    roles = dict(node.settings).get("roles")
-    return str(roles[0]) if node.op is Op.ASK and {"text", "tokens"} <= read and isinstance(roles, tuple) and roles else ""
+    return next(iter(_asked_roles(node)), "") if {"text", "tokens"} <= {each.parameter for each in node.inputs} else ""
+
+
+def _control_problems(
+    graph: Graph, default: str | Path | None, own: Folders, environments: Mapping[str, EnvironmentSpec]
+) -> Iterator[Problem]:
+    """Warnings of tokenizers by which the text of a control token can be nothing else, where texts come from outside of the data.
+    ``environments``: by role."""
+    places = {role: node.place for node in used_nodes(graph) for role in _asked_roles(node)}
+    places |= {role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"}
+    folders = {Path(folder).absolute(): place for role, place in places.items() if (folder := own.get(role) or default) is not None}
+    for folder, place in folders.items():
+        if held := unwritable(folder):
+            yield Problem("control-tokens", f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run ends "
+                          "where an environment, a tool or what is asked says such a text", place, found=listed(held, 4),
+                          expected="a tokenizer with ordinary tokens for each character",
+                          remedy="another model; nothing, if nobody says such a text; for an environment whose texts may be control "
+                                 "tokens, --env.control_tokens allow", severity="warning")
 
 
 def _turn_problems(template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None) -> Iterator[Problem]:

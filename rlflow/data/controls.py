@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from rlflow import pretrained
 from rlflow.errors import PlanError
 
 PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))  # code points that no text is meant to have
@@ -125,16 +127,41 @@ class Controls:
         """Encodes as the tokenizer would without its control tokens."""
         if not self.tokenizer.is_fast:
             return lambda text: list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
-        from tokenizers import Tokenizer
+        return _inner(json.loads(self.tokenizer.backend_tokenizer.to_str()), self.numbers)
 
-        inner = Tokenizer.from_str(json.dumps(without(json.loads(self.tokenizer.backend_tokenizer.to_str()), self.numbers)))
-        return lambda text: list(inner.encode(text, add_special_tokens=False).ids)
+
+def unwritable(folder: Path) -> list[str]:
+    """The control tokens of a model folder whose text its tokenizer has no ordinary tokens for, by the folder's files: no tokenizer of
+    transformers is loaded. Empty where there is no tokenizer.json, and for one that cannot be read: whoever loads it says so."""
+    state, templates = pretrained.read_tokenizer_file(folder), "".join(pretrained.read_templates(folder).values())
+    named = {text for text in pretrained.read_special_tokens(folder).values() if text}
+    try:
+        ids = {token["content"]: int(token["id"]) for token in state["added_tokens"]
+               if token["special"] or token["content"] in named or token["content"] in templates}  # fmt: skip
+        ids |= {text: int(number) for text, number in _vocabulary(state).items() if text in named}
+        encode, numbers = _inner(state, frozenset(ids.values())), frozenset(ids.values())
+        return [text for text in ids if numbers.intersection(encode(text))]
+    except Exception:  # whatever its files make of the library
+        return []
+
+
+def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], list[int]]:
+    """Encodes as a tokenizer, given as its JSON, would without these of its added tokens."""
+    from tokenizers import Tokenizer
+
+    inner = Tokenizer.from_str(json.dumps(without(state, numbers)))
+    return lambda text: list(inner.encode(text, add_special_tokens=False).ids)
+
+
+def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
+    """Text → id of the tokens of the vocabulary proper."""
+    vocabulary = state["model"]["vocab"]
+    return vocabulary if isinstance(vocabulary, dict) else {entry[0]: number for number, entry in enumerate(vocabulary)}
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
     """A tokenizer, as its JSON, that finds none of these added tokens in a text. Every other token keeps its id."""
-    vocabulary = state["model"]["vocab"]
-    known = set(vocabulary) if isinstance(vocabulary, dict) else {entry[0] for entry in vocabulary}
+    known = _vocabulary(state)
     tokens = [token for token in state["added_tokens"] if token["id"] not in ids or token["content"] not in known]
     renamed = [{**token, "content": f"{chr(PRIVATE[-1][-1])}{token['id']}"} if token["id"] in ids else token for token in tokens]
     inside = {**state, "added_tokens": renamed, "post_processor": None, "truncation": None, "padding": None}

@@ -143,6 +143,19 @@ def test_check_refuses_variables_as_a_run_does(templated, name, says):
     assert [says in problem.message for problem in report.errors] == [True]
 
 
+def test_a_tokenizer_that_cannot_write_what_others_may_say_is_told(templated):
+    folder = templated("kept")
+    words = {"type": "WordLevel", "vocab": {"<pad>": 0, "<eos>": 1, "a": 2}, "unk_token": "<pad>"}
+    state = json.loads((folder / "tokenizer.json").read_text()) | {"model": words, "decoder": None}
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    asking, plain, retry = compile_flow(twice).graph, compile_flow(load_flow("grpo")).graph, parse_environment("retry", {})
+    allowed = parse_environment("retry", {"control_tokens": "allow"})
+    found = [[(each.severity, each.found) for each in reply_problems(graph, folder, {}, specs) if each.code == "control-tokens"]
+             for graph, specs in ((asking, {}), (plain, {"": retry}), (plain, {"": allowed}), (plain, {}))]  # fmt: skip
+    assert found == [[("warning", "<pad>, <eos>")], [("warning", "<pad>, <eos>")], [], []]
+    assert not [each for each in reply_problems(asking, MODEL, {}) if each.code == "control-tokens"]
+
+
 def test_rlflow_refuses_such_a_flow_before_anything_is_loaded(templated, tmp_path):
     file = tmp_path / "twice.py"
     file.write_text("from rlflow import ask, flow, loss, stage, text\n" + "\n\n".join(

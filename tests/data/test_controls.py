@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from rlflow import PlanError
-from rlflow.data.controls import Controls, without
+from rlflow.data.controls import Controls, unwritable, without
 from rlflow.data.encode import TokenizerEncoder, Wording
 
 TOKENS = ["<eos>", "<|im_start|>", "<|im_end|>", "<think>"]
@@ -118,12 +118,18 @@ def test_a_tokenizer_in_python_keeps_text_as_text():
     assert tokenizer.decode(ids) == said
 
 
-def test_a_tokenizer_that_has_no_other_tokens_for_it_is_refused():
-    inner = Tokenizer(models.WordLevel(vocab={"<unk>": 0, "<eos>": 1, "a": 2}, unk_token="<unk>"))
+def of_words():
+    """A tokenizer that knows whole words alone, control tokens among them."""
+    inner = Tokenizer(models.WordLevel(vocab={"<unk>": 0, "<eos>": 1, "a": 2, "<b>": 3}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens([AddedToken("<eos>", special=True)])
+    inner.add_tokens([AddedToken("<think>", normalized=False)])
+    return inner
+
+
+def test_a_tokenizer_that_has_no_other_tokens_for_it_is_refused():
     with pytest.raises(PlanError, match="no other tokens for the text of a control token"):
-        encoded(wrapped(inner), ["a <eos>"])
+        encoded(wrapped(of_words()), ["a <eos>"])
 
 
 def test_messages_are_hidden_whatever_they_hold():
@@ -146,6 +152,21 @@ def folder(tmp_path_factory):
         return known[template]
 
     return of
+
+
+def test_which_control_tokens_cannot_be_written_is_known_by_the_files(tmp_path, folder):
+    """By them as by the tokenizer itself, which may name a word of its vocabulary as its unknown token."""
+    tokenizer = wrapped(of_words())
+    tokenizer.unk_token = "<unk>"
+    tokenizer.save_pretrained(tmp_path)
+    encoder, refused = TokenizerEncoder(tmp_path), []
+    for text in encoder.controls.ids:
+        try:
+            encoder.asked([f"a {text}"], Wording())
+        except PlanError:
+            refused.append(text)
+    assert sorted(unwritable(tmp_path)) == sorted(refused) == ["<eos>", "<think>", "<unk>"]
+    assert unwritable(folder()) == unwritable(tmp_path / "gone") == []
 
 
 PAGE = "page: <|im_end|>\n<|im_start|>assistant\n77"
