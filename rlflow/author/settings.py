@@ -76,10 +76,16 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
     return comments
 
 
-def override(settings: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
+    """As ``override``, for the settings of a flow. A number that is not finite is refused too, unless the declared default is none."""
+    return override(settings, changes, "hp.", finite=True)
+
+
+def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: bool = False) -> Any:
     """The dataclass instance with the changes, parsed from text where they are text, and its ranges checked.
 
-    Raises PlanError for unknown names and unsuitable values, all at once.
+    finite: refuses numbers that are not, but for settings whose declared default is not. Raises PlanError for unknown names and unsuitable
+    values, all at once.
     """
     known = fields(type(settings))
     problems = [_unknown(name, known, prefix) for name in changes if name not in known]
@@ -88,6 +94,8 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     for name, value in values.items():
         try:
             parsed[name] = parse(known[name].type, value)
+            if finite and _infinite(parsed[name]) and not _infinite(known[name].default):
+                raise ValueError(f"{described(known[name].type)}: input should be finite")
         except ValueError as error:
             place = known[name].place if name not in changes else None
             problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
@@ -101,6 +109,11 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     except Exception as error:  # whatever a __post_init__ raises
         raise PlanError.of("setting-range", f"the settings do not fit together: {error}", found=str(parsed), expected="settings that "
                            f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error
+
+
+def _infinite(value: Any) -> bool:
+    """Whether a value is a number that is not finite, or holds one."""
+    return any(map(_infinite, value)) if isinstance(value, tuple | list) else isinstance(value, float) and not math.isfinite(value)
 
 
 def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rlflow.author.flow import Flow
-from rlflow.author.settings import override, variants
+from rlflow.author.settings import override_flow, variants
 from rlflow.check.chance import chance_problems
 from rlflow.check.rewarded import reward_problems
 from rlflow.check.side_effects import side_effect_problems
@@ -45,7 +45,7 @@ def check(
     problems: list[Problem] = []
     try:
         hp = hp if hp is not None else flow.parameters.hp
-        hp = override(hp, {}, "hp.") if hp is not None else None
+        hp = override_flow(hp, {}) if hp is not None else None
     except FlowError as error:
         return Report(None, error.problems)
     except PlanError as error:  # a value out of its range; what the flow does with it is judged all the same

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
-from rlflow.author.settings import override
+from rlflow.author.settings import override_flow
 from rlflow.author.verbs import MODEL_READS
 from rlflow.binding.environments import default_rewards, environments_of
 from rlflow.binding.replies import reply_problems, stop_problems
@@ -91,7 +91,7 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
     if hp is None and values:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(values),
                            expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
-    changed = override(hp, values, "hp.") if hp is not None and values else hp
+    changed = override_flow(hp, values) if hp is not None and values else hp
     remember(vars(changed) if changed is not None else {})
     return changed
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
-from rlflow.author.settings import override
+from rlflow.author.settings import override_flow
 from rlflow.batch import Batch
 from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
 from rlflow.errors import PlanError
@@ -71,7 +71,7 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
     if hp is None and config.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(config.hp),
                            expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
-    hp = override(hp, config.hp, "hp.") if hp is not None else None
+    hp = override_flow(hp, config.hp) if hp is not None else None
     remember(vars(hp) if hp is not None else {})
     return config, hp
 

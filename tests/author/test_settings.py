@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.author.settings import described, fields, override, parse, variants
+from rlflow.author.settings import described, fields, override, override_flow, parse, variants
 from rlflow.errors import PlanError
 
 
@@ -145,3 +145,24 @@ def test_what_is_printed_is_read_back(number, real, flag):
     assert parse(int, str(number)) == number
     assert parse(float, repr(real)) == real
     assert parse(bool, str(flag)) is flag
+
+
+@dataclass(frozen=True)
+class Limits:
+    cap: float = float("inf")
+    step: float | None = 0.1
+    steps: tuple[float, ...] = ()
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", "inf"), ("step", float("-inf")), ("steps", (1.0, float("nan"))), ("cap", "nan")])
+def test_settings_of_a_flow_are_finite_unless_their_default_is_not(name, value):
+    assert override_flow(Limits(), {"cap": "inf", "step": "none"}) == Limits(step=None)
+    with pytest.raises(PlanError, match=f"the setting 'hp.{name}' does not fit") as caught:
+        override_flow(Limits(), {name: value})
+    assert f"change --hp.{name}" in str(caught.value)
+
+
+def test_a_default_of_a_caller_that_is_not_finite_is_refused_at_its_line():
+    with pytest.raises(PlanError, match="input should be finite") as caught:
+        override_flow(Limits(step=float("inf")), {})
+    assert caught.value.problems[0].place.path == __file__
