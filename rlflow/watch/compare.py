@@ -103,15 +103,17 @@ class Comparison:
 
 
 def compared(runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]) -> Comparison:
-    """Put runs beside each other. ``metrics``: those that are drawn beside held-out accuracy, or without one the first reward's mean.
-    Raises PlanError for a metric that no run has."""
+    """Put runs beside each other by held-out accuracy, or without one by the mean reward. Where several rewards have a mean, each is drawn,
+    and the table is about the first, or the one that stands first in ``metrics``. ``metrics``: those that are drawn too. Raises PlanError
+    for a metric that no run has."""
     names = sorted({name for run in runs for name in run.metrics})
     unknown = next((metric for metric in metrics if metric not in names), None)
     if unknown is not None:
         raise PlanError.of("no-metric", f"none of the runs has the metric '{unknown}'", found=unknown, expected=listed(names),
                            nearest=nearest(unknown, names), remedy="--metric NAME, as metrics.jsonl has it")
-    first = next((name for run in runs for name in run.shares), next((name for run in runs for name in run.keys(is_mean)), None))
-    chosen = dict.fromkeys([*([first] if first else []), *metrics])
+    means = dict.fromkeys(name for run in runs for name in run.keys(is_mean))
+    asked_first = sorted(means, key=lambda name: metrics.index(name) if name in metrics else len(metrics))
+    chosen = dict.fromkeys([*([name for run in runs for name in run.shares][:1] or asked_first), *metrics])
     return Comparison(tuple(arms_of(runs)), tuple(chosen), graphs)
 
 
@@ -161,7 +163,8 @@ def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
         parts += [Text(""), Text(printable(f"{metric} after iterations{_of_means(comparison)}"), style="bold"), chart(curves, width)]
         absent = [label for label, curve in curves.items() if not curve]
         parts += [Text(f"  without it: {listed(absent)}")] if absent else []
-    parts += [Text(""), _table(comparison), *(Text(printable(sentence)) for sentence in cautions(comparison))]
+    about = [Text(printable(f"last, best and area of {metric}")) for metric in comparison.metrics[:1]]
+    parts += [Text(""), *about, _table(comparison), *(Text(printable(sentence)) for sentence in cautions(comparison))]
     return [*parts, Text(printable(verdict(comparison)), style="bold")]
 
 

@@ -13,8 +13,6 @@ from rlflow import durable
 from rlflow.errors import PlanError, nearest
 from rlflow.figures import Figure
 from rlflow.watch import keys, status
-from rlflow.watch.keys import Figures
-from rlflow.watch.names import means
 
 SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with any of these files is a run's
 TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
@@ -172,11 +170,6 @@ def stage_seconds(folder: Path) -> dict[str, float]:
         if number == last and isinstance(event.get("name"), str) and is_number(event.get("dur")):
             seconds[event["name"]] = seconds.get(event["name"], 0.0) + event["dur"] / 1e6
     return seconds
-
-
-def reward(figures: Figures) -> float | None:
-    """The mean reward; where several roles have one, the first role's. None where there is no reward."""
-    return next((figures[figure] for figure in means(figures)), None)
 
 
 def tail(path: Path) -> list[bytes]:

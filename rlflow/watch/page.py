@@ -14,13 +14,13 @@ WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 
 
 def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
-    """A run: ``rows`` of a name and a value, and the curve of its held-out evaluation, or else of its mean reward."""
+    """A run: ``rows`` of a name and a value, and the curve of its held-out evaluation, or else of the mean of each of its rewards."""
     run = recorded(folder)
-    metric = next((name for name in (*run.shares, *run.keys(is_mean)) if run.curve(name)), "")
+    metrics = [name for name in run.shares if run.curve(name)][:1] or run.keys(is_mean)
     cells = "".join(f'<tr><td style="text-align:left">{_safe(name)}</td><td style="text-align:left">{_safe(value)}</td></tr>'
                     for name, value in rows)  # fmt: skip
-    picture = f"<div>{_safe(metric)} after iterations</div>{curve_svg(run.curve(metric))}" if metric else ""
-    return f'<div style="font:13px sans-serif"><table>{cells}</table>{picture}</div>'
+    pictures = "".join(f"<div>{_safe(metric)} after iterations</div>{curve_svg(run.curve(metric))}" for metric in metrics)
+    return f'<div style="font:13px sans-serif"><table>{cells}</table>{pictures}</div>'
 
 
 def curve_svg(curve: Curve) -> str:

@@ -20,9 +20,9 @@ from rlflow.watch.choosing import ListedRun
 from rlflow.watch.explained import bound_lines, pointer
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.funnel import funnel_lines
-from rlflow.watch.history import RunSummary, read_object, reward, stage_seconds
-from rlflow.watch.keys import by_figure
-from rlflow.watch.names import accuracies, change, is_mean, is_own, share
+from rlflow.watch.history import RunSummary, read_object, stage_seconds
+from rlflow.watch.keys import Figures, by_figure
+from rlflow.watch.names import accuracies, change, is_mean, is_own, means, share
 from rlflow.watch.played import last_episode
 from rlflow.watch.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.watch.recorder import NOTES
@@ -62,13 +62,19 @@ def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), wid
         table.add_column(plain(name))
     for position, run in enumerate(chosen):
         summary = run.summary
-        accuracy, score = sampled_share(summary.evaluated), reward(summary.figures)
+        accuracy = sampled_share(summary.evaluated)
         own = [different[name][position] for name in shown] + [asked_text(run, name) for name in asked]
         table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
-                      "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
+                      "" if accuracy is None else f"{accuracy:.1%}", plain(mean_rewards(summary.figures)),
                       spoken(max(now - summary.updated, 0.0)), *map(plain, own))
     more = list(different)[most:]
     return [table, plain(f"these settings differ too: {listed(more)}")] if more else [table]
+
+
+def mean_rewards(figures: Figures) -> str:
+    """The mean reward; if several roles have one, each after its role. Empty if there is no reward."""
+    found = means(figures)
+    return ", ".join(f"{f'{figure.node} ' * (len(found) > 1)}{figures[figure]:.3f}" for figure in found)
 
 
 def asked_text(run: ListedRun, name: str) -> str:

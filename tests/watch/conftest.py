@@ -153,6 +153,20 @@ def written(tmp_path):
 
 
 @pytest.fixture
+def judged(written):
+    """Write the folder of a run with two reward roles, the second with this mean: as ``written``, whose keywords it takes."""
+
+    def write(name, mean, **keywords):
+        folder = written(name, **keywords)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [{**line, "style/mean": mean, "style/missing": 0.0} if "reward/mean" in line else line for line in lines]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    return write
+
+
+@pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
     """A command in this process: its exit code and what it prints."""
 

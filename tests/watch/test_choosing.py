@@ -48,6 +48,14 @@ def test_settings_that_differ_are_columns_and_those_that_do_not_are_none(called,
     assert [line.split()[-2:] for line in lines] == [["4", "1"], ["8", "1"], ["16", "2"]]
 
 
+def test_several_rewards_are_listed_each_with_its_role(called, written, judged):
+    judged("both", 0.25, rewards=(0.5,))
+    written("one", rewards=(0.75,))
+    both, one = called("runs", "--sort", "run")[1].splitlines()[1:]
+    assert both.split()[4:8] == ["reward", "0.500,", "style", "0.250"]
+    assert one.split()[4] == "0.750"
+
+
 def test_a_name_that_is_asked_for_is_a_column(called, three):
     lines = called("runs", "--sort", "own/number", "--where", "hp.samples>4")[1].splitlines()
     assert lines[0].split()[-1] == "own/number"

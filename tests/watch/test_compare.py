@@ -104,6 +104,24 @@ def test_without_evaluations_the_mean_reward_is_compared(written):
     assert comparison(written("one"), written("two")).metrics == ("reward/mean",)
 
 
+def test_of_several_rewards_each_is_drawn_and_the_first_or_the_chosen_one_is_ranked(called, judged):
+    judged("one", 0.25, rewards=(0.5,))
+    judged("two", 0.125, rewards=(0.75,), prompts=8)
+    for words, named, last in (((), "reward/mean", "0.5"), (("--metric", "seconds", "--metric", "style/mean"), "style/mean", "0.25")):
+        out = called("compare", "one", "two", *words)[1]
+        assert [f"{name}/mean after iterations" in out for name in ("reward", "style")] == [True, True]
+        assert f"last, best and area of {named}\n" in out
+        assert next(line.split()[3] for line in out.splitlines() if line.startswith("A  one")) == last
+    runs = [judged(f"{name}{seed}", seed, seed=seed, prompts=prompts) for name, prompts in (("a", 4), ("b", 8)) for seed in range(5)]
+    assert verdict(comparison(*runs, metrics=["style/mean"])) == (
+        "the ranges of the last style/mean overlap; that is no test of a difference")
+
+
+def test_several_rewards_do_not_hide_held_out_accuracy(judged):
+    runs = [judged(name, 0.5, evaluations=((1, 0.5),)) for name in ("one", "two")]
+    assert comparison(*runs, metrics=["style/mean"]).metrics == ("evaluation/sampled", "style/mean")
+
+
 def test_the_difference_of_graphs_is_named_without_settings(tmp_path, finished, called):
     import rlflow
 

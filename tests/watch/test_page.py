@@ -33,3 +33,8 @@ def test_a_run_shows_its_held_out_curve_or_else_its_reward(tmp_path, lines, metr
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in page
     assert ("<svg" in page) == bool(metric)
     assert metric in page
+
+
+def test_a_run_of_several_rewards_shows_the_curve_of_each(judged):
+    page = run_html(judged("both", 0.25), [])
+    assert ["reward/mean after iterations" in page, "style/mean after iterations" in page, page.count("<svg")] == [True, True, 2]
