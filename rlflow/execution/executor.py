@@ -418,7 +418,8 @@ class _Run:
         return result, metrics
 
     def _placed(self, node: Node, batch: Batch, result: Batch) -> None:
-        """Note which rows a stage that gives tokens has put in the place of others. Chunks of rows are not looked at."""
+        """Note which rows a stage that gives tokens has put in the place of others. It always has all rows: only what scores rows is done
+        chunk by chunk."""
         source = next((output.source for output in node.outputs if output.name == "tokens"), None)
         if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
             return

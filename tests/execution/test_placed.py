@@ -4,6 +4,8 @@ import torch
 
 from rlflow import choose, flow, loss, row, stage, token
 from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.passes import plan
+from rlflow.plan import Streaming
 from rlflow.runs.fates import fates_text
 
 TRAINED = End(Fate.TRAINED, "actor.update")
@@ -81,6 +83,13 @@ def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
     assert found.ends["actor.generate", TRAINED].rows == 3
     assert found.ends["actor.generate", End(Fate.LEFT_OUT, "swap", "replaced")].rows == 3
     assert f"swap: 3 rows of {found.placed['swap'].tokens} tokens in the place of sampled ones" in fates_text(found)
+
+
+def test_they_are_so_where_rows_are_scored_chunk_by_chunk(world):
+    run = world(replaced)
+    made = plan(run.program, streaming=Streaming(3, frozenset({"actor"}), frozenset({"reward"})))
+    assert made.pieces
+    assert run.executor.run(made, run.stream.take(3)).account == account(world, replaced)
 
 
 def test_they_are_so_where_some_are_chosen_of_them(world):
