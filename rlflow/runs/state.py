@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlflow.checkpoints.roles import role_tensors, roles_of, trainer_state
+from torch import Tensor
+
+from rlflow.checkpoints.roles import PARAMETERS, role_tensors, roles_of, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, StageError, listed
 from rlflow.execution.engine import Model
+from rlflow.graph.model import Op
 from rlflow.graph.wire import identity
 from rlflow.memory.schedule import copying
 from rlflow.runs.context import RunContext, RunStart
 from rlflow.runs.evaluate import Accuracy
+from rlflow.trace.compile import all_nodes
 
 QUEUE = "queue"  # files of rows that were sampled ahead
 
@@ -30,13 +34,15 @@ def changed(context: RunContext) -> dict[str, Model]:
 
 def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Snapshot:
     """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin, if none of them is
-    sampled yet."""
+    sampled yet. Raises StageError for weights that are not finite."""
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     for role, model in changed(context).items():
         assert model.trainer is not None
         context.engine.keeper.settle(copying(role))
-        tensors |= {group: host_copy(members) for group, members in role_tensors(role, model.trainer.state()).items()}
+        groups = role_tensors(role, model.trainer.state())
+        _check_finite(context, role, groups[f"{role}.{PARAMETERS}"])
+        tensors |= {group: host_copy(members) for group, members in groups.items()}
         files |= {f"{role}/{name}": data for name, data in context.files.get(role, {}).items()}
     queue, rows = context.ahead.saved(at.iteration) if context.ahead else ({}, {})
     files |= {f"{QUEUE}/{name}": packed for name, packed in rows.items()}
@@ -52,6 +58,19 @@ def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Sn
         "here": asdict(at.here) if at.here else None,
     }
     return Snapshot(at.iteration, tensors, state, files)
+
+
+def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor]) -> None:
+    """Raises StageError where weights that are to be saved have NaN or infinities. An update looks at what it learned itself; what a stage
+    with side effects has made of its role shows here."""
+    bad = [name for name, weight in weights.items() if weight.numel() and not all(bound.isfinite() for bound in weight.aminmax())]
+    if not bad:
+        return
+    nodes = [node for node in all_nodes(context.plan.graph.nodes) if node.body is None and role in node.writes]
+    blamed = next((node for node in nodes if node.op is Op.STAGE), nodes[0])
+    raise StageError("", context.engine.iteration, 0, f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as "
+                     f"{listed(bad, 3)}, and nothing of them is saved. {listed(repr(node.name) for node in nodes)} may change them",
+                     blamed.place)
 
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:

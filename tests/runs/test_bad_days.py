@@ -261,6 +261,41 @@ def test_weights_that_blow_up_end_the_run_and_the_finite_checkpoint_stays(task):
     assert not (folder.parent / "wild" / "final").exists()
 
 
+SPOILS = """
+from rlflow import ALL, flow, loss, stage
+
+CALLS = []
+
+@stage(on="reference", dispatch=ALL, pure=False)
+def spoil(reference, scores):
+    CALLS.append(0)
+    for _, weight in reference.weights():
+        weight.detach().mul_(float("inf") if len(CALLS) == 2 else 1.0)
+
+@loss
+def gain(new, scores):
+    return -new.logprobs * scores[:, None]
+
+@flow
+def spoils(prompts, actor, reference, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    spoil(batch)
+    actor.update(batch, gain)
+"""
+
+
+def test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_stage_is_named(task, tmp_path):
+    (tmp_path / "spoils.py").write_text(SPOILS)
+    message = r"spoils.py:20: .*in iteration 1: 24 of 24 weights of 'reference' have NaN .*'spoil' may change them"
+    with pytest.raises(StageError, match=message) as caught:
+        rlflow.run(str(tmp_path / "spoils.py"), **{**task, "iterations": 3, "save_every": 1, "held_out": 0, "prompts": 2}, name="spoiled")
+    folder = Path(task["out"]) / "spoiled"
+    assert content(folder).iteration == 1
+    assert "rlflow resume" in str(caught.value)
+    assert not (folder / "final").exists()
+
+
 def test_good_iterations_between_bad_ones_keep_a_run_alive(task, tmp_path):
     """Rewards that are missing in every other iteration."""
     (tmp_path / "judge.py").write_text("def odd(completion, answer):\n    return 1.0 if int(answer) % 2 else float('nan')\n")
