@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlflow.binding.roles import BoundHalf, Roles
 from rlflow.config.options import Options
+from rlflow.dispatch import ALL
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import HALVES, Graph, Op
 from rlflow.placement import Parallel, Placement
@@ -31,7 +32,7 @@ def with_parallelism(
                 how = halves[name, half] = parallelism(role.half(half), chosen)
                 problems += _unfit(name, half, how, pool, pools)
                 problems += _not_adjacent(name, pool, adjacent) if how.outer else ()
-    problems += _lone_stages(graph, halves)
+    problems += [*_lone_stages(graph, halves), *_lone_changes(graph, placement)]
     if problems:
         raise PlanError(*problems)
     if placement is not None and (mixed := _mixed(placement, halves)):
@@ -74,4 +75,15 @@ def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> It
         if node.op is Op.STAGE and node.role and node.dispatch == "RANK0" and halves.get((node.role, "trainer"), Parallel()).collective:
             yield Problem("lone-stage", f"{node.name} computes with '{node.role}' on rank 0 alone, which holds a part of its weights",
                           node.place, found="dispatch=RANK0", expected="DP_COMPUTE or ALL, in which all ranks take part",
-                          remedy="let the stage be DP_COMPUTE, or use a trainer that holds all weights on each rank")
+                          remedy="let the stage be ALL or DP_COMPUTE, or use a trainer that holds all weights on each rank")
+
+
+def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
+    """Stages that may change the weights of a role on one of several ranks, or on each by other rows: the ranks would then train and sample
+    with weights that are not the same."""
+    for node in used_nodes(graph):
+        pool = placement.trainers.get(node.role or "") if placement is not None and node.op is Op.STAGE and not node.pure else None
+        if placement is not None and pool is not None and placement.pools[pool] > 1 and node.dispatch != ALL.name:
+            yield Problem("lone-change", f"{node.name} may change the weights of '{node.role}', and not alike on the "
+                          f"{placement.pools[pool]} ranks of pool '{pool}'", node.place, found=f"dispatch={node.dispatch}, pure=False",
+                          expected="dispatch=ALL, with which each rank does the same", remedy=f"write dispatch=ALL, or --pools {pool}=1")

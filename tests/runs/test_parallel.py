@@ -93,3 +93,40 @@ def test_roles_that_share_processes_have_their_ranks_in_one_order(lies):
     assert [each.order for each in mixed[:2]] == ["inner", "inner"]
     with pytest.raises(PlanError, match="role 'actor' together have to be adjacent"):
         lies(f"{LOCAL} --actor.generator.rank_order outer", flow="duel", roles=("actor", "rival"))
+
+
+CHANGES = """
+from rlflow import ALL, DP_COMPUTE, RANK0, flow, loss, stage
+
+@stage(on="actor", dispatch={dispatch}, pure={pure})
+def shrink(actor, scores): pass
+
+@loss
+def reinforce(new, scores): return -scores[:, None] * new.logprobs, {{}}
+
+@flow
+def changes(prompts, actor, reward):
+    batch = actor.generate(prompts, max_tokens=4)
+    batch |= reward(batch)
+    actor.update(batch, reinforce)
+    shrink(batch)
+"""
+
+
+@pytest.mark.parametrize(("dispatch", "pure", "pools", "refused"), [
+    ("RANK0", False, "all=2", True), ("DP_COMPUTE", False, "all=2", True), ("ALL", False, "all=2", False),
+    ("RANK0", True, "all=2", False), ("RANK0", False, "all=1", False), ("RANK0", False, "", False),
+    ("RANK0", False, "actor=1,rest=2 --actor.pool actor --reward.pool rest", False),
+])  # fmt: skip
+def test_a_stage_that_changes_weights_does_so_on_every_rank(tmp_path, dispatch, pure, pools, refused):
+    (tmp_path / "changes.py").write_text(CHANGES.format(dispatch=dispatch, pure=pure))
+    found = load_flow(str(tmp_path / "changes.py"))
+    given, hp = resolve_config(found, None, parse_flags(f"--backend null {f'--pools {pools}' if pools else ''}".split()))
+    program = compile_flow(found, hp, options_of(given))
+    try:
+        place_roles(program, bind_roles(program.graph, given), given)
+        problems = []
+    except PlanError as error:
+        problems = error.problems
+    assert [(problem.code, problem.found) for problem in problems] == (
+        [("lone-change", f"dispatch={dispatch}, pure=False")] if refused else [])
