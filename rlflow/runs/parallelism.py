@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from rlflow.binding.roles import BoundHalf, Roles
 from rlflow.config.options import Options
-from rlflow.dispatch import ALL
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import HALVES, Graph, Op
 from rlflow.placement import Parallel, Placement
@@ -83,7 +82,7 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
     with weights that are not the same."""
     for node in used_nodes(graph):
         pool = placement.trainers.get(node.role or "") if placement is not None and node.op is Op.STAGE and not node.pure else None
-        if placement is not None and pool is not None and placement.pools[pool] > 1 and node.dispatch != ALL.name:
+        if placement is not None and pool is not None and placement.pools[pool] > 1 and node.dispatch != "ALL":
             yield Problem("lone-change", f"{node.name} may change the weights of '{node.role}', and not alike on the "
                           f"{placement.pools[pool]} ranks of pool '{pool}'", node.place, found=f"dispatch={node.dispatch}, pure=False",
                           expected="dispatch=ALL, with which each rank does the same", remedy=f"write dispatch=ALL, or --pools {pool}=1")
