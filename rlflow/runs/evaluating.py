@@ -51,14 +51,15 @@ class Evaluated:
 
 
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
-    """Evaluate a Hugging Face folder on the sets of ``--eval``. ``values``: by flag, as of a run; ``out``: the folder that gets a folder
-    with the answers. Raises PlanError."""
+    """Evaluate a Hugging Face folder on the sets of ``--eval``. ``values``: by flag, as of a run, but that a reward judges each set
+    that has none of its own; ``out``: the folder that gets a folder with the answers. Raises PlanError."""
     model_folder(str(folder), "rlflow eval")
     if not values.get("eval"):
         raise PlanError.of("eval-nothing", "there is nothing to evaluate the model on", found="no --eval", expected="a file with prompts",
                            remedy=f"rlflow eval {folder} --eval NAME=FILE")
     tokens = {"hp.max_tokens": min(Answering().max_tokens, positions // 2)} if (positions := positions_of(folder)) else {}
-    config, hp = resolve_config(ANSWER, None, {**tokens, **values, "model": str(folder), "held_out": 0}, packaged_beneath=False)
+    given = {**tokens, **with_rewards({}, values), "model": str(folder), "held_out": 0}
+    config, hp = resolve_config(ANSWER, None, given, packaged_beneath=False)
     context = prepare(ANSWER, hp, config, reporter.note, judge=None, data=made_up(ANSWER))
     return _measured(context, folder, None, out, folder.name, reporter)
 

@@ -86,6 +86,17 @@ def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_pat
     assert "small pass@4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_reward_without_a_set_judges_all_sets_of_a_model_folder_that_have_none(ground, tmp_path):
+    """Also where a set has answers, by which the packaged scorer would judge."""
+    (tmp_path / "judges.py").write_text("def all(completion):\n    return 1.0\n\ndef none(completion):\n    return 0.0\n")
+    judges = tmp_path / "judges.py"
+    values = {"eval": (f"one={ground}/sums.jsonl", f"two={ground}/sums.jsonl"), "reward": (f"{judges}:all", f"{judges}:none@two"),
+              "threads": "1", "hp.max_tokens": "2"}  # fmt: skip
+    sets = evaluate_folder(Path(MODEL), values, tmp_path, Quiet()).accuracy.sets
+    assert [sets[name]["greedy"] for name in ("one", "two")] == [1.0, 0.0]
+
+
 def test_a_run_is_measured_on_other_sets_and_by_other_judges(ground, tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4"}) + "\n")
     evaluated = evaluate_run(ground / "run", {"eval": (f"other={tmp_path}/other.jsonl",), "reward": (f"{ground}/judges.py:short",)},
