@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, modeling_utils
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig, modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
@@ -199,7 +199,7 @@ class Network:
         merged are all written in the dtype of those, as a run without adapters writes the weights that it trains."""
         if self.adapted and tensors is not None:
             tensors = {name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()}
-        with quiet(), unwrapped():
+        with quiet(), unwrapped(), _generation_as_it_is(self.module, folder):
             self.module.save_pretrained(folder, state_dict=tensors)
         if self.adapted and self.module.dtype in LOW:
             config = json.loads((folder / "config.json").read_text())
@@ -353,6 +353,23 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
+    """Save a model meanwhile whose generation config transformers would refuse to write, such as one with top_k and no do_sample: it came
+    with the model, and goes along with it."""
+    generation = getattr(module, "generation_config", None)
+    if generation is None:
+        yield
+        return
+    module.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        module.generation_config = generation
+    if (folder / pretrained.GENERATION).is_file():
+        generation.to_json_file(folder / pretrained.GENERATION, keys_to_pop=["compile_config"])
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What a Trainer computes for a padded batch is what a plain Hugging Face forward gives for each row alone."""
 
+import json
 import shutil
 
 import pytest
@@ -113,6 +114,17 @@ def test_saving_searches_no_wrapper_around_the_model(folders, tmp_path, monkeypa
     monkeypatch.setattr(modeling_utils, "extract_model_from_parallel", None, raising=False)  # accelerate's, which imports DeepSpeed
     Trainer(ModelSpec(folders["llama"])).save(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.safetensors").is_file()
+
+
+def test_a_generation_config_that_transformers_would_not_write_goes_along(folders, tmp_path):
+    folder = shutil.copytree(folders["llama"], tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"top_k": 7, "temperature": 0.5, "eos_token_id": [1, 2]}))
+    trainer = Trainer(ModelSpec(folder))
+    for name in ("saved", "again"):
+        trainer.save(tmp_path / name)
+    written = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert {name: written.get(name) for name in ("top_k", "temperature", "eos_token_id", "do_sample")} == {
+        "top_k": 7, "temperature": 0.5, "eos_token_id": [1, 2], "do_sample": None}
 
 
 @pytest.mark.parametrize(("file", "text", "says"), [
