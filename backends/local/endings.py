@@ -97,7 +97,7 @@ def _special_within(text: str, special: Mapping[int, str]) -> dict[int, int]:
     return {found.start(): ids[found[0]] for found in re.finditer(pattern, text)} if pattern else {}
 
 
-def ends_of(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> list[int]:
+def ends_of_call(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> list[int]:
     """Every token that ends a row of a call: those of the model, and those that the call names. Raises PlanError for one that the model
     cannot sample."""
     unknown = [token for token in sampling.stop_token_ids if token >= vocabulary]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.backends.local.decode import Drawn, block_of, can_branch, check_cache, decode, sent
-from rlflow.backends.local.endings import Endings, ends_of, eos_of
+from rlflow.backends.local.endings import Endings, ends_of_call, eos_of
 from rlflow.backends.local.head import read_few_rows
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
@@ -174,7 +174,7 @@ class Generator:
         uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
         own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()
         lengths = torch.tensor([each.max_tokens for each in own]) if own else None
-        eos = torch.tensor(ends_of(self.eos, sampling, self.network.vocabulary), dtype=torch.int64)
+        eos = torch.tensor(ends_of_call(self.eos, sampling, self.network.vocabulary), dtype=torch.int64)
         ends = Endings(eos, sampling.stop, self.tokenizer, sampling.min_tokens, sampling.skip_special_tokens, lengths)
         branch = self.branches and len(rows) >= BRANCHED * len(which)
         return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device), branch)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from rlflow import pretrained
 from rlflow.axis import Axis
-from rlflow.backends.local.endings import ends_of, eos_of, text_stops
+from rlflow.backends.local.endings import ends_of_call, eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.room import longest as room_of
 from rlflow.backends.local.tokenizer import load_tokenizer
@@ -111,7 +111,7 @@ class Generator:
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
         stops = text_stops(() if sampling.lengths else sampling.stop, self.tokenizer, sampling.skip_special_tokens)
-        ends = ends_of(self.eos, sampling, self.engine.vocabulary)
+        ends = ends_of_call(self.eos, sampling, self.engine.vocabulary)
         return axis, self.engine.sample(pieces, sampling.of_rows(axis.keys), seeds, ends,
                                         lambda tokens: stops(tokens, len(tokens) - sampling.min_tokens))
 

@@ -9,7 +9,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from rlflow.backends.local import Trainer as LocalTrainer
-from rlflow.backends.local.endings import ends_of, text_stops
+from rlflow.backends.local.endings import ends_of_call, text_stops
 from rlflow.backends.local.generator import eos_ids
 from rlflow.backends.local.network import load_network
 from rlflow.backends.local.room import check_room, longest
@@ -76,7 +76,7 @@ class Generator:
     def _response(self, prompt: Tensor, sampling: Sampling, uniform: Tensor) -> Response:
         *before, read = prompt.to(self.network.device)[None].split(self.settings.prefill, dim=1)
         model, cache = self.network.module, None
-        ends = ends_of(self.eos, sampling, self.network.vocabulary)
+        ends = ends_of_call(self.eos, sampling, self.network.vocabulary)
         stops = text_stops(sampling.stop, self.tokenizer, sampling.skip_special_tokens)
         for part in before:
             cache = model(input_ids=part, past_key_values=cache, use_cache=True).past_key_values
