@@ -21,6 +21,7 @@ from rlflow.errors import FlowError, PlanError, StageError
 
 if TYPE_CHECKING:
     from rlflow.batch import Batch
+    from rlflow.clients.http import post
     from rlflow.maths import (
         adapted_beta,
         clipped_gain,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Batch": "rlflow.batch",
+    "post": "rlflow.clients.http",
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.api",
     **dict.fromkeys(
@@ -67,10 +69,11 @@ _LAZY = {
 __version__ = "0.1.0"
 __all__ = [
     "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "Turn", "adapted_beta", "ask", "choose", "clipped_gain",
-    "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio",
-    "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "pass_at_k",
-    "place_last", "prompt", "register_dispatch", "rejected_weights", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run",
-    "scalar", "stage", "stop_penalty", "text", "token", "token_covariance", "truncated_weights", "whiten",
+    "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std",
+    "importance_ratio", "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean",
+    "masked_weights", "pass_at_k", "place_last", "post", "prompt", "register_dispatch", "rejected_weights", "repeat", "reward_to_go",
+    "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "stop_penalty", "text", "token", "token_covariance",
+    "truncated_weights", "whiten",
 ]
 
 

@@ -22,6 +22,7 @@ OTHERS = {
     "FlowError", "PlanError", "StageError",  # what calls raise
     "columns", "register_dispatch",  # the table, and modes of one's own
     "ask", "choose", "concat",  # rows of rows
+    "post",  # for tools and rewards that ask a server
     "run", "roles", "prompt",  # running from Python; the sixth level
 }  # fmt: skip
 

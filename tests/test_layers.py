@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "spoken": "",
     "watchdog": "",
     "isolation": "",
+    "clients": "errors",
     "deadline": "",
     "process": "watchdog",
     "durable": "process",
@@ -57,23 +58,24 @@ MAY_IMPORT = {
     "launching": "errors author placement services.declare watch",
     "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
     "data": "figures errors columns extras axis batch pretrained isolation messages spoken",
-    "rewards": "figures errors columns extras axis batch data deadline watchdog isolation own_lines words",
-    "environments": "errors extras author messages data rewards watchdog isolation services.declare",
+    "rewards": "figures errors clients columns extras axis batch data deadline watchdog isolation own_lines words",
+    "environments": "errors clients extras author messages data rewards watchdog isolation services.declare",
     "moving": "errors",
     "services.declare": "errors author",
     "services.addresses": "errors services.declare",
-    "services": "errors deadline services.declare services.addresses watch watchdog",
-    "serving": "errors extras pretrained batch columns data rewards environments isolation training binding services.declare",
+    "services": "errors clients deadline services.declare services.addresses watch watchdog",
+    "serving": "errors clients extras pretrained batch columns data rewards environments isolation training binding services.declare",
     "tasks": "",
     "diagnosis": "figures",
     "watch": "figures errors extras process durable logs interfaces isolation diagnosis",
     "config": "errors author graph services.declare services.addresses words",
-    "binding": "figures errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
+    "binding": "figures errors clients extras pretrained columns author axis batch graph trace execution data rewards environments "
+               "training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
     "proof": "figures errors columns author axis batch seeds graph trace check plan training execution watchdog",
-    "runs": "errors proof extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
-            "memory.sizes memory.footprint memory.inputs spans "
+    "runs": "errors clients proof extras pretrained columns author axis batch graph trace check placement plan passes passes.residency "
+            "memory memory.sizes memory.footprint memory.inputs spans "
             "training execution data figures rewards environments tasks "
             "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines "
             "services services.declare services.addresses",
@@ -88,7 +90,7 @@ MAY_IMPORT = {
            "memory memory.sizes watchdog bench durable algorithms environments services services.declare serving launching moving",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
-    "": "errors columns dispatch author",
+    "": "errors columns dispatch author clients",
 }  # fmt: skip
 VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", ""),
            ("cluster.job.start", ""), ("cluster.job.member", "")}  # said, recorded

@@ -1,9 +1,6 @@
 """An agent that looks up what it says: where no passage that is found has its answer, it is told so and answers again."""
 
-import json
-import urllib.request
-
-from rlflow import Turn
+from rlflow import Turn, post
 
 
 class Lookup:
@@ -14,10 +11,8 @@ class Lookup:
         self.question = prompt
 
     def found(self, query):
-        body = json.dumps({"query": query, "topk": self.topk, "return_scores": True}).encode()
-        request = urllib.request.Request(self.retriever, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return [each["document"]["contents"] for each in json.load(answer)["result"][0]]
+        answer = post(self.retriever, {"query": query, "topk": self.topk, "return_scores": True})
+        return [each["document"]["contents"] for each in answer["result"][0]]
 
     def step(self, said):
         passages = self.found(f"{self.question} {said}")

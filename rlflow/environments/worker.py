@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.turn import Turn
+from rlflow.clients.patience import within
 from rlflow.data.json_fields import given_back
 from rlflow.messages import fault, is_messages, packed
-from rlflow.rewards import frames, values
+from rlflow.rewards import frames, hints, values
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.worker import begun, line_of
 from rlflow.services.declare import from_environment
@@ -89,7 +90,7 @@ class EnvironmentWorker:
 
     def _in_turn(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
         for call in calls:
-            with kin.here_alone():
+            with kin.here_alone(), within(seconds):
                 answer = self._attempted(call)
             yield answer
 
@@ -125,8 +126,10 @@ class EnvironmentWorker:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                answer = self._called(call)
-                return checked(call, await answer if inspect.isawaitable(answer) else answer)
+                with within(seconds):
+                    answer = self._called(call)
+                    answer = await answer if inspect.isawaitable(answer) else answer
+                return checked(call, answer)
         except BaseException as error:  # as above
             if limit.expired():  # it is not asked for anything more
                 self._episodes.pop(call[1], None)
@@ -214,9 +217,9 @@ async def _awaited_tool(result: Awaitable[Any]) -> str:
 
 
 def is_service_error(error: BaseException) -> bool:
-    """Whether an error says that a service does not answer: of the network, or one that the author declares by ``service = True`` on its
-    class."""
-    return bool(getattr(error, "service", False)) or isinstance(error, ConnectionError | TimeoutError)
+    """Whether an error says that a service does not answer: of the network, also where a library has wrapped it in an error of its own, or
+    one that the author declares by ``service = True`` on its class."""
+    return any(getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError) for each in hints.causes(error))
 
 
 def as_result(error: Exception) -> str:

@@ -17,7 +17,7 @@ VARIABLE = "rewards have no variables of the environment but those of --reward-e
 
 def hint(error: BaseException) -> str:
     """A remark for the end of the error's text; empty where no wall caused it."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if remark := _remark(cause):
             return f" ({remark})"
     return ""
@@ -37,12 +37,12 @@ def _remark(error: BaseException) -> str:
     return ""
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes, and errors that were passed to them as arguments, as urllib does."""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, its causes but for those that ``from None`` hides, and errors that were passed to them as arguments, as urllib does."""
     current: BaseException | None = error
     for _ in range(DEEP):
         if current is None:
             return
         yield current
         yield from (argument for argument in current.args if isinstance(argument, BaseException))
-        current = current.__cause__ or current.__context__
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rlflow.clients.patience import within
 from rlflow.rewards import values
 
 
@@ -41,6 +42,7 @@ async def _score(function: Callable[..., Any], row: Any, timeout: float) -> Any:
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
-            return values.verdict(await function(**row))
+            with within(timeout):
+                return values.verdict(await function(**row))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
         return ["timeout", f"no score after {timeout:g} s"] if limit.expired() else values.raised(error)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlflow.clients.patience import within
 from rlflow.data.json_fields import given_back
 from rlflow.isolation import walls
 from rlflow.rewards import alone, frames, scorers, values
@@ -98,7 +99,7 @@ class RewardWorker:
                 yield from self._async.scores(scorer, rows, timeout)
             return
         if described["settings"].get("form") == OPENRLHF.project:
-            with kin.here_alone():
+            with kin.here_alone(), within(timeout):
                 yield from by_batch(scorer, rows)
             return
         for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
@@ -106,7 +107,7 @@ class RewardWorker:
                 yield from alone.judged([partial(_score, scorer, row) for row in portion], (self._requests, self._replies))
                 continue
             for row in portion:
-                with kin.here_alone():
+                with kin.here_alone(), within(timeout):
                     score = _score(scorer, row)
                 yield score
 

@@ -80,13 +80,22 @@ def test_an_answer_that_has_no_number_for_a_row_is_missing_by_its_cause(answer, 
     assert len(server.questions) == 1  # it was not asked again
 
 
-@pytest.mark.parametrize("status", [500, 503, 404, 302, 204])
-def test_a_status_is_missing_and_is_not_asked_again(status):
+@pytest.mark.parametrize(("status", "often"), [(404, False), (302, False), (204, False), (500, True), (503, True), (429, True)])
+def test_a_status_is_missing_and_is_asked_again_only_if_a_wait_may_mend_it(status, often):
     with serving(lambda handler, question: handler.say({"rewards": [0.0]}, status)) as server:
-        scores = asked(server.url, "a")
+        scores = asked(server.url, "a", timeout=0.3)
     assert scores.missing == {"status": 1}
     assert scores.first["status"].startswith(f"{server.url}: the server answered {status}")
-    assert len(server.questions) == 1
+    assert (len(server.questions) > 1) == often
+
+
+def test_a_busy_server_is_asked_until_it_answers():
+    def busy_once(handler, question):
+        return handler.say(b"overloaded", 503) if len(handler.server.questions) == 1 else None
+
+    with serving(busy_once) as server:
+        scores = asked(server.url, "a", "abc")
+    assert (scores.values.tolist(), scores.missing) == ([1, 3], {})
 
 
 @pytest.mark.parametrize("trickles", [False, True])
@@ -106,7 +115,6 @@ def test_a_server_that_is_late_is_missing_at_the_deadline(trickles):
     assert len(server.questions) <= 1  # it is not asked again
 
 
-@pytest.mark.slow
 def test_connections_that_fail_are_tried_again():
     def reset_twice(handler, question):
         return handler.reset() if len(handler.server.questions) <= 2 else None
@@ -116,13 +124,13 @@ def test_connections_that_fail_are_tried_again():
     assert len(server.questions) == 3
 
 
-@pytest.mark.slow
 def test_a_server_that_is_not_there_is_missing_after_the_last_try():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    scores = asked(f"http://127.0.0.1:{port}/get_reward", "a", "b")
+    scores = asked(f"http://127.0.0.1:{port}/get_reward", "a", "b", timeout=0.3)
     assert scores.missing == {"connection": 2}
-    assert "no connection in 3 tries: ConnectionRefusedError" in scores.first["connection"]
+    assert "no connection: ConnectionRefusedError" in scores.first["connection"]
+    assert "tries in" in scores.first["connection"]
     assert ".py" not in scores.first["connection"]
 
 

@@ -5,10 +5,15 @@ A session of the server is an episode. The processes of environments have a netw
 
 from __future__ import annotations
 
+import http.client
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlflow.author.turn import Turn
+from rlflow.clients.http import REDIRECTS, Reply, moved, passes, refused
+from rlflow.clients.patience import Passing, Patience, Unanswered, left
 from rlflow.extras import require
 
 
@@ -27,10 +32,7 @@ class OpenEnvSession:
         client: Any = require("websockets.sync.client", extra="environments")
         scheme, _, rest = id.rstrip("/").partition("://")
         url = f"{ {'http': 'ws', 'https': 'wss'}.get(scheme, scheme) }://{rest}/ws"
-        try:
-            self.socket = client.connect(url, max_size=1 << 24)
-        except OSError as error:
-            raise ConnectionError(f"{url} cannot be reached: {error}") from error
+        self.socket = Patience().answer(partial(_connected, client.connect, url), left())
         self.action, self.observation, self.chat = action, observation, chat
 
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
@@ -50,7 +52,7 @@ class OpenEnvSession:
 
     def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         self.socket.send(json.dumps({"type": kind, "data": data}))
-        answer = json.loads(self.socket.recv())
+        answer = json.loads(self.socket.recv(left()))
         if answer["type"] == "error":
             raise ServerError(f"{kind}: {answer['data'].get('message', answer['data'])}")
         result: dict[str, Any] = answer["data"]
@@ -62,3 +64,31 @@ class OpenEnvSession:
         whole = texts[0] if len(texts) == 1 else json.dumps(observation)
         text = str(observation[self.observation]) if self.observation else whole
         return [{"role": "user", "content": text}] if self.chat and text else text
+
+
+def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
+    """The connection to a server, which may redirect within its host. Raises Unanswered for one that cannot be had within so many
+    seconds."""
+    exceptions: Any = require("websockets.exceptions", extra="environments")
+    for _ in range(REDIRECTS):
+        try:
+            return connect(url, max_size=1 << 24, open_timeout=seconds).__enter__()  # it lives as long as the episode
+        except exceptions.InvalidStatus as error:
+            reply = _reply(error.response)
+            target = moved(url, reply.status, reply.headers.get("Location"))
+            if target is None:
+                raise refused(reply) from error
+            url = target
+        except (OSError, exceptions.InvalidHandshake) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__  # of a connection that ends within the handshake
+            kind = Passing if isinstance(cause, EOFError) or cause is not None and passes(cause) else Unanswered
+            raise kind("connection", f"{url} cannot be reached: {error}") from error
+    raise refused(reply)
+
+
+def _reply(response: Any) -> Reply:
+    """The answer of a server that does not open a WebSocket."""
+    headers = http.client.HTTPMessage()
+    for name, value in response.headers.raw_items():
+        headers[name] = value
+    return Reply(response.status_code, response.reason_phrase, headers, bytes(response.body or b""))

@@ -8,13 +8,11 @@ that ranks passages is asked, such as `rlflow serve retrieve`.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import re
-import urllib.request
 from pathlib import Path
 
 from rlflow.author.turn import Turn
+from rlflow.clients.http import post
 from rlflow.environments.shipped.passages import BM25, Passages
 
 ASKED = re.compile(r"<search>(.*?)</search>", re.DOTALL)
@@ -40,12 +38,8 @@ class Retriever:
         self.url = url
 
     def best(self, query: str, count: int) -> list[str]:
-        """The passages that fit a query best, the best one first. Raises OSError and ValueError for a server that fails."""
-        token = os.environ.get("RLFLOW_SERVE_TOKEN")
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        asked = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url, asked, headers)) as answer:
-            (documents,) = json.load(answer)["result"]
+        """The passages that fit a query best, the best one first. Raises ConnectionError and ValueError for a server that fails."""
+        (documents,) = post(self.url, {"queries": [query], "topk": count, "return_scores": True})["result"]
         return [str(document.get("text") or document["contents"]) for document in (each["document"] for each in documents)]
 
 

@@ -1,14 +1,19 @@
 """A model acts in an environment of a real OpenEnv server, which runs in an interpreter that has it: openenv draws in more than these tests
 should. RLFLOW_OPENENV names that interpreter: `python -m venv E; E/bin/pip install openenv==0.10.0`, then RLFLOW_OPENENV=E/bin/python."""
 
+import http
+import json
 import os
 import subprocess
-from contextlib import closing
+import threading
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from websockets.sync.server import serve
 
+from rlflow.environments.adapters.openenv import OpenEnvSession
 from rlflow.environments.pool import STRICT, EnvironmentPool, Failure
 from rlflow.environments.spec import parse_environment
 
@@ -47,3 +52,42 @@ def test_without_a_network_the_episode_fails_and_says_what_would_help(url):
     assert isinstance(answer, Failure)
     assert "cannot be reached" in answer.message
     assert "--reward-network true" in answer.message
+
+
+def hinting(socket):
+    for message in socket:
+        if json.loads(message)["type"] == "reset":
+            socket.send(json.dumps({"type": "observation", "data": {"observation": {"hint": "Guess."}}}))
+
+
+@contextmanager
+def refusing(*refusals):
+    """A server in this process that refuses so many connections, each with a status and headers, before it takes one."""
+    left = list(refusals)
+
+    def refused(connection, request):
+        if not left:
+            return None
+        status, headers = left.pop(0)
+        response = connection.respond(http.HTTPStatus(status), "not now")
+        response.headers.update(headers)
+        return response
+
+    with serve(hinting, "127.0.0.1", 0, process_request=refused) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_busy_server_is_asked_again_and_a_redirect_on_its_host_is_followed():
+    with refusing((503, {}), (429, {"Retry-After": "0"}), (307, {"Location": "/other"})) as url:
+        session = OpenEnvSession(id=url)
+        assert session.reset("?", seed=0) == "Guess."
+        session.close()
+
+
+def test_a_server_that_wants_a_token_is_not_asked_again():
+    with refusing((401, {"WWW-Authenticate": "Bearer"})) as url, pytest.raises(ConnectionError, match="401 .*WWW-Authenticate: Bearer"):
+        OpenEnvSession(id=url)

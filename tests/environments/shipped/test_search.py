@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from servers import serving
 
 from rlflow.environments.pool import EnvironmentPool
 from rlflow.environments.shipped.search import Corpus, Search
@@ -48,3 +49,14 @@ def test_it_is_named_without_a_file_and_its_corpus_is_a_path(corpus, monkeypatch
         assert "Bergen" in answer["says"]
     finally:
         pool.close()
+
+
+def test_a_retriever_that_is_busy_is_asked_again():
+    found = {"result": [[{"document": {"text": "Rain falls in Bergen."}, "score": 1.0}]]}
+
+    def busy_once(handler, question):
+        return handler.say(b"", 503) if len(handler.server.questions) == 1 else handler.say(found)
+
+    with serving(busy_once) as server:
+        assert "Bergen" in Search(retriever=server.url).step("<search>rain</search>").says
+    assert [question for _, question in server.questions] == [{"queries": ["rain"], "topk": 3, "return_scores": True}] * 2

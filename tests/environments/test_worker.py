@@ -1,0 +1,33 @@
+"""What a process of environments makes of a tool that raises."""
+
+import urllib.request
+
+import pytest
+
+from rlflow.environments.worker import is_service_error
+
+
+def nobody_there():
+    try:
+        urllib.request.urlopen("http://127.0.0.1:1/", timeout=5)
+    except OSError as error:
+        return error
+    raise AssertionError
+
+
+def wrapped(hidden):
+    try:
+        try:
+            raise ConnectionResetError
+        except ConnectionError as error:
+            raise LookupError("no passage") from (None if hidden else error)
+    except LookupError as error:
+        return error
+
+
+@pytest.mark.parametrize(("error", "service"), [
+    (ConnectionRefusedError(), True), (nobody_there(), True), (wrapped(hidden=False), True), (wrapped(hidden=True), False),
+    (ValueError("no such place"), False),
+])  # fmt: skip
+def test_a_service_that_does_not_answer_is_known_through_the_errors_of_libraries(error, service):
+    assert is_service_error(error) == service
