@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow.clients import outages
 from rlflow.config.options import Options
 from rlflow.data.json_fields import Wanted
 from rlflow.environments.pool import EnvironmentPool
@@ -68,7 +69,7 @@ class Environments:
 
     def __init__(self, specs: Specs, graph: Graph, options: Options) -> None:
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
-        self.pools = {role: EnvironmentPool(spec, allowed) for role, spec in by_role(specs, graph).items()}
+        self.pools = {role: EnvironmentPool(spec, allowed, clock=outages.clock) for role, spec in by_role(specs, graph).items()}
 
     def reasons(self) -> dict[Cause, str]:
         """The first message of each cause for which episodes failed."""

@@ -18,6 +18,7 @@ from rlflow.binding.backends import backend, numbers
 from rlflow.binding.environments import default_rewards, environments_of
 from rlflow.binding.judging import HeldOutJudge, check_judge, no_judge
 from rlflow.binding.roles import half_class
+from rlflow.clients import outages
 from rlflow.columns import SOURCE, field_column
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
@@ -252,7 +253,7 @@ class Rewards:
         """``tokenizer``: the folder whose tokenizer encodes the data, which reward models must share."""
         self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
-        self._pool = RewardPool(options.reward_workers, allowed)
+        self._pool = RewardPool(options.reward_workers, allowed, outages.clock)
         self._dtype = numbers(options.dtype)
         self._models: dict[str, list[ModelReward | EpisodeReward]] = {}
         self._bound: list[Weighted | BySource] = []

@@ -9,7 +9,7 @@ import site
 from collections.abc import Iterable, Mapping
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "LANG", "LANGUAGE", "TZ", "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER")  # fmt: skip
+        "CUDA_DEVICE_ORDER", "RLFLOW_OUTAGES")  # fmt: skip
 BEGINNINGS, ENDINGS = ("LC_", "RLFLOW_SERVICE_"), ("_NUM_THREADS",)  # URLs of the run's services too
 
 

@@ -39,6 +39,7 @@ from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
+from rlflow.clients import outages
 from rlflow.columns import SOURCE
 from rlflow.config.flags import NULL, RunConfig
 from rlflow.config.options import Options
@@ -293,7 +294,7 @@ def _assemble(
         return {**runtime.reasons(), **environments.reasons()}
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
-    executor = Executor(runtime.engine, runtime.lanes)
+    executor = Executor(runtime.engine, runtime.lanes, outages.clock)
     try:
         services.ready()
     except BaseException:

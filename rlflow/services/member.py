@@ -28,6 +28,7 @@ class Member:
     def __init__(self, recipe: Recipe, log: Path, run: str, note: Note, changed: Callable[[], object]) -> None:
         self.recipe, self.log, self._run, self._note, self._changed = recipe, log, run, note, changed
         self.state, self.starts = "starting", 0
+        self.until = 0.0  # second of the monotonic clock by which it serves again, while it is started anew
         self.process: ServiceProcess | None = None
         self._closing, self.over = threading.Event(), False
         self._lock = threading.Lock()  # around starts, so that none comes after the end
@@ -98,7 +99,8 @@ class Member:
             why = self._watched()
             if self._closing.is_set():
                 return
-            self._is("starting")
+            self.state, self.until = "starting", time.monotonic() + pause + self.recipe.wait
+            self._changed()
             self._note(f"service '{self.recipe.name}' {why}; it is started anew ({number} of {len(PAUSES)}); it printed into {self.log}")
             if self._closing.wait(pause):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rlflow.clients.outages import VARIABLE, Outages
 from rlflow.deadline import LOOK
 from rlflow.errors import PlanError, Problem
 from rlflow.services.addresses import Address
@@ -38,8 +40,10 @@ class Services:
         self._folder: Path | None = None  # the run's, once it is there
         urls = {name: place.url for name, place in places.items()}
         self._variables = {each.variable: urls[each.name] for each in services}
+        self._outages = Outages(logs / "outages")
+        self._variables |= {VARIABLE: str(self._outages.file.absolute())} if any(not each.external for each in services) else {}
         self._before = {name: os.environ.get(name) for name in self._variables}
-        self.members = [Member(recipe, logs / f"{recipe.name}.log", run, note, self._show)
+        self.members = [Member(recipe, logs / f"{recipe.name}.log", run, note, self._changed)
                         for each in services if not each.external
                         for recipe in recipes(each, places[each.name], urls, gpus.get(each.name, ()), self._variables)]  # fmt: skip
 
@@ -71,7 +75,6 @@ class Services:
             for member in self.members:
                 own.mkdir(exist_ok=True)
                 member.move_log(own)
-            self._clear()
         except OSError as error:
             self._note(f"what services print cannot be moved into the run's folder: {error.strerror}")
         self._folder = folder
@@ -101,6 +104,12 @@ class Services:
         if self.members:
             shutil.rmtree(self._logs, ignore_errors=True)
 
+    def _changed(self) -> None:
+        """Let whoever asks services know which are away, and show it."""
+        with self._lock, contextlib.suppress(OSError):  # without the file a question waits no longer than its own deadline
+            self._outages.last_until(max(map(_away_until, _by_service(self.members)), default=0.0))
+        self._show()
+
     def _show(self) -> None:
         """Write into the run's folder what there is. A disk that is full ends no service."""
         with self._lock:
@@ -115,6 +124,23 @@ class Services:
         log = member.log if self._folder is None or not member.log.is_relative_to(self._folder) else member.log.relative_to(self._folder)
         return ServedProcess(member.recipe.name, shlex.join(member.recipe.command), member.recipe.url, member.state, member.starts,
                              member.process.pid if member.process else 0, str(log))  # fmt: skip
+
+
+def _by_service(members: Iterable[Member]) -> list[list[Member]]:
+    """The processes of each service, the one that others ask last."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        groups.setdefault(member.recipe.service, []).append(member)
+    return list(groups.values())
+
+
+def _away_until(members: Sequence[Member]) -> float:
+    """The second by which a service serves again, if nothing answers for it while its processes are started anew; else 0. One of several
+    replicas answers for the others."""
+    *replicas, asked = members
+    away = [member.until for member in members if member.state == "starting"]
+    gone = asked.state == "starting" or replicas and all(member.state != "serving" for member in replicas)
+    return max(away, default=0.0) if gone else 0.0
 
 
 def _shown_elsewhere(services: Iterable[Service]) -> list[ServedProcess]:

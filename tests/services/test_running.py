@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.clients.http import post
 from rlflow.errors import PlanError
 from rlflow.services.addresses import addresses
 from rlflow.services.declare import split_services
@@ -137,6 +138,8 @@ def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
             until(lambda: state(tmp_path, "search") == "serving")
             os.kill(asked(urls["search"]), signal.SIGKILL)
             notes.awaited(f"started anew ({number} of 3)")
+        waited = post(f"{urls['search']}/get_reward", {"query": ["?"]}, seconds=5.0)  # the third start comes after a pause of 5 s
+        assert waited == {"rewards": [1.0]}
         until(lambda: state(tmp_path, "search") == "serving")
         os.kill(asked(urls["search"]), signal.SIGKILL)
         notes.awaited("was killed by SIGKILL, and is started no more")
