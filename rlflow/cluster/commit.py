@@ -7,20 +7,24 @@ and get them back as arguments of others. Rows are few bytes, which the driver k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlflow.cluster.engine import ClusterEngine
+from rlflow.cluster.rpc.tensors import unpack_tensors
 from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
 from rlflow.placement import Placement
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlflow.cluster.health.monitor import Death
 
+READ_SECONDS = 600.0  # how long a copy may take to come out of the store that holds it
 FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to say which worker died
 
 
@@ -124,6 +128,16 @@ class Workers:
         names = self.fleet.restart(death.pool)
         self.engine.placement = self.fleet.placement  # they may be on other machines
         return names
+
+    def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """(role, state of its trainer) of a complete commit, which needs no worker. Raises RemoteError for a copy that is gone."""
+        for role, copy in commit.states.items():
+            trainer = self.engine.models[role].trainer
+            assert trainer is not None
+            try:
+                yield role, unpack_tensors(trainer.pool.transport.future(copy.ref).result(READ_SECONDS))
+            except Exception as error:  # of Ray's many, or one of the worker's
+                raise RemoteError(f"the copy of the state of '{role}' cannot be read: {error}") from error
 
     def restore(self, commit: Commit) -> None:
         """Put all pools back to a commit. The stream of prompts stands where it did then."""

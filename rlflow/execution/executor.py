@@ -85,6 +85,7 @@ class Executor:
         self.lanes = lanes
         self.store = Store()
         self.stopping = False
+        self.wrote = False  # whether the last iteration changed weights, or began to
         self.board = Board()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
@@ -95,12 +96,13 @@ class Executor:
         """
         outcome = Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account)) if sampled else Outcome()
         run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled.rows if sampled else {})
-        self.store = run.store
+        self.store, self.wrote = run.store, False
         try:
             self._finished(run, outcome)
             outcome.summary = self.lanes.do("model", partial(self._summary, outcome))
             outcome.ranks = self.engine.ran()
         finally:
+            self.wrote = run.writing
             if not self.stopping:  # what was done ahead for an iteration that is not done is saved
                 self.engine.finished()
         return outcome
@@ -177,7 +179,7 @@ class _Run:
         self._since: dict[int, float] = {}
         self._pieces = Pieces(plan)
         self._failure: BaseException | None = None
-        self._writing = False
+        self.writing = False
 
     def until_finished(self) -> None:
         instructions = self._scheduler.begin()
@@ -186,7 +188,7 @@ class _Run:
                 unit, error = self._next()
                 if error is not None and self._failure is None:
                     self._failure = error
-                if self.executor.stopping and not self._writing and self._failure is None:
+                if self.executor.stopping and not self.writing and self._failure is None:
                     self._failure = Stopped()
                     self._scheduler.halt()
                 instructions = self._told(unit, error)
@@ -215,7 +217,7 @@ class _Run:
     def _start(self, unit: int) -> None:
         node = self.plan.node(unit)
         self._deadlines.pop(unit, None)
-        self._writing |= bool(node.writes)
+        self.writing |= bool(node.writes)
         if self._instant(unit):
             self._job(unit)()
         else:

@@ -26,6 +26,8 @@ from rlflow.runs.funnel import funnel_metrics, without_funnel
 from rlflow.runs.guards import Guard, loss_warnings, mismatch_warnings, short_repeat_warnings
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
+from rlflow.runs.rescue import Between, took_steps
+from rlflow.runs.state import KeptState
 from rlflow.spans import flat
 from rlflow.trace.compile import all_nodes
 from rlflow.watch.reporter import Reporter
@@ -45,7 +47,7 @@ class LoopState:
     totals: LoopTotals
 
 
-TakeSnapshot = Callable[[RunStart, Mapping[str, Any]], Snapshot]
+TakeSnapshot = Callable[[RunStart, Mapping[str, Any], KeptState | None], Snapshot]
 
 
 class Loop:
@@ -65,13 +67,16 @@ class Loop:
         self.skipped = self.reported = 0
         self.evaluated: dict[int, Accuracy] = {}
         self.done = 0  # iterations, at the last look at the folder
+        self.between: Between | None = None  # the newest state between two iterations that the models still have
+        self.lost = ""  # why the newest whole iteration of a run that an error ends cannot be saved
+        self.taken = 0  # the iteration of the newest checkpoint that was taken, or with which the run began
         self.recovery = Recovery(context.workers, self.options.commit_every, DriverState(self.capture, self.rewind, self.replay),
                                  reporter.note)  # fmt: skip
 
     def run(self, start: RunStart) -> RunResult:
         """Run from ``start`` to the end. Raises Stopped, StageError and RemoteError."""
         began = time.monotonic()
-        self.start = start
+        self.start, self.taken = start, start.iteration
         if start.here:
             self.evaluated[start.iteration] = start.here
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
@@ -117,6 +122,7 @@ class Loop:
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
+        self.between = Between.of(self.context.engine, iteration, cursor)
         self._end_where_lost(iteration, cursor)
         self.recovery.commit(iteration)
         self.done = iteration
@@ -151,10 +157,12 @@ class Loop:
             return outcome
         try:
             sampled = context.ahead.advance(iteration)
-            return context.executor.run(context.plan, sampled.prompts, sampled)
-        finally:
-            if not context.executor.stopping:
-                context.ahead.done(iteration)
+            outcome = context.executor.run(context.plan, sampled.prompts, sampled)
+        except SkipIteration:
+            context.ahead.done(iteration)
+            raise
+        context.ahead.done(iteration)
+        return outcome
 
     def iterate(self, iteration: int) -> None:
         """Run the plan once, record it and report it. Raises StageError where a run must not go on."""
@@ -167,8 +175,13 @@ class Loop:
             self.records.account(iteration, skip.account if isinstance(skip.account, Account) else None)
             self.reporter.note(f"iteration {iteration} is skipped: {skip}")
             return
+        except BaseException:
+            self.between = None if self.context.executor.wrote else self.between
+            raise
         seconds = time.monotonic() - start
         self.context.engine.state |= outcome.state
+        if took_steps(outcome.metrics):
+            self.between = Between.of(self.context.engine, iteration + 1, self.context.prompts.state())
         self.totals.add(outcome.spans, start, seconds)
         if moved := self.context.engine.moved():
             self.records.weights(moved)
@@ -205,8 +218,31 @@ class Loop:
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
         """Take a snapshot before an iteration and have it written in another thread. ``cursor``: of the prompts, before the iteration's."""
+        self._save(iteration, cursor, None)
+
+    def _save(self, iteration: int, cursor: Mapping[str, Any], kept: KeptState | None) -> None:
+        """``kept``: the state before the iteration, if it is not that of the models."""
         start = replace(self.start, iteration=iteration, here=self.evaluated.get(iteration))
-        self.writer.submit(self.compute(partial(self.take, start, cursor)))
+        self.writer.submit(self.compute(partial(self.take, start, cursor, kept)))
+        self.taken = iteration
+
+    def rescue(self) -> None:
+        """Save the newest whole iteration of a run that an error ends, unless it is saved: as the models are, or as the copies have it from
+        which pools recover. ``lost`` says why it cannot be: the error that ends the run counts."""
+        point, between = self.recovery.newest(), self.between
+        try:
+            if between is not None and between.iteration > max(self.taken, point.iteration if point else 0):
+                between.put_back(self.context.engine)
+                self.save(between.iteration, between.cursor)
+            elif point is not None and point.iteration > self.taken and self.context.workers is not None:
+                states = self.context.workers.copied(point.commit)
+                kept = KeptState(states, point.commit.versions, point.driver.scalars, point.commit.queue)
+                self._save(point.iteration, point.driver.cursor, kept)
+            elif between is None and self.context.engine.iteration > self.taken:
+                self.lost = (f"iteration {self.context.engine.iteration} was changing weights as it failed, and they are not those of a "
+                             "whole iteration (--save-every 1 saves each one)")  # fmt: skip
+        except Exception as error:
+            self.lost = f"the last whole iteration cannot be saved: {type(error).__name__}: {error}"
 
     def compute(self, call: Callable[[], T]) -> T:
         """Make a call that works with models in the thread that works with them; what it gives."""

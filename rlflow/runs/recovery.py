@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,6 +23,14 @@ S = TypeVar("S")
 
 class Commit(Protocol):
     """A copy of the workers' state, outside of the workers."""
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Role → updates behind its weights."""
+
+    @property
+    def queue(self) -> tuple[Mapping[str, Any], Mapping[str, bytes]] | None:
+        """The rows that were sampled ahead; None if none were."""
 
     @property
     def complete(self) -> bool:
@@ -52,6 +60,9 @@ class Workers(Protocol):
 
     def restore(self, commit: Any) -> None:
         """Put all pools back to a commit."""
+
+    def copied(self, commit: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """(role, state of its trainer) of a complete commit."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,13 @@ class Recovery(Generic[S]):
         with self._turn:
             if self.next is not None and self.next.commit.complete:
                 self.last, self.next = self.next, None
+
+    def newest(self) -> RecoveryPoint[S] | None:
+        """The newest point, for a run that goes on no more; None where there is none."""
+        if self.workers is None:
+            return None
+        self._settle()
+        return self.last
 
     def _settle(self) -> None:
         """Wait for the next point; it is forgotten where it does not come to be complete."""

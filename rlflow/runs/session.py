@@ -118,14 +118,16 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
         error = str(elsewhere)
         raise elsewhere from None
     except Exception as raised:
-        then = [write_traceback(raised, records, home), _how_to_go_on(writer, home, start)]
+        loop.rescue()
+        then = [write_traceback(raised, records, home), _how_to_go_on(writer, home, start, loop)]
         failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)))
         error = str(failure)
         if failure is raised:
             raise
         raise failure from raised
     except BaseException as raised:  # such as SystemExit of a backend's
-        failure = _failure(RemoteError(ending(raised)), context.engine.iteration, _how_to_go_on(writer, home, start))
+        loop.rescue()
+        failure = _failure(RemoteError(ending(raised)), context.engine.iteration, _how_to_go_on(writer, home, start, loop))
         error = str(failure)
         raise failure from raised
     finally:
@@ -182,13 +184,14 @@ def write_traceback(raised: Exception, records: Records, home: Home) -> str:
     return f"the whole traceback: {Path(home.shown) / TRACEBACK}"
 
 
-def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
-    """A text that says how to go on with a run that failed; empty where nothing is saved."""
+def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop) -> str:
+    """A text that says how to go on with a run that failed, and what of it is lost; empty where nothing is saved and nothing lost."""
     writer.wait(600.0)
     if writer.saved is None and not start.iteration:
-        return ""
+        return f"nothing is saved: {loop.lost}" if loop.lost else ""
+    older = f"{loop.lost}; " if loop.lost else ""
     newest = f"saved as {writer.saved.name}; " if writer.saved is not None else ""
-    return f"{newest}go on with: rlflow resume {home.shown}"
+    return f"{older}{newest}go on with: rlflow resume {home.shown}"
 
 
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -32,25 +32,35 @@ def changed(context: RunContext) -> dict[str, Model]:
     return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 
 
-def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Snapshot:
+@dataclass(frozen=True)
+class KeptState:
+    """The state of models before an iteration that later ones have changed, as copies outside of the models have it."""
+
+    states: Iterable[tuple[str, Mapping[str, Any]]]  # (role, state of its trainer) of each role that the run may change
+    versions: Mapping[str, int]  # role → updates behind its weights
+    flow_state: Mapping[str, float]
+    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None  # rows that were sampled ahead, as ``Ahead.saved`` gives them
+
+
+def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept: KeptState | None = None) -> Snapshot:
     """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin, if none of them is
-    sampled yet. Raises StageError for weights that are not finite."""
+    sampled yet. ``kept``: the state at that time, if it is not that of the models now. Raises StageError for weights that are not
+    finite."""
+    kept = kept or _state_now(context, at.iteration)
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
-    for role, model in changed(context).items():
-        assert model.trainer is not None
-        context.engine.keeper.settle(copying(role))
-        groups = role_tensors(role, model.trainer.state())
+    for role, state in kept.states:
+        groups = role_tensors(role, state)
         _check_finite(context, role, groups[f"{role}.{PARAMETERS}"])
         tensors |= {group: host_copy(members) for group, members in groups.items()}
         files |= {f"{role}/{name}": data for name, data in context.files.get(role, {}).items()}
-    queue, rows = context.ahead.saved(at.iteration) if context.ahead else ({}, {})
+    queue, rows = kept.queue or ({}, {})
     files |= {f"{QUEUE}/{name}": packed for name, packed in rows.items()}
     state = {
         "prompts": queue.get("cursor", dict(cursor)),
         "queue": queue,
-        "flow_state": context.engine.state,
-        "versions": {role: model.version for role, model in context.engine.models.items()},
+        "flow_state": kept.flow_state,
+        "versions": kept.versions,
         "seed": context.engine.seed,
         "graph": identity(context.plan.graph),
         "before": asdict(at.before) if at.before else None,
@@ -71,6 +81,21 @@ def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor])
     raise StageError("", context.engine.iteration, 0, f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as "
                      f"{listed(bad, 3)}, and nothing of them is saved. {listed(repr(node.name) for node in nodes)} may change them",
                      blamed.place)
+
+
+def _state_now(context: RunContext, iteration: int) -> KeptState:
+    """The state before an iteration that comes next."""
+    versions = {role: model.version for role, model in context.engine.models.items()}
+    queue = context.ahead.saved(iteration) if context.ahead else None
+    return KeptState(_trainer_states(context), versions, context.engine.state, queue)
+
+
+def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(role, state of its trainer), one at a time: a state is as large as the model."""
+    for role, model in changed(context).items():
+        assert model.trainer is not None
+        context.engine.keeper.settle(copying(role))
+        yield role, model.trainer.state()
 
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlflow import RANK0, flow, loss, scalar, stage
+from rlflow import RANK0, flow, loss, row, scalar, stage
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError, RemoteError, StageError
@@ -35,10 +35,13 @@ class Copied:
     complete = True
 
     def __init__(self, models):
-        self.states = {role: (model.trainer.state(), model.version) for role, model in models.items() if model.trainer is not None}
+        self.states = {role: (dict(model.trainer.state()), model.version) for role, model in models.items() if model.trainer is not None}
 
     def settled(self, seconds):
         return True
+
+    versions = property(lambda self: {role: version for role, (_, version) in self.states.items()})
+    queue = None
 
     def then(self, action):
         action()
@@ -59,6 +62,9 @@ class Recovering(Workers):
 
     def restart(self, death):
         return ["all"]
+
+    def copied(self, commit):
+        return ((role, state) for role, (state, _) in commit.states.items())
 
     def restore(self, commit):
         for role, (state, version) in commit.states.items():
@@ -164,6 +170,79 @@ def test_a_run_that_is_asked_to_stop_is_saved_before_the_next_iteration(tmp_path
     with pytest.raises(Interrupted):
         start_run(asked, Stopping())
     assert load_latest(tmp_path / "run").snapshot.iteration == 3
+
+
+@stage(gives={"share": row("float32")})
+def shares(scores, iteration: scalar("int64")):
+    if iteration == 3:
+        raise OSError("the judge is away")
+    return scores
+
+
+@loss
+def shared(new, share: row("float32")):
+    return -new.logprobs * share[:, None], {}
+
+
+@loss(unrewarded="what is judged here is counted, not learned from")
+def fails_in_the_third(new, iteration: scalar("int64")):
+    if iteration == 3:
+        raise OSError("no memory is left")
+    return -new.logprobs, {}
+
+
+@flow(state=lambda hp: {"level": 0.0})
+def failing_before(prompts, actor, reward):
+    """Fails in iteration 3 before weights change."""
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    raised(batch)
+    batch |= reward(batch)
+    batch |= shares(batch)
+    actor.update(batch, shared)
+
+
+@flow
+def failing_within(prompts, actor, reward):
+    """Fails in iteration 3 as weights change."""
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    actor.update(batch, fails_in_the_third)
+
+
+def saved_steps(folder):
+    newest = load_latest(folder).snapshot
+    return newest.iteration, int(newest.tensors["actor.parameters"]["steps"])
+
+
+def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tmp_path):
+    with pytest.raises(StageError, match=r"(?s)the judge is away.*saved as step-0*3; go on with: rlflow resume"):
+        start_run(context(tmp_path, failing_before), Quiet())
+    assert saved_steps(tmp_path / "run") == (3, 3)
+    assert load_latest(tmp_path / "run").snapshot.state["flow_state"] == {"level": 3.0}
+
+
+def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
+    with pytest.raises(StageError, match=r"(?s)no memory is left.*nothing is saved: iteration 3 was changing weights"):
+        start_run(context(tmp_path, failing_within), Quiet())
+    assert not list(tmp_path.glob("run/checkpoints/step-*"))
+
+
+def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
+    failing = context(tmp_path, failing_within, commit_every=1)
+    with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; go on with"):
+        start_run(replace(failing, workers=Recovering(failing.engine)), Quiet())
+    assert saved_steps(tmp_path / "run") == (3, 3)
+
+
+def test_a_run_that_ends_between_two_iterations_saves_the_last_one(tmp_path):
+    class Raising(Quiet):
+        def iteration(self, number, *details):
+            if number == 3:
+                raise RuntimeError("nobody can be told")
+
+    with pytest.raises(RuntimeError):
+        start_run(context(tmp_path), Raising())
+    assert load_latest(tmp_path / "run").snapshot.iteration == 4
 
 
 class Moving(Quiet):
