@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlflow.errors import PlanError
 from rlflow.moving import script
-from rlflow.moving.imported import Imported, Keys
+from rlflow.moving.imported import Imported, Keys, Pair, Whole
 from rlflow.moving.openrlhf_names import GONE, present
 
 OF_A_MODEL = {"adam.betas": [0.9, 0.95], "adam.eps": 1e-8, "adam.weight_decay": 0.0, "lr_scheduler": "cosine_with_min_lr",
@@ -51,7 +51,15 @@ MEANINGLESS = (
         "zero_stage", "zpg", "adam_offload", "deepcompile", "attn_implementation", "experts_implementation", "use_*", "grad_accum_dtype",
         "overlap_comm", "enable_sleep", "tensor_parallel_size", "packing_samples", "value_head_prefix", "ring_attn_*")),
 )  # fmt: skip
-KEYS = Keys("OpenRLHF", "0.11.2", DEFAULTS, NEUTRAL, MEANINGLESS)
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path", "reward.remote_url",
+                     "data.prompt_dataset", "data.label_key", "data.input_template", "eval.dataset"), str | None),
+    "actor.adam.betas": Pair, "critic.adam.betas": Pair, "actor.eps_clip_low_high": Pair | None, "actor.dual_clip": float | None,
+    "reward.overlong_buffer_len": Whole | None, "rollout.max_new_tokens": Whole | None, "data.prompt_probs": float | str | None,
+    "algo.advantage.is_correction_threshold": float | Pair,
+    **dict.fromkeys(("algo.advantage.lambd", "algo.advantage.gamma", "reward.overlong_penalty_factor"), float),
+}  # fmt: skip
+KEYS = Keys("OpenRLHF", "0.11.2", DEFAULTS, NEUTRAL, MEANINGLESS, KINDS)
 PROGRAMS = ("openrlhf.cli.train_ppo_ray",)
 FLOWS = {"gae": "ppo", "reinforce": "reinforce_pp", "reinforce_baseline": "reinforce_pp", "rloo": "rloo", "group_norm": "grpo",
          "dr_grpo": "grpo"}  # fmt: skip
@@ -62,18 +70,26 @@ CHARGES = ("ppo", "rloo", "reinforce_pp")
 
 def read(text: str, name: str) -> dict[str, Any]:
     """The settings that a script gives, by key; of former names by the present ones. Raises PlanError for one that starts no trainer."""
-    words = script.arguments(text, PROGRAMS)
+    words = script.arguments(text, PROGRAMS, name)
     if words is None:
         raise PlanError.of("import", f"'{name}' starts no trainer of OpenRLHF", expected=f"a command with {PROGRAMS[0]}",
                            remedy="name the script that starts it")  # fmt: skip
-    texts: dict[str, list[Any]] = {}
+    return script.once(present(_flags(words, name)), name)
+
+
+def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
+    """Each flag with its value: True without one, a list for several."""
+    flags: list[tuple[str, list[Any]]] = []
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
-            values = texts[key] = [script.value(value)] if equals else []
-        elif texts:
-            values.append(script.value(word))
-    return present({key: True if not values else values[0] if len(values) == 1 else values for key, values in texts.items()})
+            flags.append((key, [script.value(value)] if equals else []))
+        elif flags:
+            flags[-1][1].append(script.value(word))
+        else:
+            raise PlanError.of("import", f"'{name}': a word of the command is no flag", found=f"{word:.60}", expected="--KEY VALUE",
+                               remedy="write the flags that it stands for in its place, or remove it")  # fmt: skip
+    return ((key, True if not values else values[0] if len(values) == 1 else values) for key, values in flags)
 
 
 def imported(source: Mapping[str, Any]) -> Imported:

@@ -5,7 +5,7 @@ Up to 0.10.1 they had no sections (``--actor_learning_rate``); from 0.10.2 to 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MOVED = {  # section → names that stand below it now, else unchanged
@@ -67,28 +67,29 @@ FORMER: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 GONE = ("actor_init_on_gpu", "perf", "bf16", "flash_attn", "torch_compile", "ptx_coef", "pretrain_data_probs",
         "pretrain_split")  # without a present name, and without effect here
+REPLACED = ("prompt_max_len", "generate_max_len", "algo.advantage.is_correction_enable", "algo.advantage.is_correction_type")
 WEIGHTS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}  # type → level and mode
 
 
-def present(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names that they have now."""
-    settings = {now: value for name, value in flags.items() for now in FORMER.get(name, (name,))}
-    return _weights(_lengths(settings))
+def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Settings under the names that they have now, in the order of the command."""
+    pairs = [(now, value) for name, value in flags for now in FORMER.get(name, (name,))]
+    given = dict(pairs)
+    return [pair for pair in pairs if pair[0] not in REPLACED] + [*_lengths(given).items(), *_weights(given).items()]
 
 
-def _lengths(settings: dict[str, Any]) -> dict[str, Any]:
+def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     """A prompt and its response had a limit each, of 1024 by default; now both have one together."""
-    prompt, answer = settings.pop("prompt_max_len", None), settings.pop("generate_max_len", None)
-    if prompt is not None or answer is not None:
-        settings["rollout.max_new_tokens"] = 1024 if answer is None else answer
-        settings.setdefault("data.max_len", (1024 if prompt is None else prompt) + settings["rollout.max_new_tokens"])
-    return settings
+    prompt, answer = given.get("prompt_max_len"), given.get("generate_max_len")
+    if prompt is None and answer is None:
+        return {}
+    prompt, answer = (1024 if length is None else length for length in (prompt, answer))
+    both = {} if "data.max_len" in given else {"data.max_len": prompt + answer if type(prompt) is type(answer) is int else prompt}
+    return {"rollout.max_new_tokens": answer, **both}
 
 
-def _weights(settings: dict[str, Any]) -> dict[str, Any]:
+def _weights(given: Mapping[str, Any]) -> dict[str, Any]:
     """Weights between sampler and trainer were switched on, and of a type."""
-    on, kind = (settings.pop(f"algo.advantage.is_correction_{name}", None) for name in ("enable", "type"))
-    if on:
-        level, mode = WEIGHTS.get(kind or "tis", (kind, "mask"))
-        settings |= {"algo.advantage.is_correction_level": level, "algo.advantage.is_correction_mode": mode}
-    return settings
+    on, kind = (given.get(f"algo.advantage.is_correction_{name}") for name in ("enable", "type"))
+    level, mode = WEIGHTS.get(str(kind or "tis"), (kind, "mask"))
+    return {"algo.advantage.is_correction_level": level, "algo.advantage.is_correction_mode": mode} if on else {}

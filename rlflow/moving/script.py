@@ -5,38 +5,64 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from rlflow.errors import PlanError, listed
 
 ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # words after which another command begins
 SET = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"\n]*\"|'[^'\n]*')\s*(?:#.*)?$")
-NAMED = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
+NAMED = re.compile(r"\$(?:\{(\w{1,100})(?::-([^}]{0,1000}))?\}|(\w{1,100}))")
 CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+LONGEST = 1 << 16  # characters of a script without its comments; shlex needs seconds for more
+ROOM = 1 << 20  # characters that all uses of variables come to
+DIGITS = 64  # of the longest text that is read as a number
 
 
-def arguments(text: str, programs: Sequence[str]) -> list[str] | None:
-    """The words after the first of ``programs`` in a script, with the variables that it sets in their places; None where none is started.
-    A comment within a command does not end it."""
+def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
+    """The words after the first of ``programs`` in the script ``name``, with the variables that it sets in their places; None where none is
+    started. A comment within a command does not end it. Raises PlanError for a script that is cut, too long, or starts several."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    variables = {"HOME": os.path.expanduser("~")}
+    body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n")
+    if len(body) > LONGEST:
+        raise PlanError.of("import", f"'{name}' is too long", found=f"{len(body)} characters without comments",
+                           expected=f"at most {LONGEST}", remedy="keep the trainer's command and the variables that it reads")
+    variables = Variables(name)
     for line in lines:
         if match := SET.match(line):
-            variables[match[1]] = expanded(match[2].strip("\"'"), variables)
-    body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n").replace("\n", " ; ")
-    words = [expanded(word, variables) for word in _words(body)]
-    start = next((place for place, word in enumerate(words) if any(_is(word, program) for program in programs)), None)
-    if start is None:
+            variables.values[match[1]] = variables.placed(match[2].strip("\"'"))
+    words = [variables.placed(word) for word in _words(body, programs, name)]
+    starts = [place for place, word in enumerate(words) if any(_is(word, program) for program in programs)]
+    if len(starts) > 1:
+        raise PlanError.of("import", f"'{name}' starts {len(starts)} trainers", found=listed(words[place] for place in starts),
+                           expected="one command", remedy="keep one of them in a script of its own")  # fmt: skip
+    if not starts:
         return None
-    rest = words[start + 1 :]
+    rest = words[starts[0] + 1 :]
     end = next((place for place, word in enumerate(rest) if word in ENDS), len(rest))
+    if end == len(rest) and text.rstrip().endswith("\\"):
+        raise PlanError.of("import", f"'{name}' ends within the command that starts the trainer", found=lines[-1].strip()[-60:],
+                           expected="a last line without \\", remedy="name the whole script, or remove the last \\")  # fmt: skip
     return [word for word in rest[:end] if word not in ("$@", "...", "")]
 
 
-def _words(text: str) -> list[str]:
+def _words(body: str, programs: Sequence[str], name: str) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(body.replace("\n", " ; "))
     except ValueError:  # an apostrophe in a line that is no part of the command
-        return [word.strip("\"'") for word in text.split()]
+        return [word for line in body.splitlines() for word in (*_of_line(line, programs, name), ";")]
+
+
+def _of_line(line: str, programs: Sequence[str], name: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        words = [word.strip("\"'") for word in line.split()]
+        if any(_is(word, program) for word in words for program in programs):
+            raise PlanError.of("import", f"'{name}' has a quote that is not closed in the command that starts the trainer",
+                               found=line[-60:], expected="quotes in pairs",
+                               remedy="close it; a value with a line end goes on one line") from error
+        return words
 
 
 def _is(word: str, program: str) -> bool:
@@ -44,21 +70,57 @@ def _is(word: str, program: str) -> bool:
     return word == program or word.endswith(f"/{program.rpartition('.')[2]}.py")
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """The text with variables replaced that are known or have a default."""
-    return NAMED.sub(lambda match: variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0]), text)
+class Variables:
+    """The variables that a script sets. What all their uses come to is bounded, since each may hold the one before several times."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
+
+    def placed(self, text: str) -> str:
+        """The text with the variables in their places that are known or have a default. Raises PlanError for too long ones."""
+        return NAMED.sub(self._value, text)
+
+    def _value(self, match: re.Match[str]) -> str:
+        value = self.values.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
+        self.left -= len(value)
+        if self.left < 0:
+            raise PlanError.of("import", f"the variables of '{self.name}' come to more than {ROOM} characters", found=match[0],
+                               expected="variables with short values", remedy=f"write the value of {match[0]} in its place")  # fmt: skip
+        return value
+
+
+def unresolved(value: Any) -> bool:
+    """Whether a value stands for something that the file does not say: a variable, the output of a command, or ``???`` of Hydra."""
+    if isinstance(value, list):
+        return any(map(unresolved, value))
+    return isinstance(value, str) and (value == "???" or re.search(r"\$[A-Za-z_{(]|`", value) is not None)
+
+
+def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
+    """Settings by key. Raises PlanError for a key with two values."""
+    settings: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in settings and settings[key] != value:
+            raise PlanError.of("import", f"'{name}' gives {key} twice", found=f"{settings[key]!s:.60} and {value!s:.60}",
+                               expected="one value", remedy="keep the one that counts, which is the last")  # fmt: skip
+        settings[key] = value
+    return settings
 
 
 def value(text: Any) -> Any:
-    """The value that a text stands for: a number, true, false, nothing, a list in brackets, or itself."""
+    """The value that a text stands for: a number, true, false, nothing, a list of such in brackets, or itself."""
     if not isinstance(text, str):
         return text
     bare = text.strip().strip("\"'")
     if bare.startswith("[") and bare.endswith("]"):
-        return [value(part) for part in bare[1:-1].split(",") if part.strip()]
+        return [_scalar(part.strip().strip("\"'")) for part in bare[1:-1].split(",") if part.strip()]
+    return _scalar(bare)
+
+
+def _scalar(bare: str) -> Any:
     if bare.lower() in CONSTANTS:
         return CONSTANTS[bare.lower()]
-    for number in (int, float):
+    for number in (int, float) if len(bare) <= DIGITS else ():
         try:
             return number(bare)
         except ValueError:

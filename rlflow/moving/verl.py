@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import JsonValue
+
 from rlflow.errors import PlanError
-from rlflow.moving import script
-from rlflow.moving.imported import Imported, Keys
+from rlflow.moving import script, tree
+from rlflow.moving.imported import Imported, Keys, Pair, Whole
 
 KWARGS = "data.apply_chat_template_kwargs"
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -99,7 +101,15 @@ MEANINGLESS = (
         "resume_*", "checkpoint_callback_class", "val_before_train", "default_*", "del_local_ckpt_after_load", "max_*_ckpt_to_keep",
         "ray_wait_register_center_timeout", "device", "use_v1", "v1.[!t]*")),
 )  # fmt: skip
-KEYS = Keys("verl", "0.9.1", DEFAULTS, NEUTRAL, MEANINGLESS)
+KINDS: dict[str, Any] = {
+    "data.train_files": str | list[str], "data.val_files": str | list[str], "data.seed": Whole | None, "data.prompt_key": str,
+    KWARGS: dict[str, JsonValue] | str | None, "trainer.total_training_steps": Whole | None,
+    "custom_reward_function.path": str | None, "custom_reward_function.name": str | None,
+    "reward.custom_reward_function.path": str | None, "reward.custom_reward_function.name": str | None,
+    "algorithm.rollout_correction.rollout_is": str | None, f"{ACTOR}.clip_ratio_low": float | None,
+    f"{ACTOR}.clip_ratio_high": float | None, f"{ACTOR}.optim.betas": Pair, f"{ROLLOUT}.top_p": float, "critic.optim.betas": Pair,
+}  # fmt: skip
+KEYS = Keys("verl", "0.9.1", DEFAULTS, NEUTRAL, MEANINGLESS, KINDS)
 PROGRAMS = ("verl.trainer.main_ppo",)
 FLOWS = {("gae", "vanilla"): "ppo", ("grpo", "vanilla"): "grpo", ("grpo", "gspo"): "gspo", ("grpo", "geo_mean"): "gmpo",
          ("rloo", "vanilla"): "rloo", ("remax", "vanilla"): "remax", ("reinforce_plus_plus", "vanilla"): "reinforce_pp",
@@ -115,16 +125,22 @@ LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 def read(text: str, name: str) -> dict[str, Any]:
     """The settings that a script or a YAML gives, by key. Raises PlanError for text that has none."""
     if name.endswith((".yaml", ".yml")):
-        import yaml
-
-        texts = dict(_leaves(yaml.safe_load(text) or {}))
+        texts = script.once(_leaves(tree.read(text, name)), name)
     else:
-        words = script.arguments(text, PROGRAMS)
+        words = script.arguments(text, PROGRAMS, name)
         if words is None:
             raise PlanError.of("import", f"'{name}' starts no trainer of verl", expected=f"a command with {PROGRAMS[0]}, or a .yaml",
                                remedy="name the script that starts it")  # fmt: skip
-        texts = {key.lstrip("+~"): script.value(text) for key, _, text in (word.partition("=") for word in words) if text}
-    return {key: value for key, value in ((key, _linked(value, texts)) for key, value in texts.items()) if not _open(value)}
+        texts = script.once((_override(word, name) for word in words), name)
+    return {key: _linked(value, texts) for key, value in texts.items()}
+
+
+def _override(word: str, name: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals:
+        raise PlanError.of("import", f"'{name}': a word of the command is no setting", found=f"{word:.60}", expected="KEY=VALUE",
+                           remedy="write the settings that it stands for in its place, or remove it")  # fmt: skip
+    return key.lstrip("+"), script.value(text)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,10 +157,6 @@ def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
     if match is None or not depth:
         return value
     return _linked(texts.get(match[1], DEFAULTS.get(match[1], script.value(match[2]) if match[2] else value)), texts, depth - 1)
-
-
-def _open(value: Any) -> bool:
-    return isinstance(value, str) and ("${" in value or value == "???")
 
 
 def imported(source: Mapping[str, Any]) -> Imported:

@@ -15,7 +15,7 @@ PROGRAMS = ("verl.trainer.main_ppo",)
     ("python -m verl.trainer.main_sft a=1\n", None),
 ])  # fmt: skip
 def test_the_words_of_the_trainer_are_those_of_its_command(text, words):
-    assert arguments(text, PROGRAMS) == words
+    assert arguments(text, PROGRAMS, "run.sh") == words
 
 
 def test_texts_stand_for_numbers_truths_lists_and_themselves():

@@ -1,0 +1,81 @@
+"""A YAML of settings as a tree of mappings, read within bounds: a few lines of it can stand for more than any memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from rlflow.errors import PlanError
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MOST = 20_000  # values, with those that an alias repeats
+LONGEST = 1 << 20  # characters of all of them
+DEEPEST = 32  # levels
+DIGITS = 64  # of a number
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+def read(text: str, name: str) -> Mapping[str, Any]:
+    """The mapping that the YAML file ``name`` holds. Raises PlanError for one that is damaged, holds something else, gives a key twice, or
+    is too large with its aliases in place."""
+    try:
+        _check_nesting(text)
+        loader = LOADER(text)
+        try:
+            node = loader.get_single_node()
+            _check_nodes(node)
+            tree = {} if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError) as error:
+        raise PlanError.of("import", f"'{name}' is no YAML of settings", found=" ".join(str(error).split()), expected="mappings with plain "
+                           "values", remedy="correct that place") from error  # fmt: skip
+    if not isinstance(tree, Mapping):
+        raise PlanError.of("import", f"'{name}' is no YAML of settings", found=f"a {type(tree).__name__}", expected="a mapping",
+                           remedy="name the file that holds the trainer's configuration")  # fmt: skip
+    return tree
+
+
+def _check_nesting(text: str) -> None:
+    """The levels and values that are written, before anything recursive reads them."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, LOADER)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST or number > 4 * MOST:
+            raise ValueError(f"line {event.start_mark.line + 1}: more than {DEEPEST} levels or {MOST} values")
+
+
+def _check_nodes(root: Any) -> None:
+    """The values as they are with each alias in its place; a mapping has each key once."""
+    letters = 0
+    for values, (node, depth) in enumerate(_nodes(root, 0)):
+        letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        if values > MOST or letters > LONGEST or depth > DEEPEST:
+            raise ValueError(f"line {node.start_mark.line + 1}: with its aliases in place it has more than {MOST} values, "
+                             f"{LONGEST} characters or {DEEPEST} levels")
+        if node.tag in NUMBERS and len(node.value) > DIGITS:
+            raise ValueError(f"line {node.start_mark.line + 1}: a number of {len(node.value)} digits, expected at most {DIGITS}")
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+
+
+def _check_keys(node: Any) -> None:
+    seen: set[str] = set()
+    for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        if key.value in seen:
+            raise ValueError(f"line {key.start_mark.line + 1}: the key '{key.value:.60}' is given twice")
+        seen.add(key.value)
+
+
+def _nodes(node: Any, depth: int) -> Iterator[tuple[Any, int]]:
+    if node is None:
+        return
+    yield node, depth
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    else:
+        children = node.value if isinstance(node, yaml.SequenceNode) else []
+    for child in children:
+        yield from _nodes(child, depth + 1)
