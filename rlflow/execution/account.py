@@ -135,13 +135,23 @@ class Account:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Account:
-        """The opposite of ``as_json``."""
-        account = Account(*({name: Count(**count) for name, count in values.get(which, {}).items()}
-                            for which in ("sampled", "opened", "placed")))
-        for entry in values["fates"]:
-            end = End(Fate(entry["fate"]), *(entry.get(name, "") for name in End._fields[1:]))
-            account.end(entry["source"], end, Count(*(entry[name] for name in Count._fields)))
+        """The opposite of ``as_json``. Raises ValueError for values that are no account."""
+        try:
+            account = Account(*({name: _count(count) for name, count in values.get(which, {}).items()}
+                                for which in ("sampled", "opened", "placed")))
+            for entry in values["fates"]:
+                end = End(Fate(entry["fate"]), *(str(entry.get(name, "")) for name in End._fields[1:]))
+                account.end(str(entry["source"]), end, _count(entry))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"no account: {error}") from error
         return account
+
+
+def _count(values: Mapping[str, Any]) -> Count:
+    count = Count(*(values[name] for name in Count._fields))
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in count):
+        raise ValueError(f"no counts: {count}")
+    return count
 
 
 def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:

@@ -22,7 +22,7 @@ def run_account(folder: Path) -> Account:
     for line in lines:
         try:
             total.add(Account.from_json(json.loads(line)))
-        except (ValueError, KeyError, TypeError):  # a line that is torn
+        except (ValueError, RecursionError):  # a line that is torn or damaged
             continue
     return total
 

@@ -104,7 +104,7 @@ def _object(value: Any) -> dict[str, Any]:
 def costs(folder: Path, seconds: float | None) -> Costs:
     """The sums of the account in fates.jsonl. ``seconds``: of the iterations. Rows that are carried on are counted where they end."""
     lines = [line for text in Growing(folder / "fates.jsonl").lines() if (line := as_object(text))]
-    by_iteration = {line.get("iteration"): line for line in lines}
+    by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
     if not by_iteration:
         return Costs(seconds)
     sampled = [count for line in by_iteration.values() for count in _object(line.get("sampled")).values()]
@@ -115,7 +115,7 @@ def costs(folder: Path, seconds: float | None) -> Costs:
 
 
 def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
-    return sum(int(count[name]) for count in counts if is_number(count.get(name)))
+    return sum(count[name] for count in counts if isinstance(count.get(name), int))
 
 
 def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -22,7 +22,10 @@ def test_curves_count_finished_iterations_and_a_repeated_line_counts_once(writte
     assert run.costs == Costs(seconds=6.0, sampled=64, tokens=200, trained=48)
 
 
-@pytest.mark.parametrize("text", ["", "[1]\n", '{"sampled": 3, "fates": {}, "iteration": 0}\n', '{"fates": [1, {"fate": "trained"}]}\n'])
+@pytest.mark.parametrize("text", [
+    "", "[1]\n", '{"sampled": 3, "fates": {}, "iteration": 0}\n', '{"fates": [1, {"fate": "trained"}]}\n', "[" * 100_000 + "\n",
+    '{"iteration": {}, "fates": [{"fate": "trained", "rows": 1}]}\n', '{"iteration": 0, "fates": [{"fate": "trained", "rows": 1e999}]}\n',
+], ids=lambda text: text[:60])  # fmt: skip
 def test_a_damaged_account_is_read_as_far_as_it_goes(written, text):
     folder = written("one")
     (folder / "fates.jsonl").write_text(text)
