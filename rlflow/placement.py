@@ -13,6 +13,7 @@ from rlflow.graph.model import HALVES, Graph, Node, Op
 
 GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
 GRAIN = 10_000  # parts in which Ray counts a device
+MOST = 1 << 16  # ranks of a pool
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def in_threads(text: str) -> bool:
 
 
 THREADS = "threads"
-POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]+)(?:@(?:(threads)|(gpu|cpu)s?=?([0-9]*\.?[0-9]+)))?")
+POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?([0-9]*\.?[0-9]+)))?")
 
 
 def _pools(text: str) -> dict[str, tuple[int, str, Fraction]]:
@@ -118,9 +119,9 @@ def _pools(text: str) -> dict[str, tuple[int, str, Fraction]]:
         match = POOL.fullmatch(item.strip())
         name = match[1] if match else ""
         part = Fraction(match[5]) if match and match[5] else Fraction(1)
-        if match is None or int(match[2]) < 1 or name in pools:
+        if match is None or not 1 <= int(match[2]) <= MOST or name in pools:
             raise PlanError.of("pools", f"'{item.strip()}' names no pool", found=f"--pools {text}",
-                               expected="NAME=RANKS or NAME=RANKS@threads, at least 1 rank, several with commas, each name once",
+                               expected=f"NAME=RANKS or NAME=RANKS@threads, 1 to {MOST} ranks, several with commas, each name once",
                                remedy="--pools all=2, or --pools train=4,rollout=4")
         if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
             raise PlanError.of("pools", f"'{item.strip()}' names no part of a device", found=f"--pools {text}",

@@ -115,7 +115,7 @@ def read_templates(folder: Path) -> dict[str, str]:
     them; one alone is named default."""
     files = {"default": folder / TEMPLATE} | {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))}
     texts = {name: path.read_bytes().decode(errors="replace") for name, path in files.items() if path.is_file()}
-    own = _content(folder / TOKENIZER).get("chat_template")
+    own = read_object(folder / TOKENIZER).get("chat_template")
     if isinstance(own, list):
         own = {str(entry.get("name")): entry.get("template") for entry in own if isinstance(entry, dict)}
     entries = own if isinstance(own, dict) else {"default": own}
@@ -125,7 +125,7 @@ def read_templates(folder: Path) -> dict[str, str]:
 def read_special_tokens(folder: Path) -> dict[str, str]:
     """Name → special token, as the files of the folder name them, and no text for a usual one that they do not: the class of the tokenizer,
     which is not loaded, may have one."""
-    named = {**_content(folder / TOKENS), **_content(folder / TOKENIZER)}
+    named = {**read_object(folder / TOKENS), **read_object(folder / TOKENIZER)}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items() if name.endswith("_token")}
     return dict.fromkeys(SPECIAL, "") | {name: text for name, text in texts.items() if isinstance(text, str)}
 
@@ -133,13 +133,13 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 def read_added_tokens(folder: Path) -> dict[str, int]:
     """Text → id of each token beside the vocabulary proper, as the files of the folder name them: control tokens are among these. The class
     of the tokenizer, which is not loaded, may have others."""
-    decoder = _content(folder / TOKENIZER).get("added_tokens_decoder")
-    listed = _content(folder / VOCABULARY).get("added_tokens")
+    decoder = read_object(folder / TOKENIZER).get("added_tokens_decoder")
+    listed = read_object(folder / VOCABULARY).get("added_tokens")
     named = decoder if isinstance(decoder, dict) else {}
     entries = [{"id": number, **entry} for number, entry in named.items() if isinstance(entry, dict)]
     entries += [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     tokens = {str(entry.get("content")): int(entry["id"]) for entry in entries if str(entry.get("id")).isdecimal()}
-    own = {text: number for text, number in _content(folder / ADDED).items() if isinstance(number, int)}
+    own = {text: number for text, number in read_object(folder / ADDED).items() if isinstance(number, int)}
     return {text: number for text, number in {**own, **tokens}.items() if text.strip()}
 
 
@@ -159,8 +159,8 @@ def read_vocabulary_size(folder: Path) -> int | None:
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
     """File → the end tokens that it names, of the generation config and of the config, of which the text part counts too. Where neither
     names any, those that transformers gives such a model."""
-    config = _content(folder / CONFIG)
-    parts: dict[str, list[Any]] = {GENERATION: [_content(folder / GENERATION)], CONFIG: [config, config.get("text_config")]}
+    config = read_object(folder / CONFIG)
+    parts: dict[str, list[Any]] = {GENERATION: [read_object(folder / GENERATION)], CONFIG: [config, config.get("text_config")]}
     named = {name: tuple(dict.fromkeys(_numbers(part.get("eos_token_id") for part in own if isinstance(part, dict))))
              for name, own in parts.items()}  # fmt: skip
     return named if any(named.values()) or not config else {**named, CONFIG: _given(folder)}
@@ -182,7 +182,7 @@ def _numbers(values: Iterable[Any]) -> Iterator[int]:
 
 def parses_responses(folder: Path) -> bool:
     """Whether the folder's tokenizer says how what the model said is parsed."""
-    own = _content(folder / TOKENIZER)
+    own = read_object(folder / TOKENIZER)
     return any(own.get(name) for name in PARSERS)
 
 
@@ -195,18 +195,22 @@ def never_ask() -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises PlanError where the model needs code of its folder, the weights are pickles or an adapter, or the config names code to be
-    fetched: before anything is loaded."""
+    """Raises PlanError where a config is damaged, the model needs code of its folder, the weights are pickles or an adapter, or the
+    config names code to be fetched: before anything is loaded."""
     from transformers import CONFIG_MAPPING
 
-    if str(_content(folder / CONFIG).get("model_type")) not in CONFIG_MAPPING and (refused := _code(folder, CONFIG, "AutoConfig")):
+    for file in (folder / name for name in (CONFIG, GENERATION)):
+        if file.exists() and not isinstance(_parsed(file), dict):
+            raise PlanError.of("model-config", f"the file {file.name} of the model folder '{folder}' is damaged", found="no JSON object",
+                               expected="an object with settings", remedy=f"restore {file}, or name another folder")
+    if str(read_object(folder / CONFIG).get("model_type")) not in CONFIG_MAPPING and (refused := _code(folder, CONFIG, "AutoConfig")):
         raise refused
     if (folder / ADAPTERS).is_file():
         raise PlanError.of("model-adapter", f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
                            found=ADAPTERS, expected="a model's own weights",
                            remedy="merge them once with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
                                   ".save_pretrained(NEW)")
-    fetched = [f"{name}: {value}" for name, value in _entries(_content(folder / CONFIG))
+    fetched = [f"{name}: {value}" for name, value in _entries(read_object(folder / CONFIG))
                if name.endswith("implementation") and any("/" in text for text in _texts(value))]  # fmt: skip
     if fetched:
         raise PlanError.of("model-kernel", f"the config of '{folder}' names code to be fetched and run", found=listed(fetched),
@@ -217,7 +221,7 @@ def check(folder: Path) -> None:
 
 def _check_weights(folder: Path) -> None:
     """Raises PlanError for pickles. A folder without any weights is left for transformers to tell."""
-    named = [text for _, value in _entries(_content(folder / INDEX).get("weight_map")) for text in _texts(value)]
+    named = [text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)]
     elsewhere = sorted({name for name in named if not name.endswith(".safetensors")})  # an index may name pickles
     there = (folder / WEIGHTS).is_file() or ((folder / INDEX).is_file() and not elsewhere)
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
@@ -228,7 +232,7 @@ def _check_weights(folder: Path) -> None:
 
 def _conversion(folder: Path) -> str:
     """How to make safetensors of pickles. The command reads them, and so asks for trust."""
-    names = _content(folder / CONFIG).get("architectures")
+    names = read_object(folder / CONFIG).get("architectures")
     scores = isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
     kind = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
     return (f"take a folder with safetensors, or, if you trust this one, convert it once: python -c \"import transformers as t; "
@@ -244,7 +248,7 @@ def named_code(folder: Path) -> list[str]:
 
 def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
     """The entries of ``auto_map``. Older tokenizers have a list there."""
-    own = _content(file).get("auto_map")
+    own = read_object(file).get("auto_map")
     yield from own.items() if isinstance(own, dict) else [("AutoTokenizer", own)] if own else []
 
 
@@ -263,13 +267,18 @@ def _code(folder: Path, file: str, kind: str) -> PlanError | None:
                         remedy="a newer transformers, if that knows it; else another folder with --model")
 
 
-def _content(file: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where the file holds none, which others tell."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object of a file of a model folder; an empty one where the file holds none, which others tell."""
+    content = _parsed(file)
     return content if isinstance(content, dict) else {}
+
+
+def _parsed(file: Path) -> Any:
+    """The JSON value of a regular file; None where it holds none."""
+    try:
+        return json.loads(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:

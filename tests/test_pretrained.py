@@ -217,11 +217,19 @@ def test_odd_files_are_what_the_reader_says_of_them(tmp_path, content):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     for name in ("config.json", "tokenizer_config.json"):
         (folder / name).write_text(content)
-    pretrained.check(folder)
     assert isinstance(pretrained.named_code(folder), list)
     for read in (load_tokenizer, lambda folder: open_data("data.jsonl", tokenizer=folder)):
         with contextlib.suppress(PlanError):
             read(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["", "[1, 2]", "3", "[" * 100_000, "{"], ids=lambda text: text[:10])
+def test_a_config_that_is_no_object_is_refused_by_name(tmp_path, name, content):
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    (folder / name).write_text(content)
+    with pytest.raises(PlanError, match=f"the file {name} of the model folder .* is damaged"):
+        pretrained.check(folder)
 
 
 def command(*words, folder, **options):

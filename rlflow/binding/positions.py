@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,8 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
 
 def positions_of(folder: Path) -> int | None:
     """The longest row that a model was made for, None where its configuration names none."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # said where the model is loaded
-    text = config.get("text_config") or config
+    config = pretrained.read_object(folder / pretrained.CONFIG)  # a damaged one is told where the model is loaded
+    text = own if isinstance(own := config.get("text_config"), dict) and own else config
     longest = next((text[name] for name in NAMES if isinstance(text.get(name), int) and text[name] > 0), None)
     return None if longest is None else max(longest, _stretched(text, longest))
 
@@ -100,4 +97,7 @@ def _stretched(config: Mapping[str, Any], longest: int) -> int:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in STRETCHED:
         return longest
-    return int(float(rope.get("factor", 1.0)) * int(rope.get("original_max_position_embeddings", longest)))
+    factor, original = rope.get("factor", 1.0), rope.get("original_max_position_embeddings", longest)
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in (factor, original)):
+        return longest
+    return int(factor * original)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from rlflow.extras import missing
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
+from rlflow.runs.directory import check_name
 from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
+from rlflow.runs.planning import problems_before_backends
 from rlflow.trace.arguments import role_names
 from rlflow.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.watch.secrets import remember
@@ -51,6 +54,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     flow = load_flow(file)
     config = read_config(flow, parse_flags(arguments))
     hp = settings(flow, config.hp)
+    check_name(config.options.name)
     roles = roles_of(flow, config.options.reward)
     check_names(config, flow, roles)
     if problems := pool_flag_problems(roles, config):
@@ -65,7 +69,10 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
         yield from reply_problems(program.graph, default, own, options.environments, chat, variables)
         yield from stop_problems(program, default, own)
 
-    return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
+    report = check(flow, hp, options, staleness=config.options.staleness, bound=bound)
+    if report.program is None:
+        return report
+    return replace(report, problems=(*report.problems, *problems_before_backends(report.program, config)))
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:

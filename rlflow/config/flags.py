@@ -75,12 +75,12 @@ def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str,
 def read_toml(path: Path) -> dict[str, Any]:
     """A configuration file as the same mapping: table [actor] with lr is ``actor.lr``. Raises PlanError."""
     try:
-        return flat(tomllib.loads(path.read_text()))
+        return flat(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
         close = nearest(path.name, [p.name for p in path.parent.glob("*.toml")]) if path.parent.is_dir() else None
         raise PlanError.of("config", f"the configuration file '{path}' cannot be read", found=str(error.strerror), expected="a TOML file",
                            nearest=close, remedy="name a file that is there") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError.of("config", f"the configuration file '{path}' is not TOML", found=str(error), expected="TOML",
                            remedy="correct that line") from error
 
@@ -178,6 +178,7 @@ def sort_values(
     (``from_environment``) and those of the flow when its stages are called, since the graph has both as they are written. Raises PlanError
     for names that belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
     written = values
+    _check_texts(values)
     roles = list(roles)
     services, values = split_services(values)
     if services:
@@ -223,6 +224,14 @@ def sort_values(
         options["reward"] = rewards
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), known.own, calls, judges, environments,
                      services)  # fmt: skip
+
+
+def _check_texts(values: Mapping[str, Any]) -> None:
+    """Raises PlanError for a text with a NUL, which no name of a file and no variable of the environment can have."""
+    for name, value in values.items():
+        if any(isinstance(each, str) and "\0" in each for each in (value if isinstance(value, list | tuple) else (value,))):
+            raise PlanError.of("setting-range", f"the setting '{name}' does not fit", found=repr(value), expected="a text without NUL",
+                               remedy=f"change --{name}")
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:

@@ -59,5 +59,5 @@ class Options:
     verify_every: Annotated[int, Ge(0)] = 16  # compare digests of weights on all ranks every N transfers; 0: never
     memory: ByteSize | None = None  # of models on each rank, such as 20GiB: parts that do not fit are moved in and out; without, no limit
     staleness: int = 0  # iterations by which the weights that sample may be older than those that train
-    stream: Annotated[int, Ge(1)] = 1  # score sampled rows in N chunks while others are still sampled; 1: when all are sampled
+    stream: Annotated[int, Ge(1), Le(1024)] = 1  # score sampled rows in N chunks while others are still sampled; 1: when all are sampled
     threads: Annotated[int, Ge(0), Le(1024)] = 0  # torch threads; 0: one per core

@@ -48,11 +48,16 @@ def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
 
 
 MOST_ROWS = 100_000_000  # of an iteration: their keys alone take gigabytes
+MOST_TOKENS = 1 << 40  # likewise: their ids, masks and log-probs take tens of terabytes
 
 
 def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
     """Samples that no machine could keep an iteration of."""
     for node in sizes.graph.nodes:
+        if node.op is Op.GENERATE and (tokens := sizes.rows[node.rows_axis] * setting(node, "max_tokens")) > MOST_TOKENS:
+            yield Problem("too-many-tokens", f"{node.name} samples more tokens than can be kept", node.place,
+                          found=f"up to {tokens} tokens an iteration", expected=f"at most {MOST_TOKENS}",
+                          remedy="fewer max_tokens, fewer samples of each prompt, or fewer --prompts")
         if node.op is Op.GENERATE and (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
             yield Problem("too-many-rows", f"{node.name} samples more rows than can be kept", node.place,
                           found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts", expected=f"at most {MOST_ROWS}",

@@ -37,11 +37,14 @@ class ModelFacts:
     @staticmethod
     def of(folder: Path) -> ModelFacts:
         """Read the configuration and the headers of the safetensors in a model folder. Raises OSError and ValueError."""
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("config.json holds no object")
         shapes = dict(_shapes(folder))
         if config.get("tie_word_embeddings", True) and len(shapes) > 1:
             shapes.pop("lm_head.weight", None)
-        return ModelFacts(config.get("text_config") or config, shapes)
+        text = config.get("text_config")
+        return ModelFacts(text if isinstance(text, dict) and text else config, shapes)
 
     @cached_property
     def parameters(self) -> int | None:

@@ -20,7 +20,7 @@ from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
 from rlflow.watch.secrets import masked, redacted
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SETTINGS, GRAPH = "settings.json", "graph.msgpack"
 ABANDONED = 3600.0  # seconds after which a folder that a dead process was making is removed by another run
 
@@ -72,14 +72,19 @@ def _numbered(flow: str) -> Iterator[str]:
 
 def check_free(out: Path, name: str | None) -> None:
     """Before anything is loaded. Raises PlanError for a name that is taken or would lie elsewhere, and for an ``out`` that is a file."""
-    if name is not None and not NAME.fullmatch(name):
-        raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
-                           expected="letters, digits, '.', '_' and '-'", remedy="choose another --name")
+    check_name(name)
     if os.path.lexists(out) and not out.is_dir():
         raise PlanError.of("run-folder", f"no run can be written to '{out}'", found="a file", expected="a folder, or a new one's name",
                            remedy="choose another --out")
     if name is not None and os.path.lexists(out / name):
         raise _exists(out / name)
+
+
+def check_name(name: str | None) -> None:
+    """Raises PlanError for a name that no run can have."""
+    if name is not None and not NAME.fullmatch(name):
+        raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
+                           expected="at most 200 letters, digits, '.', '_' and '-'", remedy="choose another --name")
 
 
 def _exists(folder: Path) -> PlanError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlflow.binding.backends import device_in
 from rlflow.binding.rewards import RewardNames
-from rlflow.binding.roles import Halves, Roles
+from rlflow.binding.roles import Halves, Roles, model_uses, needed_halves
 from rlflow.check.staleness import stale_problems
 from rlflow.config.flags import NULL, RunConfig, pool_flag_problems
 from rlflow.config.options import Options
@@ -136,6 +136,24 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
     if problems := [*problems, *overlap_problems(program.graph, placed.placement, options.staleness)]:
         raise PlanError(*problems)
     return placed
+
+
+def problems_before_backends(program: Program, config: RunConfig) -> Iterator[Problem]:
+    """The reasons for which ``place_roles`` refuses a configuration that are known before a backend is loaded: too many rows, pools,
+    and a staleness that they cannot have."""
+    graph, options = program.graph, config.options
+    yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
+    placement = None
+    if options.pools:
+        uses = model_uses(graph)
+        try:
+            in_threads(options.pools)
+            placement = place(graph, {use.name: needed_halves(graph, use) for use in uses}, parse_pools(options.pools),
+                              {use.name: config.role(use.name).values for use in uses})
+        except PlanError as error:
+            yield from error.problems
+            return
+    yield from overlap_problems(graph, placement, options.staleness)
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:

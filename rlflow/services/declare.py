@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, listed, nearest
@@ -41,7 +41,7 @@ class ServiceSettings:
     delay: Annotated[float, Ge(0)] = 0.0  # seconds for which it goes on after a run that has ended well
     cpus: Annotated[int, Ge(1)] | None = None  # threads of its arithmetic; of a job's task its cores
     gpus: Annotated[int, Ge(0)] = 0  # GPUs of each of its processes, which the run then has not
-    replicas: Annotated[int, Ge(1)] = 1  # processes of the same command, behind one URL
+    replicas: Annotated[int, Ge(1), Le(256)] = 1  # processes of the same command, behind one URL
 
 
 @dataclass(frozen=True, kw_only=True)

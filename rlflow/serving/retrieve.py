@@ -10,13 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from annotated_types import Ge
-from pydantic import BaseModel
+from annotated_types import Ge, Le, MaxLen
+from pydantic import BaseModel, model_validator
 
 from rlflow.environments.shipped.passages import Passages
 from rlflow.serving.server import application
 
 TOPK = 3
+MOST = 1000  # queries of a request, and documents of a query
+LONGEST = 1 << 18  # characters of all queries of a request: to cut more into words takes seconds, in which others wait
 
 
 class Index(Protocol):
@@ -29,10 +31,16 @@ class Index(Protocol):
 class Query(BaseModel):
     """A request."""
 
-    queries: list[str] = []
+    queries: Annotated[list[str], MaxLen(MOST)] = []
     query: str | None = None
-    topk: Annotated[int, Ge(1)] | None = None
+    topk: Annotated[int, Ge(1), Le(MOST)] | None = None
     return_scores: bool = False
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Query:
+        if (length := sum(map(len, self.all))) > LONGEST:
+            raise ValueError(f"found queries of {length} characters, expected at most {LONGEST}")
+        return self
 
     @property
     def all(self) -> list[str]:

@@ -38,6 +38,8 @@ def folder(tmp_path):
         ({"max_position_embeddings": 4096}, 4096),
         ({"n_positions": 1024}, 1024),
         ({"text_config": {"max_position_embeddings": 512}, "max_position_embeddings": 9}, 512),
+        ({"text_config": [1], "max_position_embeddings": 9}, 9),
+        ({"rope_scaling": {"type": "yarn", "factor": "x"}, "max_position_embeddings": 9}, 9),
         ({"hidden_size": 8}, None),
         ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
          131072),

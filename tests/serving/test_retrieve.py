@@ -41,6 +41,14 @@ def test_both_clients_are_answered_and_the_search_environment_is_one(corpus):
         assert episode.step("<search>rain</search>").says == " <information>Rain falls in Bergen.</information> "
 
 
+@pytest.mark.parametrize("asked", [
+    {"query": "rain", "topk": 10**30}, {"query": "rain " * 60_000}, {"queries": ["rain " * 1_000] * 60}, {"queries": ["rain"] * 1001},
+], ids=["topk", "query", "queries", "count"])  # fmt: skip
+def test_a_request_that_would_keep_others_waiting_is_refused(corpus, asked):
+    with asking(retriever(corpus, None, 2)) as client:
+        assert client.post("/retrieve", asked)[0] == 422
+
+
 def test_search_wants_one_source_of_passages(corpus):
     for settings in ({}, {"corpus": corpus, "retriever": "http://far/retrieve"}):
         with pytest.raises(ValueError, match="either --env.corpus FILE or --env.retriever URL"):
@@ -58,8 +66,15 @@ def test_an_encoder_ranks_by_its_vectors(corpus):
     assert other["score"] < best["score"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]\n", '{"title": "no text"}\n'])
+@pytest.mark.parametrize("text", [
+    "", "{", "[1]\n", '{"title": "no text"}\n', "[" * 100_000, '{"text": NaN}\n', '{"text": "\\ud800"}\n', '{"text": "a", "title": []}\n',
+], ids=lambda text: text[:40])  # fmt: skip
 def test_a_file_that_is_no_corpus_is_said(tmp_path, text):
     (tmp_path / "corpus.jsonl").write_text(text)
     with pytest.raises(PlanError, match="corpus.jsonl' cannot be read"):
         Passages.of(tmp_path / "corpus.jsonl")
+
+
+def test_a_line_ends_where_json_lines_have_it(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"text": "one\u2028line"}\n')
+    assert Passages.of(tmp_path / "corpus.jsonl").texts == ["one\u2028line"]

@@ -25,22 +25,36 @@ class Passages:
         """Read a file with an object in each line: ``text`` and, if wanted, ``title``; or ``contents``, as verl's corpora have it. Raises
         PlanError for a file that is no such one."""
         try:
-            lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
-            records = [json.loads(line) for line in lines]
+            lines = [line for line in file.read_text("utf-8").split("\n") if line.strip()]
         except (OSError, ValueError) as error:
             raise _unread(file, str(error)) from error
+        records = [_record(file, number, line) for number, line in enumerate(lines, 1)]
         if not records:
             raise _unread(file, "no passage")
-        for number, record in enumerate(records, 1):
-            if not isinstance(record, dict) or not {"text", "contents"} & record.keys():
-                raise _unread(file, f"line {number}: {lines[number - 1][:80]}")
         ids = [str(record.get("id", number)) for number, record in enumerate(records)]
         return Passages([_joined(record, ": ") for record in records], [_joined(record, "\n") for record in records], ids)
 
 
+def _record(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _unread(file, f"line {number}: {line[:80]}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("text", record.get("contents")), str):
+        raise _unread(file, f"line {number}: {line[:80]}")
+    if not all(_sound(record[name]) for name in ("text", "contents", "title", "id") if record.get(name) is not None):
+        raise _unread(file, f"line {number}: {line[:80]}, with a lone surrogate or another value than a text")
+    return record
+
+
+def _sound(value: Any) -> bool:
+    """Whether a value is a text that can be sent, or a whole number."""
+    return isinstance(value, int) or (isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value))
+
+
 def _joined(record: dict[str, Any], between: str) -> str:
     """A title, what stands between, and the text; the text alone where there is no title."""
-    title, text = str(record.get("title") or ""), str(record["text"] if "text" in record else record["contents"])
+    title, text = str(record.get("title") or ""), record["text"] if "text" in record else record["contents"]
     return f"{title}{between}{text}" if title else text
 
 
