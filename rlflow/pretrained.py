@@ -145,13 +145,13 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
 
 def read_tokenizer_file(folder: Path) -> dict[str, Any]:
     """The content of tokenizer.json, of which no tokenizer is made; an empty object where there is none."""
-    return _content(folder / VOCABULARY)
+    return read_object(folder / VOCABULARY)
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
     """The number of token ids of the model, as its config names it; None where the config does not say, since the class of the model has a
     default."""
-    config = _content(folder / CONFIG)
+    config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)
 
