@@ -45,10 +45,10 @@ def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) 
     once; a lane without a limit keeps nothing waiting. Without ``room`` each lane runs one."""
     ended = _Ended(spans, room)
     path: dict[Span, None] = {}
-    current = max(spans, key=lambda span: span.end, default=None)
-    while current is not None:
-        path[current] = None
-        current = ended.last_before(current, path)
+    more = [last] if (last := max(spans, key=lambda span: span.end, default=None)) is not None else []
+    while more:
+        path |= dict.fromkeys(more)
+        more = ended.before(more[-1], path)
     return [*path][::-1]
 
 
@@ -64,11 +64,32 @@ class _Ended:
         for ends in self._of.values():
             ends.sort()
 
-    def last_before(self, span: Span, path: Mapping[Span, None]) -> Span | None:
-        """The span that ended last among all that ``span`` waited for and that are not on the path yet."""
-        candidates = [*(self._backwards(("node", name), span.start, path) for name in span.waits_for), self._full(span, path)]
-        last = max((first for ends in candidates if (first := next(ends, None)) is not None), default=None)
-        return None if last is None else self._spans[-last[1]]
+    def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
+        """The span that ended last among all that ``span`` waited for and that are not on the path yet, with the spans of no time that
+        stand between both: these began and ended just as ``span`` began, and what they waited for decided when. Empty where it waited for
+        none."""
+        steps: dict[Span, list[Span]] = {span: []}
+        ends: dict[Span, tuple[float, int]] = {}
+        at_once = [span]
+        for one in at_once:
+            for end in self._candidates(one, path):
+                if (other := self._spans[-end[1]]) not in steps:
+                    steps[other], ends[other] = [*steps[one], other], end
+                    at_once += [other] if other.start >= span.start - TICK else []
+
+        def rank(other: Span) -> tuple[bool, bool, int, tuple[float, int]]:
+            until_then, at_once = other.end >= span.start - TICK, other.start >= span.start - TICK
+            return until_then, not at_once, -len(steps[other]), ends[other]
+
+        return steps[max(ends, key=rank)] if ends else []
+
+    def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
+        """The ends of what a span waited for: of each node, and of its lane, those just as it began and the last one before."""
+        for ends in (*(self._backwards(("node", name), span.start, path) for name in span.waits_for), self._full(span, path)):
+            for end in ends:
+                yield end
+                if end[0] < span.start - TICK:
+                    break
 
     def _backwards(self, key: tuple[str, str], start: float, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
         ends = self._of.get(key, [])

@@ -1,5 +1,7 @@
 """The critical path against its definition, a search of all spans at each step."""
 
+from itertools import pairwise, permutations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,15 +20,41 @@ def defined(spans):
 
 
 @st.composite
-def spans(draw):
+def spans(draw, least=1):
     start = draw(st.integers(0, 12))
     names = st.sampled_from("vwxyz")
-    return Span(draw(names), draw(st.sampled_from("ab")), start, start + draw(st.integers(0, 4)), tuple(draw(st.lists(names, max_size=3))))
+    seconds = draw(st.integers(least, 4))
+    return Span(draw(names), draw(st.sampled_from("ab")), start, start + seconds, tuple(draw(st.lists(names, max_size=3))))
 
 
 @given(st.lists(spans(), max_size=16))
 def test_the_path_is_the_defined_one(spans):
     assert critical_path(spans) == defined(spans)
+
+
+def waited(spans, later):
+    return [s for s in spans if s.end <= later.start and (s.node in later.waits_for or s.lane == later.lane)]
+
+
+def back_to(spans, later):
+    """All that a span waited for just as it began, also by spans of no time."""
+    found = [later]
+    for one in found:
+        found += [s for s in waited(spans, one) if s.end == later.start and s not in found and s.start == s.end]
+    return [s for one in found for s in waited(spans, one) if s.end == later.start and s not in found]
+
+
+@given(st.lists(spans(least=0), max_size=16, unique=True))
+def test_spans_of_no_time_hide_nothing_that_ran_until_they_began(spans):
+    path = critical_path(spans)
+    assert all(first in waited(spans, later) for first, later in pairwise(path))
+    assert [later for first, later in pairwise(path) if first.end < later.start and back_to(spans, later)] == []
+    assert not path or path[0].start == 0 or not waited([s for s in spans if s not in path], path[0])
+
+
+def test_the_second_before_spans_of_no_time_that_follow_one_another_counts():
+    spans = [Span("late", "a", 0, 1), Span("x", "b", 1, 1, ("late",)), Span("y", "b", 1, 1), Span("end", "b", 1, 2)]
+    assert {path[0].node for order in permutations(spans) if (path := critical_path(order))} == {"late"}
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sets(st.integers(0, 7), max_size=3)), max_size=8))
