@@ -49,6 +49,8 @@ class Writer:
         self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
         self.saved: Path | None = None  # the newest that this writer has put on the disk
+        self.missed = ""  # why the newest snapshot that was submitted is not on the disk; empty where it is, or is still being written
+        self.in_a_row = 0  # snapshots in a row that could not be saved
         self._good: dict[Path, bool] = {}
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
@@ -67,6 +69,7 @@ class Writer:
             passed_over, self._waiting = self._waiting, snapshot
             self._changed.notify_all()
         if passed_over is not None:
+            self.in_a_row += 1
             self._fail(f"checkpoint of iteration {passed_over.iteration} not saved: the one before it took more than {self.patience:g} s")
 
     def wait(self, seconds: float) -> bool:
@@ -98,7 +101,8 @@ class Writer:
 
     def _work(self) -> None:
         while (snapshot := self._next()) is not None:
-            self._attempt(f"checkpoint of iteration {snapshot.iteration} not saved", functools.partial(self._save, snapshot))
+            self.missed = self._attempt(f"checkpoint of iteration {snapshot.iteration} not saved", functools.partial(self._save, snapshot))
+            self.in_a_row = self.in_a_row + 1 if self.missed else 0
             del snapshot  # a copy of the model: not held while waiting
             with self._changed:
                 self._busy = False
@@ -111,14 +115,19 @@ class Writer:
             self._busy = snapshot is not None
             return snapshot
 
-    def _attempt(self, what: str, action: Callable[[], None]) -> None:
-        """Carry out a part of a save; an error is told, and training goes on, as does this thread."""
+    def _attempt(self, what: str, action: Callable[[], None]) -> str:
+        """Carry out a part of a save; an error is told, and training goes on, as does this thread. Gives what was told; nothing
+        if all went well."""
         try:
             action()
         except OSError as error:
-            self._fail(f"{what}: {error.strerror or error}" + (f" ('{error.filename}')" if error.filename else ""))
+            failure = f"{what}: {error.strerror or error}" + (f" ('{error.filename}')" if error.filename else "")
         except Exception as error:
-            self._fail(f"{what}: {type(error).__name__}: {error}")
+            failure = f"{what}: {type(error).__name__}: {error}"
+        else:
+            return ""
+        self._fail(failure)
+        return failure
 
     def _fail(self, message: str) -> None:
         self.failures.append(message)

@@ -25,7 +25,7 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
     report(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
-    return 0
+    return 1 if result.unsaved else 0
 
 
 def export_model(run: str, out: str, role: str | None) -> int:

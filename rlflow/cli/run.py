@@ -63,7 +63,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     report(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
-    return 0
+    return 1 if result.unsaved else 0
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:

@@ -101,6 +101,7 @@ class RunResult:
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations in which nothing was kept to train on
     unclaimed: str = ""  # why no accuracy was measured on held-out prompts that there are
+    unsaved: str = ""  # what of its state could not be saved, and where it is instead; empty where all is
     shown: str = ""  # the folder, as people who are where the run was started would write it
 
     def _repr_html_(self) -> str:
@@ -123,6 +124,7 @@ class RunResult:
             "iterations": self.iterations,
             "seconds": round(self.seconds, 2),
             "run": str(self.folder),
+            "unsaved": self.unsaved or None,
             "bounds": self.totals.as_json(),
         }
 

@@ -47,7 +47,7 @@ def write_models(context: RunContext, folder: Path) -> None:
                 durable.delete(aside)
     except (OSError, SafetensorError) as error:
         raise PlanError.of("final-model", "the trained models cannot be written", found=str(getattr(error, "strerror", None) or error),
-                           expected=f"room in {folder}", remedy=f"make room, then: rlflow resume {folder}") from error
+                           expected=f"room in {folder}", remedy="make room") from error
 
 
 def _write(context: RunContext, role: str, model: Model, folder: Path) -> None:

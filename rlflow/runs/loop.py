@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
-from rlflow.errors import RemoteError, SkipIteration, Stopped
+from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.figures import SECONDS, SPEED, Figure, Of
@@ -32,6 +32,7 @@ from rlflow.spans import flat
 from rlflow.trace.compile import all_nodes
 from rlflow.watch.reporter import Reporter
 
+UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends
 REPORTED = 20  # records left out that are reported with their places
 
 
@@ -91,6 +92,7 @@ class Loop:
         self.start = replace(start, before=start.before or self.evaluate(first), answers=start.answers or self.answers())
         for iteration in range(first, self.options.iterations):
             self.step(iteration)
+        self.between = Between.of(self.context.engine, max(first, self.options.iterations), self.context.prompts.state())
         after = self.evaluate(self.options.iterations)
         last = self.answers()
         self.done = self.options.iterations
@@ -124,6 +126,7 @@ class Loop:
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
         self.between = Between.of(self.context.engine, iteration, cursor)
         self._end_where_lost(iteration, cursor)
+        self._end_where_unsaved(iteration)
         self.recovery.commit(iteration)
         self.done = iteration
         self.look()
@@ -146,6 +149,13 @@ class Loop:
         if lost is not None:
             self.save(iteration, cursor)
             raise RemoteError(lost)
+
+    def _end_where_unsaved(self, iteration: int) -> None:
+        """End a run of which nothing could be saved for too long: the more it goes on, the more would be lost. Raises PlanError."""
+        if self.writer.in_a_row >= UNSAVED:
+            why = f"the run ends before iteration {iteration}: {UNSAVED} checkpoints in a row could not be saved"
+            raise PlanError.of("run-unsaved", why, found=self.writer.missed,
+                               expected=f"a disk that takes them below {self.records.folder}", remedy="make room there, or lower --keep")
 
     def outcome(self, iteration: int) -> Outcome:
         """Run the plan on the next prompts, or on rows that were sampled ahead."""
@@ -226,19 +236,20 @@ class Loop:
         self.writer.submit(self.compute(partial(self.take, start, cursor, kept)))
         self.taken = iteration
 
-    def rescue(self) -> None:
+    def rescue(self, again: bool = False) -> None:
         """Save the newest whole iteration of a run that an error ends, unless it is saved: as the models are, or as the copies have it from
-        which pools recover. ``lost`` says why it cannot be: the error that ends the run counts."""
+        which pools recover. ``lost`` says why it cannot be: the error that ends the run counts. ``again``: though it was taken before."""
         point, between = self.recovery.newest(), self.between
+        taken = -1 if again else self.taken
         try:
-            if between is not None and between.iteration > max(self.taken, point.iteration if point else 0):
+            if between is not None and between.iteration > max(taken, point.iteration if point else 0):
                 between.put_back(self.context.engine)
                 self.save(between.iteration, between.cursor)
-            elif point is not None and point.iteration > self.taken and self.context.workers is not None:
+            elif point is not None and point.iteration > taken and self.context.workers is not None:
                 states = self.context.workers.copied(point.commit)
                 kept = KeptState(states, point.commit.versions, point.driver.scalars, point.commit.queue)
                 self._save(point.iteration, point.driver.cursor, kept)
-            elif between is None and self.context.engine.iteration > self.taken:
+            elif between is None and self.context.engine.iteration > taken:
                 self.lost = (f"iteration {self.context.engine.iteration} was changing weights as it failed, and they are not those of a "
                              "whole iteration (--save-every 1 saves each one)")  # fmt: skip
         except Exception as error:

@@ -40,6 +40,8 @@ def summary(result: RunResult) -> str:
         parts.append(line)
     many = "s" * (result.iterations != 1)
     parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}")
+    if result.unsaved:
+        parts.append(f"warning: {result.unsaved}")
     return "\n".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,18 +18,20 @@ from rlflow.proof.claims import encoded, summary
 from rlflow.runs import answer_file, directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
-from rlflow.runs.home import Home, Lost
+from rlflow.runs.elsewhere import save_beside, save_lost, texts
+from rlflow.runs.home import Home, Lost, shown
 from rlflow.runs.loop import Loop
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
 from rlflow.runs.weights import DigestReader
-from rlflow.watch import status, terminal
+from rlflow.watch import terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
 from rlflow.watch.secrets import masked
 from rlflow.watchdog.signals import StopSignals
 
 BEGUN = RunStart()
 PROOF, PROOF_JSON = "proof.txt", "proof.json"  # what the run has proved of itself: for people, and for `rlflow explain`
+NO_CHECKPOINT = "no checkpoint was written by this process"
 TRACEBACK = "traceback.txt"  # of what ended the run, where code raised it
 
 
@@ -49,12 +52,6 @@ def new_folder(context: RunContext) -> Path:
     except BaseException:
         context.close()
         raise
-
-
-def texts(context: RunContext) -> dict[str, bytes]:
-    """The files that say what the run is."""
-    known = {identity.FILE: context.inputs.identity.encode()} if context.inputs else {}
-    return known | directory.texts(context.settings, context.plan.graph)
 
 
 def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
@@ -102,32 +99,33 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
                 prove(context, records, reporter)
             with context.computing():  # anew, since a proof that took too long has left another thread in the lane of models
                 result = loop.run(start)
-            _saved(writer, home)
+            writer.wait(600.0)
             home.look()
             final.write_models(context, folder)
+            error = _unsaved(writer, home, loop)[0] if writer.missed else ""
         ended = "done"
-        return replace(result, shown=home.shown)
+        return replace(result, shown=home.shown, unsaved=error)
     except Stopped:
         ended = "interrupted"
-        raise Interrupted(f"stopped; {_saved(writer, home, start)}") from None
+        raise Interrupted(f"stopped; {_how_to_go_on(writer, home, start, loop) or NO_CHECKPOINT}") from None
     except KeyboardInterrupt:
         ended = "interrupted"
-        raise Interrupted(f"stopped at once; {_saved(writer, home, start)}") from None
+        raise Interrupted(f"stopped at once; {_how_to_go_on(writer, home, start, loop, at_once=True) or NO_CHECKPOINT}") from None
     except Lost as lost:
-        elsewhere = saved_elsewhere(loop, lost)
+        elsewhere = save_lost(loop, lost)
         error = str(elsewhere)
         raise elsewhere from None
     except Exception as raised:
         loop.rescue()
         then = [write_traceback(raised, records, home), _how_to_go_on(writer, home, start, loop)]
-        failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)))
+        failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)), reporter.note)
         error = str(failure)
         if failure is raised:
             raise
         raise failure from raised
     except BaseException as raised:  # such as SystemExit of a backend's
         loop.rescue()
-        failure = _failure(RemoteError(ending(raised)), context.engine.iteration, _how_to_go_on(writer, home, start, loop))
+        failure = _failure(RemoteError(ending(raised)), context.engine.iteration, _how_to_go_on(writer, home, start, loop), reporter.note)
         error = str(failure)
         raise failure from raised
     finally:
@@ -168,11 +166,17 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
         raise refused
 
 
-def _failure(raised: Exception, iteration: int, then: str) -> Exception:
-    """The error that a run ends with. An error of workers between stages, as in an evaluation or a save, is one of the run itself."""
+def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
+    """The error that a run ends with, which says ``then``, or of one that cannot, ``note`` does. An error of workers between stages, as in
+    an evaluation or a save, is one of the run itself."""
     failure = StageError("", iteration, 0, str(raised), lines=noted_lines(raised)) if isinstance(raised, RemoteError) else raised
     if isinstance(failure, StageError):
         failure.then = then
+    elif isinstance(failure, PlanError) and then:
+        *others, last = failure.problems
+        return PlanError(*others, replace(last, remedy="; ".join(filter(None, (last.remedy, then)))))
+    elif then:
+        note(then)
     return failure
 
 
@@ -184,14 +188,28 @@ def write_traceback(raised: Exception, records: Records, home: Home) -> str:
     return f"the whole traceback: {Path(home.shown) / TRACEBACK}"
 
 
-def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop) -> str:
-    """A text that says how to go on with a run that failed, and what of it is lost; empty where nothing is saved and nothing lost."""
+def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop, at_once: bool = False) -> str:
+    """A text that says how to go on with a run that has ended too early, and what of it is lost; empty where nothing is saved and nothing
+    lost. ``at_once``: nothing more can be saved."""
     writer.wait(600.0)
-    if writer.saved is None and not start.iteration:
-        return f"nothing is saved: {loop.lost}" if loop.lost else ""
-    older = f"{loop.lost}; " if loop.lost else ""
-    newest = f"saved as {writer.saved.name}; " if writer.saved is not None else ""
-    return f"{older}{newest}go on with: rlflow resume {home.shown}"
+    unsaved, place = _unsaved(writer, home, loop) if writer.missed and not at_once else (loop.lost, None)
+    parts = [unsaved] if unsaved else []
+    if place is not None:
+        parts.append(f"go on with: rlflow resume {shown(place)}")
+    elif writer.saved is not None:
+        parts.append(f"saved as {writer.saved.name}; go on with: rlflow resume {home.shown}")
+    elif start is not BEGUN:
+        parts.append(f"nothing new was saved; go on with: rlflow resume {home.shown}")
+    elif unsaved:
+        parts.append("no checkpoint is left: start the run again")
+    return "; ".join(parts)
+
+
+def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
+    """What the run's folder did not take, in words, after an attempt to save it elsewhere; and the folder of a run that did take it."""
+    place = save_beside(loop, home.path, writer.missed)
+    where = f"it is saved in {shown(place)}" if place is not None else "no other place takes it, so that it is lost"
+    return f"the newest state could not be saved: {writer.missed}; {where}", place
 
 
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
@@ -226,38 +244,3 @@ def identify(context: RunContext, inputs: Dependencies, records: Records, known:
     """Take the identity that has the digests of all weights."""
     context.inputs = replace(inputs, identity=known)
     records.whole(identity.FILE, known.encode())
-
-
-def saved_elsewhere(loop: Loop, lost: Lost) -> PlanError:
-    """Save a run whose folder is gone: where that is now, or in a new folder in its place. Without it what was learnt would be lost."""
-    context = loop.context
-    try:
-        folder = lost.moved or _anew(context, lost.folder)
-        with Writer(folder, context.options.keep) as writer:
-            loop.writer = writer
-            loop.save(loop.done, context.prompts.state())
-        where = f"it is saved as {writer.saved}" if writer.saved else f"it could not be saved there: {writer.failures[-1]}"
-        remedy = f"rlflow resume {folder}" if writer.saved else "start the run again"
-        name, run = context.plan.graph.name, context.options
-        status.write(folder, replace(status.begun(name, run.iterations), state="failed", iteration=loop.done, error=str(lost)))
-    except (OSError, PlanError) as error:
-        where, remedy = f"it could not be saved anew: {error}", "start the run again"
-    return PlanError.of("run-folder-lost", str(lost), found=where, expected="a folder that stays until the run ends", remedy=remedy)
-
-
-def _anew(context: RunContext, folder: Path) -> Path:
-    """A folder of the old name, or of a free one where something else has that. Raises PlanError."""
-    flow, files = context.plan.graph.name, texts(context)
-    try:
-        return directory.create(folder.parent, folder.name, flow, files)
-    except PlanError:
-        return directory.create(folder.parent, None, flow, files)
-
-
-def _saved(writer: Writer, home: Home, start: RunStart = BEGUN) -> str:
-    """Wait until what was submitted is on the disk; how to go on from it, in words."""
-    writer.wait(600.0)
-    go_on = f"go on with: rlflow resume {home.shown}"
-    if writer.saved is not None:
-        return f"saved as {writer.saved.name}; {go_on}"
-    return f"nothing new was saved; {go_on}" if start is not BEGUN else "no checkpoint was written by this process"

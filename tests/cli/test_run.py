@@ -28,7 +28,8 @@ def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
     done = in_process("run", "ppo", *NULL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
-    assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run", "bounds"}
+    assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run", "unsaved",
+                           "bounds"}
     run = tmp_path / last["run"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0, 1, 2]

@@ -9,6 +9,7 @@ from rlflow import RANK0, flow, loss, row, scalar, stage
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError, RemoteError, StageError
+from rlflow.runs import elsewhere, report, resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import Interrupted, start_run
@@ -222,7 +223,7 @@ def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tm
 
 
 def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
-    with pytest.raises(StageError, match=r"(?s)no memory is left.*nothing is saved: iteration 3 was changing weights"):
+    with pytest.raises(StageError, match=r"(?s)no memory is left.*iteration 3 was changing weights.*no checkpoint is left: start"):
         start_run(context(tmp_path, failing_within), Quiet())
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
 
@@ -243,6 +244,49 @@ def test_a_run_that_ends_between_two_iterations_saves_the_last_one(tmp_path):
     with pytest.raises(RuntimeError):
         start_run(context(tmp_path), Raising())
     assert load_latest(tmp_path / "run").snapshot.iteration == 4
+
+
+class Blocking(Quiet):
+    """No checkpoint finds room in the run's folder. ``ended``: how the run ended."""
+
+    def __init__(self, folder):
+        self.folder, self.iterations, self.ended = folder, 0, ()
+
+    def start(self, run):
+        (self.folder / "checkpoints").touch()
+
+    def iteration(self, number, *details):
+        self.iterations += 1
+
+    def close(self, *ended):
+        self.ended = ended
+
+
+def test_a_state_that_the_runs_folder_does_not_take_is_saved_beside_it_and_the_end_says_so(tmp_path):
+    told = Blocking(tmp_path / "run")
+    result = start_run(context(tmp_path), told)
+    assert "the newest state could not be saved: checkpoint of iteration 5 not saved" in result.unsaved
+    assert result.unsaved.endswith("run-saved")
+    assert told.ended == ("done", result.unsaved)
+    assert result.as_json()["unsaved"] == result.unsaved
+    assert report.summary(result).splitlines()[-1] == f"warning: {result.unsaved}"
+    assert saved_steps(tmp_path / "run-saved") == (5, 5)
+    assert resume.resume(tmp_path / "run-saved", {"iterations": 6}, Quiet()).unsaved == ""
+
+
+def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_saved(tmp_path):
+    told = Blocking(tmp_path / "run")
+    says = r"(?s)3 checkpoints in a row could not be saved.*remedy:.*go on with: rlflow resume \S*run-saved"
+    with pytest.raises(PlanError, match=says) as error:
+        start_run(context(tmp_path, save_every=1, iterations=20), told)
+    assert told.ended == ("failed", str(error.value))
+    assert saved_steps(tmp_path / "run-saved") == (told.iterations, told.iterations)
+
+
+def test_what_no_place_takes_is_said_to_be_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(elsewhere, "_places", lambda folder: [])
+    with pytest.raises(PlanError, match=r"(?s)no other place takes it, so that it is lost; no checkpoint is left: start the run again"):
+        start_run(context(tmp_path, save_every=1, iterations=20), Blocking(tmp_path / "run"))
 
 
 class Moving(Quiet):

@@ -137,7 +137,7 @@ def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_ev
         final.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
         if not known:
             real = state.snapshot
-            state.snapshot = lambda prepared, at, cursor: real(prepared, replace(at, here=None), cursor)
+            state.snapshot = lambda prepared, at, *rest: real(prepared, replace(at, here=None), *rest)
         run("grpo", {**sums, **changes}, "cut")
 
     folder = Path(sums["out"]) / "cut"
