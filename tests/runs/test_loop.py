@@ -235,6 +235,12 @@ def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
     assert saved_steps(tmp_path / "run") == (3, 3)
 
 
+def test_the_copies_of_real_workers_are_read_without_them(tmp_path):
+    with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; go on with"):
+        start_run(context(tmp_path, failing_within, commit_every=1, pools="all=2@threads"), Quiet())
+    assert saved_steps(tmp_path / "run") == (3, 3)
+
+
 def test_a_run_that_ends_between_two_iterations_saves_the_last_one(tmp_path):
     class Raising(Quiet):
         def iteration(self, number, *details):
