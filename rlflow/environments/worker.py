@@ -249,9 +249,11 @@ def checked(call: Call, answer: Any) -> dict[str, Any]:
     if kind == "tools":
         return {"results": [_said(result, "a tool") for result in answer]}
     if answer is None:
-        answer = Turn()
+        raise Refused("step returned None, as a method without a return does: return rlflow.Turn(…), and Turn(done=True) at the end")
     if not isinstance(answer, Turn):
         raise Refused(f"step returned {type(answer).__name__}, not a rlflow.Turn: Turn(says=…, reward=…, done=…)")
+    if answer.done not in (True, False):
+        raise Refused(f"Turn.done: found {answer.done!r}, expected True or False")
     log = {str(name): float(value) for name, value in list(answer.log.items())[:LOGGED]
            if isinstance(value, numbers.Real) and values.KEY.fullmatch(str(name)) and math.isfinite(value)}  # fmt: skip
     says, reward = _said(answer.says, "Turn.says"), _number(answer.reward, "Turn.reward is")

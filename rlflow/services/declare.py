@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -91,7 +92,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
             problems += error.problems
     problems += [*_alike(written), *_unknown(others, written)]
     problems += [problem for each in services for problem in _commands(each, written)]
-    if problems:
+    if problems or (problems := _circle(services)):
         raise PlanError(*problems)
     return tuple(services), others
 
@@ -216,6 +217,20 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
                     expected=f"one of {listed(f'{{{name}}}' for name in names)}" if names else f"a service: --{HEAD}.{match[1]} COMMAND",
                     nearest=nearest(match[1], names), remedy=f"declare it: --{HEAD}.{match[1]} COMMAND, or [{HEAD}.{match[1]}]")
             for flag, text in texts if (match := URL_OF.fullmatch(text)) and match[1] not in names]  # fmt: skip
+
+
+def _circle(services: Iterable[Service]) -> list[Problem]:
+    """Services whose commands name one another in a circle, or themselves: each would be there before the other."""
+    asks = {each.name: {name for word in each.words for name in BRACED.findall(word)} for each in services}
+    try:
+        TopologicalSorter({name: named & asks.keys() for name, named in asks.items()}).prepare()
+    except CycleError as error:
+        first, *others = circle = error.args[1][::-1]
+        return [Problem("service-circle", f"the command of service '{first}' needs itself" if len(circle) == 2 else
+                        f"services {listed(circle[:-1])} need one another", found=" → ".join(f"{{{name}}}" for name in circle),
+                        expected="commands that name services which do not need theirs",
+                        remedy=f"leave out {{{others[0]}}} of --{HEAD}.{first}; a service's own port is {{port}}")]  # fmt: skip
+    return []
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from rlflow.clients.http import TOKEN, token  # a variable and no flag, since other users see the flags of processes
 from rlflow.errors import PlanError
 from rlflow.extras import require
 from rlflow.services.declare import PORT
 
-TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token; no flag, since other users see the flags of processes
 DEFAULT_PORT = 8000
 EXTRA = "services"
 OPEN = ("/health",)  # paths that need no token
@@ -28,11 +28,11 @@ def application(name: str, health: Callable[[], Mapping[str, Any]]) -> Any:
     registry = prometheus.CollectorRegistry()
     asked = prometheus.Counter("rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry)
     seconds = prometheus.Histogram("rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry)
-    token = os.environ.get(TOKEN, "")
+    wanted = token()
 
     async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
         began, path = time.perf_counter(), request.url.path
-        if path in OPEN or allowed(request.headers.get("authorization", ""), token):
+        if path in OPEN or allowed(request.headers.get("authorization", ""), wanted):
             answer = await go_on(request)
         else:
             answer = fastapi.responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
@@ -75,8 +75,9 @@ def check_host(host: str) -> None:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         inside = False
-    if not inside and not os.environ.get(TOKEN):
-        raise PlanError.of("serve-token", f"others could ask a server at {host}", found=f"no variable {TOKEN}",
+    if not inside and not token():
+        found = f"no token but blanks in the variable {TOKEN}" if os.environ.get(TOKEN) else f"no variable {TOKEN}"
+        raise PlanError.of("serve-token", f"others could ask a server at {host}", found=found,
                            expected="an address of loopback, or a token that clients must send",
                            remedy=f"leave out --host, or set {TOKEN}: clients send it as 'Authorization: Bearer …'")
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import rlflow
-from rlflow.clients.http import HttpClient, moved, wanted_pause
+from rlflow.clients.http import HttpClient, headers, moved, wanted_pause
 from rlflow.clients.patience import Passing, Patience, Unanswered
 
 REAL_SECONDS = 30.0  # of a question that should succeed
@@ -131,6 +131,13 @@ def test_retry_after_has_seconds_or_a_date():
     assert [wanted_pause(after, date) for after in ("2", "0.5", "-3", late, date)] == [2.0, 0.5, 0.0, 90.0, 0.0]
     assert [wanted_pause(after, date) for after in (None, "", "soon", "nan", "inf")] == [None] * 5
     assert wanted_pause(late, None) == 0.0  # by this machine's clock
+
+
+def test_blanks_are_no_token(monkeypatch):
+    monkeypatch.setenv("RLFLOW_SERVE_TOKEN", " ")
+    assert "Authorization" not in headers()
+    monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret\n")
+    assert headers()["Authorization"] == "Bearer secret"
 
 
 def test_a_closed_client_asks_no_more():

@@ -64,6 +64,8 @@ def test_a_declaration_can_be_judged_without_starting_anything():
     ({"service__judge": "serve", "env": "openenv:{jugde}"}, "nearest:  judge"),
     ({"service__judge": "serve --of={serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
     ({"env__corpus": "{search}"}, "declare it: --service.search COMMAND"),
+    ({"service__a": "serve {a}/x"}, "the command of service 'a' needs itself"),
+    ({"service__a": "serve {b}", "service__b": "serve {c}", "service__c": "serve --of={a}/x"}, "need one another"),
     ({"service__judge": "serve {serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_remedy(values, said):
