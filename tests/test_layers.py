@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "serving": "errors clients extras pretrained batch columns data rewards environments isolation training binding services.declare",
     "tasks": "",
     "diagnosis": "figures",
-    "watch": "figures errors extras process durable logs interfaces isolation diagnosis",
+    "watch": "figures errors extras process durable logs interfaces isolation diagnosis watchdog",
     "config": "errors author graph services.declare services.addresses words",
     "binding": "figures errors clients extras pretrained columns author axis batch graph trace execution data rewards environments "
                "training config",

@@ -51,7 +51,7 @@ class Fleet:
     def start(self) -> None:
         """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where one cannot be made."""
         self.pools |= launch.make_workers(self.setups, self.groups, self.starting)
-        launch.wait_for_models(self.pools.values(), self.loading)
+        launch.wait_for_models(self.pools.values(), self.loading, self.controllers)
         self._watch()
 
     def restart(self, lost: str) -> list[str]:
@@ -68,7 +68,7 @@ class Fleet:
                 for name in names}
         for name, pool in launch.make_workers(setups, self.groups, self.starting).items():
             self.pools[name].take_over(pool)
-        launch.wait_for_models((self.pools[name] for name in names), self.loading)
+        launch.wait_for_models((self.pools[name] for name in names), self.loading, self.controllers)
         self._watch()
         for name, pool in self.pools.items():
             pool.call("clear", LATEST, group="control").result()

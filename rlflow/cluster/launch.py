@@ -11,10 +11,10 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -23,6 +23,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
 from rlflow.cluster.lean import WorkerStart
+from rlflow.cluster.ray_thread import RayLate, asked, connect, disconnect
+from rlflow.cluster.reach import Listening, check_local, check_speaks
 from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
@@ -32,14 +34,16 @@ from rlflow.errors import Late, PlanError, RemoteError
 from rlflow.interfaces import refuse_public
 from rlflow.placement import Placement
 from rlflow.watchdog import launcher, private
-from rlflow.watchdog.signals import own_terminations
 
+T = TypeVar("T")
 Groups = dict[str, PlacementGroup]  # pool → its placement group
 RAY, RENDEZVOUS = "r", "meeting"  # in the run's private folder: the folder of its Ray; in a pool's folder there: the rendezvous file
 STORE = 512 << 20  # bytes of shared memory of a local Ray, for columns and weights under way
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")  # of Ray's folder, the longest path of a socket in it
 SOCKET = 107  # most bytes of a socket's path
-REACH_SECONDS = 10.0  # how long a running Ray may take to answer
+REACH_SECONDS = 30.0  # how long a running Ray may take to be joined
+START_SECONDS = 120.0  # how long a Ray of our own may take to start
+LOOK = 1.0  # seconds between two looks whether a pool is placed
 PLACED_SECONDS = 30.0  # how long a cluster may take to place a pool
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
 
@@ -95,15 +99,15 @@ def run_folder(name: str, address: str | None) -> Path:
 
 
 def start(
-    address: str | None, ranks: int, folder: Path, insecure: bool = False, commits: int = 0, workers: WorkerStart | None = None
+    address: str | None, ranks: int, folder: Path, insecure: bool = False, commits: int = 0, workers: WorkerStart | None = None,
+    seconds: float = REACH_SECONDS,
 ) -> Controllers:
-    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes of commits, with its files in
-    the run's ``folder``. ``workers``: how a Ray that is started here starts workers. Gives the controlling processes of a Ray that was
-    started. Raises PlanError where there is no Ray to join, it does not start, or it would be open to others."""
+    """Join the Ray at ``address`` within so many seconds, or start one here with room for ``ranks`` workers and ``commits`` bytes of
+    commits, with its files in the run's ``folder``. ``workers``: how a Ray that is started here starts workers. Gives the controlling
+    processes of the Ray. Raises PlanError where there is no Ray to join, it does not start, or it would be open to others."""
     refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for after a death
@@ -111,24 +115,51 @@ def start(
     if ray.is_initialized():
         raise PlanError.of("ray-twice", "this process is connected to a Ray already", found="an earlier ray.init or another run",
                            expected="a process of its own for each cluster run", remedy="ray.shutdown() first")
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
     try:
-        with own_terminations():
-            if address is not None:
-                reach(address)
-                _quieten()
-                ray.init(address=address, **quiet)
-                refuse_public_nodes(insecure)
-                return Controllers()
-            _quieten()
-            private.share(folder)  # Ray gives all users rights to its own folder: what it lies in keeps them away
-            with _on_loopback(), (workers or WorkerStart(1, agents=True)).applied():
-                ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
-                         _temp_dir=str(folder / RAY), object_store_memory=store_bytes(commits), **quiet)
-            return Controllers.of_this_process()
+        _quieten()
+        if address is not None:
+            return _join(address, seconds, insecure, quiet)
+        return _start_here(max(ranks, os.cpu_count() or 1), folder, commits, workers or WorkerStart(1, agents=True), quiet)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
-                           found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
-                           remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+        found = str(error).splitlines()[0]
+        if address is not None:
+            raise PlanError.of("ray", f"there is no Ray to join at '{address}'", found=found,
+                               expected="a running Ray of the same version, with its token",
+                               remedy="--ray-address auto, or HOST:PORT with the port of `ray start --head`, which is 6379 unless its "
+                                      "--port says another (8265 is that of its dashboard, 10001 that of its client); without an address "
+                                      "a Ray is started on this machine") from error
+        raise PlanError.of("ray", "Ray did not start", found=found, expected="a Ray on this machine that answers",
+                           remedy="--ray-address HOST:PORT joins one that runs; --pools POOL=RANKS@threads needs none") from error
+
+
+def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
+    """Join a Ray. Raises PlanError for one that is open to others, and OSError, RuntimeError, ValueError or RayError where there is
+    none."""
+    limit = time.monotonic() + seconds
+    gcs = check_speaks(address, seconds)
+    left = max(limit - time.monotonic(), 1.0)
+    try:
+        connect(partial(ray.init, address=address, **how), left)
+    except RayLate as late:
+        raise RayLate(f"{'it speaks as Ray does' if gcs else 'a Ray was found'}, but not as Ray's controller (GCS): no answer within "
+                      f"{seconds:g} s") from late
+    refuse_public_nodes(insecure)
+    return Controllers(gcs=Listening(gcs) if gcs else None)
+
+
+def _start_here(processors: int, folder: Path, commits: int, workers: WorkerStart, how: Mapping[str, Any]) -> Controllers:
+    """Start a Ray on the loopback address. Raises OSError, RuntimeError, ValueError or RayError where it does not start."""
+    check_local()
+    private.share(folder)  # Ray gives all users rights to its own folder: what it lies in keeps them away
+
+    def starting() -> None:
+        with _on_loopback(), workers.applied():
+            ray.init(address="local", num_cpus=processors, include_dashboard=False, _node_ip_address="127.0.0.1",
+                     _temp_dir=str(folder / RAY), object_store_memory=store_bytes(commits), **how)
+
+    connect(starting, START_SECONDS)
+    return Controllers.of_this_process()
 
 
 def refuse_public_nodes(insecure: bool) -> None:
@@ -136,7 +167,7 @@ def refuse_public_nodes(insecure: bool) -> None:
     try:
         refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
     except PlanError:
-        ray.shutdown()
+        disconnect()
         raise
 
 
@@ -176,13 +207,6 @@ def refuse_open(insecure: bool) -> None:
                            remedy="unset it, or say --insecure true where the network is closed")
 
 
-def reach(address: str) -> None:
-    """Raises OSError where nothing answers at HOST:PORT. Ray itself would try for five minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host, int(port)), REACH_SECONDS).close()
-
-
 def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
     """Make a placement group for each pool, with a bundle for each rank; pools that share devices have one group together. Raises PlanError
     where the cluster has no room within ``seconds``."""
@@ -194,9 +218,40 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
         raise PlanError.of("no-room", f"the pools need {need:g} {kind}s", found=f"{have.get(kind, 0):g} in the cluster",
                            expected=", ".join(f"{name}: {ranks}" for name, ranks in placement.pools.items()),
                            remedy="fewer ranks in --pools, or a larger cluster")
-    groups = {names: placement_group([dict(bundle) for _ in range(placement.pools[names[0]])], strategy="PACK")
+    groups = {names: reserve([dict(bundle) for _ in range(placement.pools[names[0]])], strategy="PACK")
               for names, bundle in bundles.items()}  # fmt: skip
     return settled({name: groups[names] for name in placement.pools for names in groups if name in names}, seconds)
+
+
+def reserve(bundles: Sequence[dict[str, float]], **how: Any) -> PlacementGroup:
+    """A placement group of these bundles, which Ray places when it has room. Raises PlanError where Ray does not answer."""
+    group: PlacementGroup = answered(partial(placement_group, list(bundles), **how))
+    return group
+
+
+def release(group: PlacementGroup) -> None:
+    """Remove a placement group; nothing happens where Ray does not answer."""
+    with contextlib.suppress(RayLate):
+        asked(partial(remove_placement_group, group))
+
+
+def answered(call: Callable[[], T]) -> T:
+    """What a call of Ray gives. Raises PlanError where Ray does not answer."""
+    try:
+        return asked(call)
+    except RayLate as late:
+        raise _gone(str(late)) from late
+
+
+def refuse_lost(controllers: Controllers) -> None:
+    """Raises PlanError where a controlling process of Ray is lost."""
+    if (lost := controllers.lost()) is not None:
+        raise _gone(lost)
+
+
+def _gone(found: str) -> PlanError:
+    return PlanError.of("ray-gone", "the Ray is lost on which the run was to start", found=found, expected="one that answers",
+                        remedy="`ray status` on its first machine shows whether it is back; then the same command again")
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
@@ -218,7 +273,7 @@ def settled(groups: Groups, seconds: float) -> Groups:
         wait_for_room(groups, seconds)
     except BaseException:
         for group in groups.values():
-            remove_placement_group(group)
+            release(group)
         raise
     return groups
 
@@ -238,8 +293,13 @@ def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_
 def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
     """Wait for the placement of a group. Gives whether it is placed. Raises PlanError where the cluster does not know the group any
     more."""
+    limit = time.monotonic() + seconds
     try:
-        return bool(group.wait(seconds))
+        while not (placed := bool(answered(partial(group.wait, LOOK)))) and time.monotonic() < limit:
+            pass
+        return placed
+    except PlanError:
+        raise
     except Exception as error:  # Ray has no type for it
         raise PlanError.of("no-room", f"pool '{name}' has no place in the cluster any more", found=str(error).splitlines()[0],
                            expected="the cluster in which the run began", remedy="rlflow resume RUN, once the cluster is there") from error
@@ -247,15 +307,15 @@ def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
 
 def resources(which: str) -> dict[str, float]:
     """The resources of the cluster by name. ``which``: "cluster_resources" for all, "available_resources" for free ones."""
-    return dict(getattr(ray, which)())
+    return dict(answered(getattr(ray, which)))
 
 
 def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], start: WorkerStart) -> dict[str, Pool[Worker]]:
     """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. Gives the pools by name."""
-    pools, asked = {}, asked_of_ray(start)
+    pools, ways = {}, asked_of_ray(start)
     for name, ranks in setups.items():
         need = rank_needs(ranks[0].placement, name, "GPU" in groups[name].bundle_specs[0])
-        resources = {"num_cpus": need["CPU"], **asked, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
+        resources = {"num_cpus": need["CPU"], **ways, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
         options = ranks[0].config.options
         meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].rendezvous.startswith("/") else None
         pools[name] = make_pool(name, own_process, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
@@ -270,17 +330,19 @@ def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None)
     return {"runtime_env": {"env_vars": {**start.variables, **(variables or {})}, **here}}
 
 
-def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float) -> None:
-    """Wait until all workers have loaded, and connect to them. Raises PlanError with the error of one that has not."""
+def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float, controllers: Controllers) -> None:
+    """Wait until all workers have loaded, and connect to them. Raises PlanError with the error of one that has not, and where Ray is lost
+    meanwhile."""
     loading = []
     for pool in pools:
-        pool.watcher = Newcomers(pool)
+        pool.watcher = Newcomers(pool, controllers)
         loading.append((pool, pool.made(seconds)))
     try:
         for pool, future in loading:
             future.result()
             pool.connect()
     except RemoteError as error:
+        refuse_lost(controllers)
         raise PlanError.of("worker-load", "a worker did not load its models", found=str(error),
                            expected=f"all workers there within {seconds:g} s",
                            remedy=f"--load-timeout {2 * seconds:g}, where it is but slow" if isinstance(error, Late) else
@@ -309,7 +371,7 @@ def _is_apart(group: PlacementGroup) -> bool:
 
 def nodes_of(group: PlacementGroup) -> dict[int, str]:
     """Rank → its node."""
-    return dict(placement_group_table(group)["bundles_to_node_id"])
+    return dict(answered(partial(placement_group_table, group))["bundles_to_node_id"])
 
 
 def all_here() -> bool:
@@ -319,7 +381,7 @@ def all_here() -> bool:
 
 def ray_nodes() -> list[dict[str, Any]]:
     """The nodes of the Ray to which this process is connected, as Ray describes them."""
-    return list(ray.nodes())  # type: ignore[no-untyped-call]
+    return list(answered(ray.nodes))
 
 
 def stop(pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]) -> None:
@@ -338,7 +400,7 @@ def stop(pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], w
             end(worker.presence, asked=True)
     for group in groups.values():
         with contextlib.suppress(Exception):
-            remove_placement_group(group)
+            release(group)
 
 
 def leave(controllers: Controllers) -> None:
@@ -347,4 +409,4 @@ def leave(controllers: Controllers) -> None:
     if controllers.lost():
         launcher.leave_at_once()
     else:
-        ray.shutdown()
+        disconnect()

@@ -52,7 +52,7 @@ class Options:
     interface: str | None = None  # of ranks on several machines: its name, or a network such as 10.0.0.0/8; without, the route to Ray
     insecure: bool = False  # use a Ray that asks for no token, and addresses that the whole internet may reach
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
-    wait_for_nodes: Annotated[float, Ge(0)] = 30.0  # seconds to wait for room in the cluster, at the start and where a machine is lost
+    wait_for_nodes: Annotated[float, Ge(0)] = 30.0  # seconds to wait for a cluster (30 at least to join it), and for room there, also anew
     load_timeout: Annotated[float, Gt(0)] = 600.0  # seconds that workers may take to load their models
     commit_every: Annotated[int, Ge(0)] = 1  # copy the state of workers every N iterations, to recover from a death; 0: it ends the run
     weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall: by Ray's store between pools

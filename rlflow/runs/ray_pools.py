@@ -81,7 +81,8 @@ def _room(
     note(f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
     memory = room_for_commits(placed.roles, changed, options)
     with watchdog.marking():
-        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory, starting)
+        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory, starting,
+                                   max(launch.REACH_SECONDS, options.wait_for_nodes))  # fmt: skip
     started.callback(launch.leave, controllers)
     return launch.place_pools(_on(placed), device_in(options.device) == "cuda", options.wait_for_nodes), controllers
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -14,11 +15,14 @@ from rlflow.errors import PlanError, nearest
 from rlflow.watch.names import renamed
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import redacted
+from rlflow.watchdog import launcher
+from rlflow.watchdog.signals import ending_at_once
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
 WAITING = 10_000  # most records that wait for a slow tracker
-CLOSE_SECONDS = {"done": 60.0, "failed": 20.0, "interrupted": 5.0}  # state of a run → seconds that a tracker may take to end
+CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}  # state of a run → seconds that a tracker may take to end
+SLOW_SECONDS = 30.0  # that a record may take before the user is told
 
 
 class Tracker(Protocol):
@@ -58,6 +62,9 @@ class Background:
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
         self._open = False  # from the start to the end, or to the first failure
         self._problem = self._place = ""  # reports of the thread: what failed, and where the tracker writes
+        self._began: float | None = None  # when the thread began with the record that it passes on, by the monotonic clock
+        self._slow = False  # whether the user knows that a record takes long
+        self._ended = threading.Event()  # the thread; one whose ``join`` is interrupted counts as ended
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def start(self, run: RunInfo) -> None:
@@ -88,11 +95,21 @@ class Background:
         self._put(lambda: self._tracker.close(state))
         self._put(None)
         if self._open:
-            self._thread.join(CLOSE_SECONDS[state])
-            if self._thread.is_alive():
-                self._problem = f"it had not finished {CLOSE_SECONDS[state]:g} s after the run"
+            self._wait(CLOSE_SECONDS[state])
         self._report()
         self._open = False
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the thread's end; a signal that asks to stop ends the wait. What the thread still does must not keep the process."""
+        try:
+            with ending_at_once():
+                self._ended.wait(seconds)
+            found = f"it had not finished {seconds:g} s after the run"
+        except KeyboardInterrupt:
+            found = "it had not finished when the run was asked to stop"
+        if not self._ended.is_set():
+            self._problem = f"{found}; metrics.jsonl and samples.jsonl of the run have everything"
+            launcher.leave_at_once()
 
     def _put(self, job: Callable[[], object] | None) -> None:
         self._report()
@@ -108,6 +125,10 @@ class Background:
         place, self._place = self._place, ""
         if place:
             self._say(f"{self.name}: {place}")
+        began = self._began
+        if self._open and not self._slow and began is not None and time.monotonic() - began > SLOW_SECONDS:
+            self._slow = True
+            self._say(f"tracker {self.name} does not answer: it has tried for {time.monotonic() - began:.0f} s, and goes on trying")
         if self._open and self._problem:
             self._open = False
             self._say(f"tracker {self.name} failed and is left out from here on: {self._problem}")
@@ -116,9 +137,17 @@ class Background:
         self._place = self._tracker.start(run, settings)
 
     def _work(self) -> None:
+        try:
+            self._pass_on()
+        finally:
+            self._ended.set()
+
+    def _pass_on(self) -> None:
         while self._open and (job := self._jobs.get()) is not None:
+            self._began = time.monotonic()
             try:
                 job()
+                self._began = None
             except (Exception, SystemExit) as error:  # some libraries exit where they should raise
                 self._problem = f"{type(error).__name__}: {error}"
                 return

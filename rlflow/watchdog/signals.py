@@ -4,7 +4,6 @@ resumed; a second ctrl-C ends it at once."""
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -52,7 +51,11 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """While inside, each signal that asks to stop raises KeyboardInterrupt: a run that is being prepared has nothing to save yet."""
+    """While inside, each signal that asks to stop raises KeyboardInterrupt, for what has nothing to save: a run that is being prepared, a
+    wait for others. Without effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def received(number: int, frame: FrameType | None) -> NoReturn:
         launcher.seen(number)
@@ -68,27 +71,14 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """Use around calls of a library that replaces the handler of SIGTERM by its own. Afterwards the handler from before is back, and a
-    SIGTERM that came meanwhile raises KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, (reading, writing) = signal.getsignal(signal.SIGTERM), os.pipe()
-    for file in (reading, writing):
-        os.set_blocking(file, False)
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    """Use around calls of a library whose native code takes SIGTERM, in whichever thread. Afterwards the handler from before has it again.
+    Without effect outside the main thread."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(wakeup)
-        signal.signal(signal.SIGTERM, before)
-        numbers = b""
-        with contextlib.suppress(BlockingIOError):
-            numbers = os.read(reading, 1 << 10)
-        os.close(reading)
-        os.close(writing)
-        if signal.SIGTERM in numbers:
-            raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def stopping() -> list[signal.Signals]:

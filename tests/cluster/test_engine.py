@@ -14,6 +14,7 @@ import rlflow
 from rlflow import PlanError, StageError
 from rlflow.author.load import load
 from rlflow.cluster import engine as cluster_engine
+from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.launch import wait_for_models
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.sockets import Sockets
@@ -232,5 +233,5 @@ def test_what_goes_wrong_in_a_process_names_its_rank_and_where_loading_hangs_the
         slow.making = [slow.actors[0].make.options(concurrency_group="model").remote(timeit, SLOW.format(str(pipe)))]
         assert pipe.read_text() == "loads"
         with pytest.raises(PlanError, match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n") as late:
-            wait_for_models([slow], 0.2)
+            wait_for_models([slow], 0.2, Controllers())
         assert re.search(r"timeit\.py:\d+ in timeit\n.*within 0\.2 s\n.*--load-timeout 0\.4", str(late.value))

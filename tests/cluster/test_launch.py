@@ -1,15 +1,19 @@
 """Where a run on pools keeps its sockets, and the address that a Ray of its own takes."""
 
 import os
+import signal
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import ray  # noqa: F401  whose constants are looked at
 
-from rlflow.cluster import launch
+from rlflow.cluster import Job, launch
 from rlflow.errors import PlanError
 from rlflow.watchdog import private
+from rlflow.watchdog.signals import ending_at_once
 
 NAME = "0123456789abcdef"  # as long as a run's
 
@@ -56,3 +60,29 @@ def test_ray_takes_the_loopback_address_while_it_starts_and_no_longer():
 
         assert resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
     assert before == constants.ENABLE_RAY_CLUSTER
+
+
+def test_an_address_at_which_no_ray_answers_is_refused_as_it_was_given(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(PlanError) as silent:
+            launch.start(address, 1, tmp_path / "rlflow-0", seconds=0.1)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(KeyboardInterrupt), ending_at_once():
+            launch.start(address, 1, tmp_path / "rlflow-0", seconds=60.0)
+    job = Job("alone", address=address)
+    job.role("one", Path)
+    with pytest.raises(PlanError, match=rf"no Ray to join at '{address}'(.|\n)*refused"), job:
+        pass
+    assert f"there is no Ray to join at '{address}'" in str(silent.value)
+    assert "says nothing for 0.1 s" in str(silent.value)
+    assert "6379" in str(silent.value)
+
+
+def test_a_ray_of_our_own_needs_the_loopback_address(tmp_path, monkeypatch):
+    def down(address):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", lambda *words, **more: down(words))
+    with pytest.raises(PlanError, match=r"(?s)Ray did not start.*nothing reaches 127\.0\.0\.1.*Network is unreachable"):
+        launch.start(None, 1, tmp_path / "rlflow-0")

@@ -77,7 +77,7 @@ def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
 def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):
     left = []
     monkeypatch.setattr(launch, "ray_nodes", lambda: [{"NodeManagerAddress": "10.0.0.1"}, {"NodeManagerAddress": "8.8.8.8"}])
-    monkeypatch.setattr(launch.ray, "shutdown", lambda: left.append(True))
+    monkeypatch.setattr(launch, "disconnect", lambda: left.append(True))
     with pytest.raises(PlanError, match=r"8\.8\.8\.8"):
         launch.refuse_public_nodes(False)
     assert left == [True]

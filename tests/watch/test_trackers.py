@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from rlflow.watch.reporter import Several, make_reporter
 from rlflow.watch.tensorboard_files import markdown
 from rlflow.watch.trackers import Background
 from rlflow.watch.wandb_runs import has_key
+from rlflow.watchdog import launcher
 
 SAMPLES = [{"prompt": "2 + | 2", "completion": "<b>`4`</b>\nnext", "scores": 1.0}, {"prompt": "1 + 1", "completion": "2", "scores": None}]
 NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_length/mean": 17.5, "own/number": 7.0,
@@ -151,6 +153,42 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end(info, metrics
     told(Several(view, [Background("mine", tracker, view.note)]), info, metrics, stages, 3)
     free.set()
     assert "failed and is left out from here on: it had not finished" in out.getvalue()
+
+
+def test_a_signal_ends_the_wait_for_a_tracker_at_the_end(info, monkeypatch):
+    monkeypatch.setattr(launcher, "_at_once", False)
+    said, free, tracker, handler = [], threading.Event(), Failing("none"), signal.getsignal(signal.SIGTERM)
+
+    def close(state):
+        while signal.getsignal(signal.SIGTERM) == handler:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        free.wait()
+
+    tracker.close = close
+    background = Background("mine", tracker, said.append)
+    background.start(info)
+    background.close("done")
+    free.set()
+    assert "it had not finished when the run was asked to stop" in said[-1]
+    assert launcher.leaves_at_once()
+
+
+def test_a_tracker_that_tries_for_long_is_said_once_while_it_tries(info, monkeypatch):
+    monkeypatch.setattr(trackers, "SLOW_SECONDS", 0.01)
+    said, began, free, tracker = [], threading.Event(), threading.Event(), Failing("none")
+    tracker.start = lambda run, settings: ""
+    tracker.log = lambda step, metrics: began.set() or free.wait()
+    background = Background("mine", tracker, said.append)
+    background.start(info)
+    background.evaluation(0, {})
+    began.wait()
+    while not said:
+        background.evaluation(1, {})
+    background.evaluation(2, {})
+    free.set()
+    background.close("done")
+    assert sum("does not answer" in line for line in said) == 1
 
 
 def test_a_tracker_that_falls_behind_is_left_out(info):

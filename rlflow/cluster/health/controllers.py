@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlflow.cluster.reach import Listening
 from rlflow.watchdog import kin
 
 RAYLET = "raylet"  # starts workers and holds objects; when it ends, they end too
@@ -15,9 +16,10 @@ GCS = "gcs_server"  # knows which worker is where
 
 @dataclass(frozen=True)
 class Controllers:
-    """The controlling processes of a local Ray; none for a Ray that was joined, which others look after."""
+    """The controlling processes of a Ray: those of a local one, or where the GCS of one that was joined listens."""
 
-    processes: Mapping[str, kin.Known] = field(default_factory=dict)  # name → (pid, start)
+    processes: Mapping[str, kin.Known] = field(default_factory=dict)  # name → (pid, start); none of a Ray that was joined
+    gcs: Listening | None = None  # of a Ray that was joined at an address
 
     @classmethod
     def of_this_process(cls) -> Controllers:
@@ -26,8 +28,9 @@ class Controllers:
         return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
     def lost(self, *names: str) -> str | None:
-        """A text that says which of the named controllers (without names: of all) has died; None where none has."""
+        """A text that says which of the named controllers (without names: of all) has died; None where none has. Without names the GCS of a
+        Ray that was joined counts too."""
         for name, (pid, start) in self.processes.items():
             if name in (names or self.processes) and not kin.lives(pid, start):
                 return f"Ray's {name} (pid {pid}) has died, without which no worker can be started and no run on pools goes on"
-        return None
+        return self.gcs.lost() if self.gcs is not None and not names else None

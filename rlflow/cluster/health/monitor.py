@@ -74,10 +74,15 @@ class Death:
 @dataclass(frozen=True)
 class Newcomers:
     """The watcher of workers that load their models, which may keep them from answering for long. It kills none, but says where a late one
-    is."""
+    is, and that Ray is lost."""
 
     pool: Pool[Any]
-    verdict: str | None = None  # never known
+    controllers: Controllers = field(default_factory=Controllers)
+
+    @property
+    def verdict(self) -> str | None:
+        """A text that says which controlling process of Ray is lost; None where none is."""
+        return self.controllers.lost()
 
     def cause(self) -> None:
         """None: no death is known."""

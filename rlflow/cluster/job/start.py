@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from ray import cloudpickle
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 import rlflow
 from rlflow.cluster import launch
@@ -72,7 +72,7 @@ class Started:
 
     def watch(self) -> None:
         """Wait until all objects are made, and watch the ranks from then on. Raises PlanError where one could not be made, Dead."""
-        wait_until_made(self.pools, self.terms.seconds)
+        wait_until_made(self.pools, self.terms.seconds, self.controllers)
         self.monitor.start(self.pools, {})
 
     def end(self) -> None:
@@ -125,8 +125,8 @@ def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None
     """Reserve the bundles of each layout, into ``groups`` by role. Raises PlanError where there is no room; what was reserved is there."""
     for layout in layouts:
         labels = _nodes_for(layout)
-        group = placement_group([layout.bundle.resources() for _ in range(layout.ranks)], strategy="PACK",
-                                bundle_label_selector=[{"ray.io/node-id": node} for node in labels] or None)
+        group = launch.reserve([layout.bundle.resources() for _ in range(layout.ranks)], strategy="PACK",
+                               bundle_label_selector=[{"ray.io/node-id": node} for node in labels] or None)
         groups |= dict.fromkeys(layout.needs, group)
     launch.wait_for_room(groups)
 
@@ -139,12 +139,12 @@ def _nodes_for(layout: Layout) -> list[str]:
         return []
     cpus, gpus = layout.bundle
     whole = [{name: parts * block / GRAIN for name, parts in (("CPU", cpus), ("GPU", gpus)) if parts} for block in blocks]
-    scout = placement_group(whole, strategy="STRICT_SPREAD")
+    scout = launch.reserve(whole, strategy="STRICT_SPREAD")
     try:
         launch.wait_for_room({", ".join(layout.needs): scout})
         nodes = launch.nodes_of(scout)
     finally:
-        remove_placement_group(scout)
+        launch.release(scout)
     return [nodes[number] for number, block in enumerate(blocks) for _ in range(block)]
 
 
@@ -190,15 +190,16 @@ def by_value(kind: type) -> bytes:
     return pickled
 
 
-def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float) -> None:
-    """Wait until all objects are made. Raises PlanError with the error of one that could not be."""
+def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, controllers: Controllers) -> None:
+    """Wait until all objects are made. Raises PlanError with the error of one that could not be, and where Ray is lost meanwhile."""
     making = []
     for pool in pools.values():
-        pool.watcher = Newcomers(pool)
+        pool.watcher = Newcomers(pool, controllers)
         making.append(pool.made(seconds))
     try:
         for future in making:
             future.result()
     except RemoteError as error:
+        launch.refuse_lost(controllers)
         raise PlanError.of("job-start", "an object of a role could not be made", found=str(error),
                            expected=f"all ranks there within {seconds:g} s", remedy="Job(seconds=…) gives them longer") from error

@@ -1,0 +1,59 @@
+"""A call of Ray that does not return has a deadline, and lets signals through."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rlflow.cluster.ray_thread import RayLate, RayThread, asked, connect
+from rlflow.watchdog import launcher
+from rlflow.watchdog.signals import ending_at_once
+
+
+@pytest.fixture(autouse=True)
+def staying(monkeypatch):
+    monkeypatch.setattr(launcher, "_at_once", False)
+
+
+@pytest.fixture
+def hung():
+    """A call that returns at the end of the test alone."""
+    over = threading.Event()
+    yield over.wait
+    over.set()
+
+
+def test_calls_are_made_one_after_another_in_one_thread_and_raise_what_they_raise():
+    thread = RayThread()
+    first = thread.do(threading.get_ident, 30.0)
+    assert thread.do(threading.get_ident, 30.0) == first != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        thread.do(lambda: 1 // 0, 30.0)
+    with pytest.raises(TimeoutError, match="its own"):
+        thread.do(lambda: (_ for _ in ()).throw(TimeoutError("its own")), 30.0)
+    assert not launcher.leaves_at_once()
+    thread.end()
+
+
+def test_who_waits_for_a_call_that_hangs_is_let_go_and_later_calls_do_not_wait(hung):
+    thread = RayThread()
+    for call in (hung, threading.get_ident):
+        with pytest.raises(RayLate, match="has not answered"):
+            thread.do(call, 0.05)
+    assert launcher.leaves_at_once()  # an exit handler could wait for the call
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait(hung, number):
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    thread = RayThread()
+    with pytest.raises(KeyboardInterrupt), ending_at_once():
+        thread.do(hung, 60.0)
+    assert thread.stuck
+
+
+def test_a_connection_that_fails_leaves_no_thread_behind():
+    with pytest.raises(ZeroDivisionError):
+        connect(lambda: 1 // 0, 30.0)
+    assert asked(threading.get_ident) == threading.get_ident()  # there is no connection of ours
