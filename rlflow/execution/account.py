@@ -24,6 +24,8 @@ from rlflow.graph.lineage import chosen_from, sources
 from rlflow.graph.model import Graph, Node, Op
 from rlflow.training.rows import NO_LOSS, WITH_GROUP
 
+REPLACED = "replaced by a stage"  # a column of what a `repeat` body returns: which rows have other tokens than were sampled; no author's
+
 
 class Fate(StrEnum):
     """The end that a sampled row came to."""
@@ -205,6 +207,7 @@ class Ledger:
         self.updates: dict[int, UpdateRows] = {}
         self.failed: dict[int, Sequence[str]] = {}  # node → why each of its rows' episodes failed, empty where it did not
         self.placed: dict[int, PlacedRows] = {}  # stage → which of its rows have other tokens than were sampled
+        self.marked: dict[int, Tensor] = {}  # `repeat` → bool [rows]: which of its rows a stage in its body put in the place of others
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
@@ -220,6 +223,7 @@ class Ledger:
         total = Account()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
         fates = {i: _Fates(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
+        returned = self._returned(fates)
         for node in self.graph.nodes:
             if node.op is Op.CHOOSE and node.makes is not None and node.makes in self.axes and self._trains(node.makes):
                 self._chosen(node, fates)
@@ -229,13 +233,14 @@ class Ledger:
                 self._updated(node, self.updates[node.id], fates)
         for i, lengths in self._lengths.items():
             node = self.graph.nodes[i]
-            name, axis, returned = source_of(node), self.axes[node.rows_axis], self._returned(i)
-            if bool(returned.any()) and bool(returned.all()):
+            axis, gone = self.axes[node.rows_axis], returned[i]
+            if bool(gone.any()) and bool(gone.all()):
                 continue
-            here, elsewhere = (~returned, returned) if bool(returned.any()) else (None, None)
+            here, elsewhere = (~gone, gone) if bool(gone.any()) else (None, None)
             if node.op is not Op.REPEAT:
-                total.sample(name, Count.of(axis, lengths, here, elsewhere))
-            fates[i].count(total, name, axis, here, elsewhere)
+                total.sample(node.name, Count.of(axis, lengths, here, elsewhere))
+            for name, own, others in self._sources(node, here, elsewhere):
+                fates[i].count(total, name, axis, own, others)
         for i, rows in self.placed.items():
             if self._learns_from(i) and bool(rows.where.any()):
                 node = self.graph.nodes[i]
@@ -255,13 +260,36 @@ class Ledger:
     def _in_body(self) -> bool:
         return bool(self.graph.results) and not self.graph.roles
 
-    def _returned(self, source: int) -> Tensor:
-        """bool [rows]: the rows of a source that a `repeat` body returns."""
-        where = torch.zeros(len(self._lengths[source]), dtype=torch.bool)
+    def _sources(
+        self, node: Node, here: Tensor | None, elsewhere: Tensor | None
+    ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
+        """The names under which rows of a node are counted, with the rows of each: of a `repeat` also the stage in its body that put some
+        in the place of sampled ones."""
+        marked = self.marked.get(node.id)
+        if marked is None:
+            yield source_of(node), here, elsewhere
+            return
+        there = torch.ones_like(marked) if here is None else here
+        others = torch.zeros_like(marked) if elsewhere is None else elsewhere
+        yield source_of(node), there & ~marked, elsewhere
+        yield placer_of(node), there & marked, others | (there & ~marked)
+
+    def _returned(self, fates: Mapping[int, _Fates]) -> dict[int, Tensor]:
+        """bool [rows] for each source: the rows of it that a `repeat` body returns, as they were sampled."""
+        where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
-            origins = self.origins(self.graph.rows)
-            where[origins.row[origins.node == source]] = True
+            origins = self._with_placed(self.graph.rows, result_maker(self.graph), fates)
+            for source, rows in where.items():
+                rows[origins.row[origins.node == source]] = True
         return where
+
+    def replaced(self) -> Tensor | None:
+        """bool [rows]: which of the rows that a `repeat` body returns a stage put in the place of sampled ones; None if it has no such
+        stage."""
+        maker = result_maker(self.graph)
+        where = self.placed[maker].where if maker in self.placed else self.marked.get(maker) if maker is not None else None
+        index = self._index(self.graph.rows, self.graph.nodes[maker].rows_axis) if maker is not None else None
+        return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
         """Whether rows of an axis are learned from, here or by whoever takes what a `repeat` body returns."""
@@ -294,7 +322,7 @@ class Ledger:
         self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
 
     def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _Fates]) -> None:
-        origins = self._with_placed(node, fates)
+        origins = self._with_placed(node.axis, self._maker(node, "tokens"), fates)
         whole = torch.ones(len(origins.row), dtype=torch.bool)
 
         def waiting(source: int) -> int:
@@ -318,10 +346,10 @@ class Ledger:
             cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
 
-    def _with_placed(self, node: Node, fates: Mapping[int, _Fates]) -> RowOrigins:
-        """The origins of an update's rows; of a row whose tokens a stage has put in the place of others the stage."""
-        origins, maker = self.origins(node.axis), self._maker(node, "tokens")
-        index = self._index(node.axis, self.graph.nodes[maker].rows_axis) if maker in self.placed and maker is not None else None
+    def _with_placed(self, axis: int, maker: int | None, fates: Mapping[int, _Fates]) -> RowOrigins:
+        """The origins of rows whose tokens ``maker`` gave; of a row whose tokens a stage has put in the place of others the stage."""
+        origins = self.origins(axis)
+        index = self._index(axis, self.graph.nodes[maker].rows_axis) if maker in self.placed and maker is not None else None
         if index is None or maker is None:
             return origins
         gone = self.placed[maker].where[index]
@@ -418,6 +446,20 @@ def source_of(node: Node) -> str:
         return node.name
     inner = sources(node.body.axes, node.body.rows)
     return next((source_of(maker) for maker in node.body.nodes if maker.makes in inner and maker.op is Op.GENERATE), node.name)
+
+
+def placer_of(node: Node) -> str:
+    """The stage in the body of a `repeat` that gives the tokens which the body returns; empty where they are as they were sampled."""
+    maker = result_maker(node.body) if node.body is not None else None
+    if node.body is None or maker is None:
+        return ""
+    inner = node.body.nodes[maker]
+    return inner.name if inner.op is Op.STAGE else placer_of(inner)
+
+
+def result_maker(graph: Graph) -> int | None:
+    """The node that gives the tokens which a graph returns; None where it returns none."""
+    return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
 
 
 def sampler_of(node: Node) -> frozenset[str]:

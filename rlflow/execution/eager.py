@@ -23,7 +23,7 @@ from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
-from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
+from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.figures import Figure, Of
@@ -230,8 +230,8 @@ class Session:
                 raise FlowError(rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
 
-        account, counted = Account(), (f"repeat.{name}", name)
-        rows, metrics = self.engine.repeat(run_body, prompts, **bound, account=account, names=counted)
+        counted = RepeatNames(f"repeat.{name}", name)
+        rows, metrics = self.engine.repeat(run_body, prompts, **bound, account=Account(), names=counted)
         _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from rlflow.columns import CLOCK, Kind, Level
 from rlflow.environments.pool import EnvironmentPool
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution import episodes
-from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
+from rlflow.execution.account import REPLACED, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.health import NO_REWARDS, JudgedRecords
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
@@ -434,19 +434,20 @@ class Engine:
         return joined_rows(parts)
 
     def repeat(
-        self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int, account: Account, names: tuple[str, str]
+        self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int, account: Account, names: RepeatNames
     ) -> tuple[Batch, PartialMetrics]:
-        """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` of the node and of what samples in its body, for the
-        account. Raises SkipIteration where none is kept."""
+        """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` are for the account. Raises SkipIteration where none is
+        kept."""
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
         batches, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
         joined = self.joined(batches)
         wanted = joined.axis.slots < groups
-        account.end(names[1], End(Fate.SURPLUS, names[0], setting=f"groups={groups}"), count_of(joined, ~wanted))
+        for source, count in self.counts(joined, names, ~wanted):
+            account.end(source, End(Fate.SURPLUS, names.node, setting=f"groups={groups}"), count)
         return joined.rows(wanted), repeat_metrics(account, names, tried, groups)
 
     def kept_groups(
-        self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, account: Account, names: tuple[str, str],
+        self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, account: Account, names: RepeatNames,
         opening: Sequence[Batch] = (),
     ) -> tuple[list[Batch], int]:
         """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of each draw of prompts, until
@@ -457,27 +458,50 @@ class Engine:
             rows = body(prompts)
             keep = self.fetch(rows.select("keep"))["keep"].bool() if "keep" in rows else torch.ones(len(rows), dtype=torch.bool)
             tried += 1
-            account.sample(names[1], count_of(rows))
-            account.end(names[1], End(Fate.LEFT_OUT, names[0], "not kept"), count_of(rows, ~keep))
+            for source, number in self.counts(rows, names):
+                (account.sample if source == names.source else account.place)(source, number)
+            for source, number in self.counts(rows, names, ~keep):
+                account.end(source, End(Fate.LEFT_OUT, names.node, "not kept"), number)
             batches.append(rows.rows(keep))
             count += batches[-1].axis.groups
         if count == 0:
-            raise SkipIteration(f"none of {account.sampled[names[1]].groups} groups was kept in {tried} tries")
+            raise SkipIteration(f"none of {seen(account, names)} groups was kept in {tried} tries")
         return [batch for batch in batches if len(batch)], tried
 
+    def counts(self, rows: Batch, names: RepeatNames, where: Tensor | None = None) -> Iterator[tuple[str, Count]]:
+        """Count rows that a `repeat` body returned, by what samples in it and, where there are any, by the stage that put some in the place
+        of sampled ones. ``where``: bool [rows], which rows count."""
+        lengths = rows.data["tokens"].lengths if "tokens" in rows else None
+        if REPLACED not in rows:
+            yield names.source, Count.of(rows.axis, lengths, where)
+            return
+        replaced = self.gather(rows.select(REPLACED))[REPLACED]
+        own, others = (each if where is None else each & where for each in (~replaced, replaced))
+        yield names.source, Count.of(rows.axis, lengths, own)
+        if bool(others.any()):
+            yield names.placer, Count.of(rows.axis, lengths, others, own)
 
-def count_of(rows: Batch, where: Tensor | None = None) -> Count:
-    """Count rows of a batch with their sampled tokens. ``where``: bool [rows], which rows count."""
-    return Count.of(rows.axis, rows.data["tokens"].lengths if "tokens" in rows else None, where)
+
+class RepeatNames(NamedTuple):
+    """Names under which an account has the rows of a `repeat`."""
+
+    node: str  # the `repeat` itself
+    source: str  # what samples in its body
+    placer: str = ""  # the stage in its body that gives the tokens which the body returns
 
 
-def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[Label, PartialMetric]:
+def seen(account: Account, names: RepeatNames) -> int:
+    """The groups that the body of a `repeat` returned, kept or not. A group of which a stage replaced all rows counts as it was sampled."""
+    return account.sampled.get(names.source, Count()).groups
+
+
+def repeat_metrics(account: Account, names: RepeatNames, tried: int, groups: int) -> dict[Label, PartialMetric]:
     """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
-    node, source = names
-    sampled = account.sampled.get(source, Count()).groups
-    dropped = sum(count.groups for (name, end), count in account.ends.items() if name == source and end.fate in (Fate.LEFT_OUT, Fate.READ))
+    node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
+    dropped = sum(count.groups for (name, end), count in account.ends.items()
+                  if name in own and end.fate in (Fate.LEFT_OUT, Fate.READ) and end.node != names.placer)  # fmt: skip
     beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
-    opened = account.opened.get(source, Count()).groups - account.of(Fate.STALE, node).groups
+    opened = sum(account.opened.get(name, Count()).groups for name in own) - account.of(Fate.STALE, node).groups
     groups_kept = sampled + opened - dropped - beyond
     return known({"tries": float(tried), "kept": float(groups_kept), "seen": float(sampled), "surplus": float(beyond)})
 

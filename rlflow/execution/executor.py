@@ -17,12 +17,13 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, spread
+from rlflow.columns import Kind, Level
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import SkipIteration, StageError, Stopped
-from rlflow.execution.account import Account, Ledger, PlacedRows, sampler_of, source_of
+from rlflow.execution.account import REPLACED, Account, Ledger, PlacedRows, placer_of, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.computed import with_numbers
-from rlflow.execution.engine import CallOptions, Engine, Metrics
+from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames
 from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lineage import ragged
@@ -312,6 +313,8 @@ class _Run:
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
             self.ledger.sampled(node, result)
+            if node.op is Op.REPEAT and REPLACED in result:
+                self.ledger.marked[node.id] = self.engine.gather(result.select(REPLACED))[REPLACED]
             if node.op in (Op.GENERATE, Op.REPEAT) and "failed" in result:
                 self.ledger.failed[node.id] = self.engine.gather(result.select("failed"))["failed"]
 
@@ -368,6 +371,9 @@ class _Run:
             own = self.store.axes[graph.nodes[item.column.node].rows_axis]
             batches[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows, self._fetch)
         self.results = Batch(rows, batches)
+        if (replaced := self.ledger.replaced()) is not None:
+            mark = Batch(rows, {REPLACED: Data(Kind(Level.ROW, "bool"), replaced)})
+            self.results |= self.engine.spread(mark, self.engine.near(self.results))
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
@@ -453,15 +459,15 @@ class _Run:
 
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]
-        names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
-        state = self.engine.clock() | {name: batch.data[name] for name in names if name in batch.data}
+        states = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
+        state = self.engine.clock() | {name: batch.data[name] for name in states if name in batch.data}
 
         def run_body(prompts: Batch) -> Batch:
             return self.executor.run_body(body, prompts, self.outcome, state)
 
         settings = self._settings(node)
-        account, counted = self.outcome.account, (node.name, source_of(node))
-        return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"], account, counted)
+        names = RepeatNames(node.name, source_of(node), placer_of(node))
+        return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"], self.outcome.account, names)
 
 
 PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {

@@ -19,8 +19,8 @@ import torch
 from rlflow.axis import AskedTokens, Axis
 from rlflow.batch import Batch
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import Account, End, Fate, source_of
-from rlflow.execution.engine import CallOptions, Engine, repeat_metrics
+from rlflow.execution.account import Account, End, Fate, placer_of, source_of
+from rlflow.execution.engine import CallOptions, Engine, RepeatNames, repeat_metrics
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
@@ -162,10 +162,12 @@ class Ahead:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
         (versions, oldest), settings, home = bounds, self.plan.program.settings[node.name], self.plan.home.get(node.id)
         surplus, groups = self.surplus[node.id], settings["groups"]
-        names, account = (node.name, source_of(node)), outcome.account
-        account.open(names[1], counted(surplus.pieces))
+        names, account = RepeatNames(node.name, source_of(node), placer_of(node)), outcome.account
+        for source, count in counted(engine, surplus.pieces, names):
+            account.open(source, count)
         opening, stale = surplus.opening(oldest)
-        account.end(names[1], End(Fate.STALE, node.name, setting=f"staleness={self.staleness}"), counted(stale))
+        for source, count in counted(engine, stale, names):
+            account.end(source, End(Fate.STALE, node.name, setting=f"staleness={self.staleness}"), count)
 
         def body(drawn: Batch) -> Batch:
             return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
@@ -176,7 +178,8 @@ class Ahead:
         first, rest = divided([*opening, *fresh], groups)
         later = self.engine.at(engine.iteration + 1)
         surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.versions) for piece in rest]
-        account.end(names[1], End(Fate.CARRIED, node.name, setting=f"groups={groups}"), counted(rest))
+        for source, count in counted(engine, rest, names):
+            account.end(source, End(Fate.CARRIED, node.name, setting=f"groups={groups}"), count)
         own = {"carried": float(groups_of(opening)), "dropped": float(account.of(Fate.STALE, node.name).groups)}
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node, metrics)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlflow.batch import Batch
 from rlflow.execution.account import Count
-from rlflow.execution.engine import count_of
+from rlflow.execution.engine import Engine, RepeatNames
 
 Versions = Mapping[str, int]  # role → how many updates are behind its weights
 
@@ -38,12 +38,10 @@ def groups_of(pieces: Iterable[SurplusGroups]) -> int:
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
-def counted(pieces: Iterable[SurplusGroups]) -> Count:
-    """Groups, rows and tokens of some pieces."""
-    total = Count()
+def counted(engine: Engine, pieces: Iterable[SurplusGroups], names: RepeatNames) -> Iterator[tuple[str, Count]]:
+    """Groups, rows and tokens of each piece, by what an account has them under."""
     for piece in pieces:
-        total = total.plus(count_of(piece.rows))
-    return total
+        yield from engine.counts(piece.rows, names)
 
 
 def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:

@@ -1,8 +1,12 @@
 """Tokens that a stage's own mask leaves out, and rows that a stage puts in the place of others, in the account of an iteration."""
 
+import json
+
+import pytest
 import torch
 
-from rlflow import choose, flow, loss, row, stage, token
+import rlflow
+from rlflow import choose, flow, loss, repeat, row, stage, token
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.passes import plan
 from rlflow.plan import Streaming
@@ -61,6 +65,46 @@ def beside(prompts, actor, reward):
     actor.update(batch, likelihood)
 
 
+@stage(gives="keep", rows="group")
+def even(group):
+    return group % 2 == 0
+
+
+@flow
+def repeated(prompts, actor, reward):
+    """Of three prompts the groups of the first and the last are kept, and one is surplus; of each group one row is replaced."""
+
+    def body(prompts):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= swap(batch)
+        return batch | even(batch)
+
+    actor.update(repeat(body, prompts, groups=1, tries=2), likelihood)
+
+
+@stage(gives={"tokens": token(torch.int64)})
+def shift(tokens):
+    return tokens + 1
+
+
+@stage(gives={"picked": row("bool")})
+def pick(group):
+    return group % 2 == 0
+
+
+@flow
+def wholly(prompts, actor, reward):
+    def body(prompts):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch = choose(batch | pick(batch), "picked")
+        batch |= shift(batch)
+        return batch | even(batch)
+
+    actor.update(repeat(body, prompts, groups=1, tries=2), likelihood)
+
+
 def account(world, made):
     found = world(made).compiled(3).account
     assert found.closes
@@ -102,3 +146,73 @@ def test_rows_of_a_stage_that_no_update_is_given_replace_nothing(world):
     found = account(world, beside)
     assert not found.placed
     assert found.ends["actor.generate", TRAINED].rows == 6
+
+
+def test_rows_that_a_stage_in_a_repeat_put_in_the_place_of_others_are_its_own(world):
+    outcome = world(repeated).compiled(3)
+    found = outcome.account
+    assert found.closes
+    assert (found.sampled["actor.generate"][:2], found.placed["swap"][:2]) == ((3, 6), (0, 3))
+    assert {(source, end.fate, end.node, end.cause): count[:2] for (source, end), count in found.ends.items()} == {
+        ("actor.generate", Fate.LEFT_OUT, "swap", "replaced"): (0, 3),
+        ("actor.generate", Fate.LEFT_OUT, "repeat.body", "not kept"): (1, 1), ("swap", Fate.LEFT_OUT, "repeat.body", "not kept"): (0, 1),
+        ("actor.generate", Fate.SURPLUS, "repeat.body", ""): (1, 1), ("swap", Fate.SURPLUS, "repeat.body", ""): (0, 1),
+        ("actor.generate", Fate.TRAINED, "actor.update", ""): (1, 1), ("swap", Fate.TRAINED, "actor.update", ""): (0, 1)}
+    assert {figure.name: value for figure, value in outcome.metrics.items() if figure.node == "repeat.body"} == {
+        "tries": 1.0, "kept": 1.0, "seen": 3.0, "surplus": 1.0}
+
+
+def test_a_repeat_in_which_every_row_is_replaced_and_rows_are_chosen_keeps_its_figures(world):
+    outcome = world(wholly).compiled(3)
+    found = outcome.account
+    assert found.closes
+    assert (found.sampled["actor.generate"][:2], found.placed["shift"][:2]) == ((3, 6), (2, 4))
+    assert {(source, end.fate, end.cause): count[:2] for (source, end), count in found.ends.items()} == {
+        ("actor.generate", Fate.LEFT_OUT, "replaced"): (2, 4), ("actor.generate", Fate.LEFT_OUT, "not chosen"): (1, 2),
+        ("shift", Fate.SURPLUS, ""): (1, 2), ("shift", Fate.TRAINED, ""): (1, 2)}  # fmt: skip
+
+
+FLOW = """
+import torch
+from rlflow import RANK0, flow, loss, repeat, stage, token
+
+@loss(stale_ok="only what becomes of rows is looked at")
+def gain(new, scores):
+    return -new.logprobs * scores[:, None]
+
+@stage(gives={"tokens": token(torch.int64)}, dispatch=RANK0)
+def swap(tokens):
+    other = tokens.clone()
+    other[1::2, 0] += 1
+    return other
+
+@stage(gives="keep", dispatch=RANK0)
+def even(group):
+    return group % 2 == 0
+
+@flow
+def repeated(prompts, actor, reward):
+    def body(prompts):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= swap(batch)
+        return batch | even(batch)
+
+    batch = repeat(body, prompts, groups=1, tries=2)
+    batch |= reward(batch)
+    actor.update(batch, gain)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_count_them_alike_and_what_is_carried_on_keeps_its_source(tmp_path):
+    file = tmp_path / "flow.py"
+    file.write_text(FLOW)
+    small = {"backend": "null", "prompts": 3, "iterations": 3, "out": str(tmp_path), "threads": 1}
+    kinds = ({}, {"pools": "all=2@threads"}, {"pools": "train=1@threads,rollout=2@threads", "staleness": 1})
+    runs = [rlflow.run(str(file), name=str(number), **small, **more).folder for number, more in enumerate(kinds)]
+    alone, ranks, ahead = ([json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()] for folder in runs)
+    assert alone == ranks
+    assert all(Account.from_json(line).closes and Account.from_json(line).placed["swap"].rows for line in (*alone, ahead[0]))
+    assert {(end["source"], end["fate"]) for line in ahead for end in line["fates"]} >= {("swap", "carried on"), ("swap", "trained")}
+    assert all(Account.from_json(line).closes for line in ahead)
+    assert [list(line["opened"]) for line in ahead] == [[], ["actor.generate", "swap"], []]
