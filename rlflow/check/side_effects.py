@@ -10,7 +10,8 @@ from rlflow.trace.compile import Program, used_nodes
 
 
 def side_effect_problems(program: Program) -> Iterator[Problem]:
-    """A warning for each stage with side effects that the flow calls, at its first call."""
+    """A warning for each stage with side effects that the flow calls, at its first call, and a note for one that several ranks would refuse:
+    a plan knows how many there are."""
     warned: set[str] = set()
     for node in used_nodes(program.graph):
         stage = program.functions.get(node.name)
@@ -22,3 +23,8 @@ def side_effect_problems(program: Program) -> Iterator[Problem]:
                       found=f"pure=False{held}", expected="a run that a checkpoint holds whole, so that `rlflow resume` goes on with it",
                       remedy="keep numbers in @flow(state=…); without side effects, leave pure=False out; else a resumed run, and one that "
                              "recovers from a lost worker, starts without them", severity="warning")
+        if stage.on and node.dispatch != "ALL":
+            yield Problem("lone-change", f"on several ranks stage '{stage.name}' would not change the weights of '{stage.on}' alike",
+                          node.place, stage.place, found=f"dispatch={node.dispatch}, pure=False",
+                          expected="dispatch=ALL, without which a pool of several ranks is refused",
+                          remedy="write dispatch=ALL; nothing, if the role always has one rank", severity="note")

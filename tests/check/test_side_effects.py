@@ -75,3 +75,9 @@ def test_each_stage_with_side_effects_is_warned_of_once():
     assert [problem.found for problem in found] == ["pure=False", "pure=False, but for the weights of 'actor'"]
     assert {problem.severity for problem in found} == {"warning"}
     assert found[0] in report.of_functions  # which the start of a run and a resumed run print
+
+
+def test_a_stage_that_several_ranks_would_refuse_is_noted():
+    [note] = [problem for problem in check(noting).problems if problem.code == "lone-change"]
+    assert (note.severity, note.found) == ("note", "dispatch=DP_COMPUTE, pure=False")
+    assert note.remedy.startswith("write dispatch=ALL")
