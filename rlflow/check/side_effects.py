@@ -10,8 +10,8 @@ from rlflow.trace.compile import Program, used_nodes
 
 
 def side_effect_problems(program: Program) -> Iterator[Problem]:
-    """A warning for each stage with side effects that the flow calls, at its first call, and a note for one that several ranks would refuse:
-    a plan knows how many there are."""
+    """A warning for each stage with side effects that the flow calls, at its first call, and a note for one that a plan of several ranks
+    refuses."""
     warned: set[str] = set()
     for node in used_nodes(program.graph):
         stage = program.functions.get(node.name)
