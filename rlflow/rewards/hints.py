@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import traceback
@@ -28,7 +29,9 @@ def _remark(error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return NETWORK
     if isinstance(error, PermissionError):
-        return WRITE if error.filename is not None else NETWORK
+        if error.filename is not None:
+            return WRITE
+        return NETWORK if error.errno == errno.EACCES else ""  # a signal to another process, which no flag allows, is refused with EPERM
     if isinstance(error, FileNotFoundError):
         return FOLDER if isinstance(error.filename, str) and error.filename and not os.path.isabs(error.filename) else ""
     if isinstance(error, KeyError):
