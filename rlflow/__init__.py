@@ -50,13 +50,14 @@ if TYPE_CHECKING:
         truncated_weights,
         whiten,
     )
-    from rlflow.runs.api import roles, run
+    from rlflow.runs.api import roles
+    from rlflow.runs.run import run
 
 _LAZY = {
     "Batch": "rlflow.batch",
     "post": "rlflow.clients.http",
     "roles": "rlflow.runs.api",
-    "run": "rlflow.runs.api",
+    "run": "rlflow.runs.run",
     **dict.fromkeys(
         ["adapted_beta", "clipped_gain", "compare", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio",
          "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "pass_at_k",

@@ -20,6 +20,8 @@ def print_job(file: str, arguments: Sequence[str]) -> int:
     flags = parse_flags(arguments)
     config = flags.pop("config", None)
     kind, target = target_of(file, (read_toml(Path(config)) if config else {}) | flags)
+    for line in target.warnings:
+        print(line, file=sys.stderr)
     sys.stdout.flush()
     sys.stdout.buffer.write(FORMS[kind](target).encode())  # past the guard, which takes names of secrets for secrets
     sys.stdout.buffer.flush()

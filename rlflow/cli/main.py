@@ -84,7 +84,7 @@ def plan(context: typer.Context, file: File) -> None:
 @app.command(context_settings=WITH_FLAGS)
 def job(context: typer.Context, file: File) -> None:
     """Print what starts this run on a cluster: --for skypilot, kuberay or ray. Takes the flags of `run`, and --job.nodes,
-    --job.accelerators, --job.cpus, --job.image, --job.secret NAME of a variable. Starts nothing."""
+    --job.accelerators, --job.cpus, --job.image, --job.keep PLACE, --job.secret NAME of a variable. Starts nothing."""
     from rlflow.cli.job import print_job
 
     raise typer.Exit(print_job(file, context.args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,12 @@ from rlflow.config.flags import parse_flags, read_toml
 from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
 from rlflow.environments.spec import Bounds
+from rlflow.errors import PlanError
 from rlflow.services.declare import ServiceSettings
 from rlflow.trace.arguments import role_names
 
 if TYPE_CHECKING:
+    from rlflow.config.flags import RunConfig
     from rlflow.runs.context import RunResult
     from rlflow.watch.reporter import Reporter
 
@@ -42,16 +45,33 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
     from rlflow.runs.api import resolve_config
-    from rlflow.runs.directory import check_free
-    from rlflow.runs.packaged import uses_packaged
+    from rlflow.runs.directory import check_place
     from rlflow.watch.reporter import make_reporter
 
     config, hp = resolve_config(flow, None, values)
-    check_free(Path(config.options.out), config.options.name)
+    check_place(config.options)
     check_model_folders(values)
     reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
-    from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
+    from rlflow.runs.run import is_done, start_or_resume  # loads backends, which takes seconds
+
+    try:
+        result = start_or_resume(flow, hp, config, reporter, partial(_start, flow, hp, config, values, reporter))
+    except PlanError as error:
+        if config.options.resume is None or not is_done(error):
+            raise
+        reporter.note(str(error))
+        return 0
+    report(result, reporter)
+    if as_json:
+        print(json.dumps(result.as_json()))
+    return 1 if result.unsaved else 0
+
+
+def _start(flow: Flow, hp: Any, config: RunConfig, values: Mapping[str, Any], reporter: Reporter) -> RunResult:
+    """Start a new run. ``values``: of the flags and the configuration file, by name."""
+    from rlflow.runs.packaged import uses_packaged
+    from rlflow.runs.prepare import prepare
     from rlflow.runs.session import start_run
 
     if uses_packaged(values):
@@ -59,11 +79,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     context = prepare(flow, hp, config, reporter.note, folder=Path(config.options.out))
     if context.prompts.data.worded:
         reporter.note(context.prompts.data.worded)
-    result = start_run(context, reporter)
-    report(result, reporter)
-    if as_json:
-        print(json.dumps(result.as_json()))
-    return 1 if result.unsaved else 0
+    return start_run(context, reporter)
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ class Options:
     seed: Annotated[int, Ge(0)] = 0  # every draw is derived from it
     out: str = "runs"  # folder that holds run directories
     name: str | None = None  # name of the run's directory; FLOW-N without
+    resume: Literal["auto"] | None = None  # auto: go on with the run of --name where there is one
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the models' arithmetic
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module

@@ -16,7 +16,7 @@ from rlflow.services.declare import PORT, Service
 
 API = "ray.io/v1"
 FOLDER = "/etc/rlflow"  # in which the head finds the algorithm's file
-IMAGE = "IMAGE"
+RETRIES = 3  # starts of a job that is kept after the first, where its head is lost: it goes on each time
 
 
 def ray_job(target: LaunchTarget) -> str:
@@ -29,7 +29,7 @@ def ray_job(target: LaunchTarget) -> str:
     documents = [*_file(target), _job(target, urls), *(_named(target, service, port) for service, port in target.own)]
     keys = "".join(f' --from-literal={key_of(name)}="${name}"' for name in target.secrets)
     secret = [f"kubectl create secret generic {secret_of(target)}{keys}"] if keys else []
-    return joined([*secret, "kubectl create -f FILE, where FILE holds this"], documents)
+    return joined([*secret, "kubectl create -f FILE, where FILE holds this", *target.warnings], documents)
 
 
 def secret_of(target: LaunchTarget) -> str:
@@ -57,8 +57,9 @@ def _job(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     workers = {"workerGroupSpecs": [_workers(target, urls)]} if target.apart else {}
     head = {"rayStartParams": {}, "template": {"metadata": {"labels": {"rlflow-run": target.name}}, "spec": _pod(target, urls, head=True)}}
     secured = {"authOptions": {"mode": "token", "secretName": secret_of(target)}} if TOKEN in target.secrets else {}
+    retries = RETRIES if target.keep is not None else 0
     spec = {"entrypoint": f"bash -c {shlex.quote(run)}", "shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": _delay(target),
-            "backoffLimit": 0, "rayClusterSpec": {**secured, "headGroupSpec": head, **workers}}  # fmt: skip
+            "backoffLimit": retries, "rayClusterSpec": {**secured, "headGroupSpec": head, **workers}}  # fmt: skip
     return {"apiVersion": API, "kind": "RayJob", "metadata": {"name": target.name}, "spec": spec}
 
 
@@ -70,13 +71,24 @@ def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, An
     ray: dict[str, Any] = {"name": "ray", "image": target.settings.image, "env": [*_secrets(target), *_addresses(target, urls)]}
     if needs := _resources(target.settings.cpus, target.accelerators[1]):
         ray["resources"] = needs
-    containers, volumes = [ray], []
+    containers, volumes = [ray], _kept(target)
+    mounts = [{"name": "runs", "mountPath": target.keep.out}] if target.keep is not None else []
     if head and _file(target):
-        ray["volumeMounts"] = [{"name": "algorithm", "mountPath": FOLDER}]
-        volumes = [{"name": "algorithm", "configMap": {"name": f"{target.name}-file"}}]
+        mounts.append({"name": "algorithm", "mountPath": FOLDER})
+        volumes.append({"name": "algorithm", "configMap": {"name": f"{target.name}-file"}})
+    if mounts:
+        ray["volumeMounts"] = mounts
     if head:
         containers += [_container(target, service, port, urls) for service, port in target.own]
     return {"containers": containers, **({"volumes": volumes} if volumes else {})}
+
+
+def _kept(target: LaunchTarget) -> list[dict[str, Any]]:
+    """The volume that keeps the run's folder."""
+    if target.keep is None:
+        return []
+    path = {"hostPath": {"path": target.keep.name, "type": "DirectoryOrCreate"}}
+    return [{"name": "runs", **(path if target.keep.kind == "path" else {"persistentVolumeClaim": {"claimName": target.keep.name}})}]
 
 
 def _resources(cpus: int | None, gpus: int) -> dict[str, Any]:

@@ -14,7 +14,8 @@ def submission(target: LaunchTarget) -> str:
     secrets = [name for name in target.secrets if name in target.settings.secret or name not in (TOKEN, SERVE_TOKEN)]  # the command
     # reads Ray's token by itself, and services of the run listen on their machine alone
     words = ["ray job submit", *address, "--submission-id", f'"{target.name}-$(date +%s)"', "--working-dir .", *_environment(secrets)]
-    return " ".join([*words, "--", target.command({}, started=True) + ("" if _joins(target) else " --ray-address auto")]) + "\n"
+    comments = "".join(f"# {line}\n" for line in target.warnings)
+    return comments + " ".join([*words, "--", target.command({}, started=True) + ("" if _joins(target) else " --ray-address auto")]) + "\n"
 
 
 def _environment(secrets: list[str]) -> list[str]:

@@ -12,11 +12,13 @@ from typing import Any
 
 from rlflow.errors import PlanError
 from rlflow.launching.documents import joined
-from rlflow.launching.target import HEAD, RAY_PORT, TOKEN, LaunchTarget, check_single, quoted
+from rlflow.launching.keeping import MOUNT
+from rlflow.launching.target import HEAD, RAY_HERE, RAY_PORT, TOKEN, LaunchTarget, check_single, quoted
 from rlflow.services.declare import PORT, Service
 
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # expanded by the shell of a task
 MAIN, WORKERS = "run", "workers"
+JOIN_SECONDS = 900  # that machines may take to join the run's Ray, from the start of their task on
 SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
@@ -31,7 +33,7 @@ def job_group(target: LaunchTarget) -> str:
     tasks = [_main(target, urls), *([_workers(target)] if target.apart else [])]
     tasks += [_service(target, service, port, urls) for service, port in target.own]
     secrets = "".join(f" --secret {name}" for name in target.secrets)
-    return joined([f"sky jobs launch{secrets} FILE, where FILE holds this"], [header, *tasks])
+    return joined([f"sky jobs launch{secrets} FILE, where FILE holds this", *target.warnings], [header, *tasks])
 
 
 def task_of(service: Service) -> str:
@@ -53,23 +55,40 @@ def _machine(target: LaunchTarget) -> dict[str, Any]:
     return {"accelerators": target.settings.accelerators, "cpus": f"{target.settings.cpus}+" if target.settings.cpus else None}
 
 
+def _kept(target: LaunchTarget) -> dict[str, Any]:
+    """What a machine of the run mounts to keep its folder."""
+    keep = target.keep
+    if keep is None or keep.kind == "path":
+        return {}
+    if keep.kind == "claim":
+        return {"volumes": {MOUNT: keep.name}}
+    return {"file_mounts": {MOUNT: {"source": keep.name, "mode": "MOUNT_CACHED"}}}
+
+
 def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     exports = [f'export {service.variable}="{urls.get(service.name, service.run)}"' for service in target.services]
     ray = [f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job", f"ray start --head --port={RAY_PORT} --disable-usage-stats"]
     run = [*exports, *(ray if target.apart else []), *(_ray_waits(target) if target.apart else []), target.command(urls)]
-    return _task(target, MAIN, run, "tasks,cluster" if target.on_ray else "tasks", **_machine(target))
+    return _task(target, MAIN, run, "tasks,cluster" if target.on_ray else "tasks", **_machine(target)) | _kept(target)
+
+
+def _within(condition: str, failure: str) -> list[str]:
+    """Wait until a command succeeds, for at most JOIN_SECONDS."""
+    return [f"until {condition}; do",
+            f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} >&2; exit 1; fi",
+            "  sleep 5", "done"]  # fmt: skip
 
 
 def _ray_waits(target: LaunchTarget) -> list[str]:
     """Wait until all machines have joined, since a run that finds too few is refused."""
-    code = f'import ray; ray.init(address="auto"); print(len([n for n in ray.nodes() if n["Alive"]]) >= {target.settings.nodes})'
-    return [f"until [ \"$(python -c {shlex.quote(code)} | tail -n 1)\" = True ]; do sleep 5; done"]
+    code = f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if n["Alive"]]) >= {target.settings.nodes})'
+    return _within(f'[ "$(timeout 60 python -c {shlex.quote(code)} | tail -n 1)" = True ]', "not all machines have joined the Ray")
 
 
 def _workers(target: LaunchTarget) -> dict[str, Any]:
     head = f"{MAIN}-0.{GROUP}:{RAY_PORT}"
-    run = ["export RAY_AUTH_MODE=token", f'until ray start --address="{head}" --disable-usage-stats --block; do sleep 5; done']
-    return _task(target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target))
+    run = ["export RAY_AUTH_MODE=token", *_within(f'ray start --address="{head}" --disable-usage-stats --block', "no Ray to join")]
+    return _task(target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target)) | _kept(target)
 
 
 def _check_gpus(target: LaunchTarget) -> None:

@@ -14,6 +14,8 @@ from annotated_types import Ge
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, listed
+from rlflow.launching.keeping import FLAG as KEEP
+from rlflow.launching.keeping import Keep, keep_of, warning
 from rlflow.placement import in_threads
 from rlflow.services.declare import Service, in_place, split_services
 from rlflow.watch.secrets import masked, telling
@@ -22,6 +24,7 @@ Kind = Literal["skypilot", "kuberay", "ray"]
 HEAD = "job"  # begins the flags of what is printed: --job.nodes
 FIRST_PORT = 8001  # of services, one after another
 RAY_PORT, RAY_JOBS = 6379, 8265  # of Ray's head, and of its job server
+RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # of Ray's head, on its own machine
 TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same
 SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"  # of `rlflow serve` on other addresses than the machine's own
 TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}  # what a tracker reads in the environment
@@ -37,6 +40,7 @@ class JobSettings:
     cpus: Annotated[int, Ge(1)] | None = None  # cores of each machine, at least
     image: str | None = None  # container image, in which rlflow is installed; without one, SkyPilot installs it
     address: str | None = None  # of Ray's job server, http://HOST:8265, for --for ray; without, RAY_ADDRESS says it
+    keep: str | None = None  # what keeps the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
     secret: tuple[str, ...] = ()  # names of variables of the environment that hold secrets; several: repeat the flag
 
 
@@ -50,6 +54,8 @@ class LaunchTarget:
     services: tuple[Service, ...]
     settings: JobSettings
     secrets: tuple[str, ...]  # names of variables
+    keep: Keep | None  # what keeps the run's folder
+    warnings: tuple[str, ...]  # for whoever starts it
 
     @property
     def accelerators(self) -> tuple[str, int]:
@@ -83,7 +89,11 @@ class LaunchTarget:
                 words += [f"--{flag}", quoted(_text(each))]
         for service in self.services:
             words += _of_service(service, known.get(service.name), started)
-        return " ".join([*words, *(["--ray-address", "auto"] if self.apart and "ray_address" not in self.flags else [])])
+        if self.keep is not None:
+            named = {"out": self.keep.out, "name": self.name, "resume": "auto"}
+            words += [word for flag, value in named.items() if flag not in values for word in (f"--{flag}", shlex.quote(value))]
+        address = "auto" if started else RAY_HERE  # a Ray that is there already finds itself
+        return " ".join([*words, *(["--ray-address", address] if self.apart and "ray_address" not in self.flags else [])])
 
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
@@ -134,7 +144,12 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]
     services, others = split_services(flags)
     name = re.sub(r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()).strip("-") or "run"
     _check(settings, services, others)
-    return kind, LaunchTarget(name, file, others, services, settings, _secrets(settings, services, others))
+    keep = None if settings.keep is None else keep_of(settings.keep, kind)
+    if keep is not None and "out" in others:
+        raise PlanError.of("job-keep", "two flags say where the run's folder is kept", found=f"--out and {KEEP}", expected="one of them",
+                           remedy="leave out --out")
+    warnings = tuple(warning(kind, keep, str(others.get("out", ""))))
+    return kind, LaunchTarget(name, file, others, services, settings, _secrets(settings, services, others), keep, warnings)
 
 
 def _several(value: Any) -> tuple[str, ...]:

@@ -1,11 +1,10 @@
-"""Running from Python: ``rlflow.run`` and ``rlflow.roles``."""
+"""From Python: what keywords and flags configure, and ``rlflow.roles``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 from rlflow.author.flow import Flow
@@ -18,31 +17,14 @@ from rlflow.execution.eager import Role
 from rlflow.plan import Plan
 from rlflow.rewards.spec import from_function
 from rlflow.runs.beside import settings_with_urls
-from rlflow.runs.context import RunContext, RunResult
-from rlflow.runs.directory import check_free
+from rlflow.runs.context import RunContext
 from rlflow.runs.packaged import beneath
 from rlflow.runs.prepare import prepare
-from rlflow.runs.session import start_run
 from rlflow.services.addresses import Address, addresses
 from rlflow.services.declare import Service
 from rlflow.trace.arguments import role_names
 from rlflow.trace.compile import sampling_roles
-from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
-
-
-def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:
-    """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
-
-    Keywords are those of `rlflow run`; a role's settings go as a dict under its name, and the flow's own may be a dict too. A reward may be
-    a function of a file.
-    Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
-    """
-    flow = load_flow(flow) if isinstance(flow, str) else flow
-    config, hp = resolve_config(flow, hp, flat(keywords))
-    check_free(Path(config.options.out), config.options.name)
-    reporter = make_reporter(quiet, track=config.options.track, metrics_port=config.options.metrics_port)
-    return start_run(prepare(flow, hp, config, reporter.note, folder=Path(config.options.out)), reporter)
 
 
 def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlflow import durable
+from rlflow.config.options import Options
 from rlflow.errors import Place, PlanError
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
@@ -85,6 +86,16 @@ def check_name(name: str | None) -> None:
     if name is not None and not NAME.fullmatch(name):
         raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
                            expected="at most 200 letters, digits, '.', '_' and '-'", remedy="choose another --name")
+
+
+def check_place(options: Options) -> None:
+    """Before anything is loaded. Raises PlanError where no run can get the name of the options, or go on under it."""
+    out, name = Path(options.out), options.name
+    if options.resume is not None and name is None:
+        raise PlanError.of("resume-name", "--resume auto goes on with the run of a name", found="no --name",
+                           expected="the name that the run has whenever this command is given", remedy="--name NAME")
+    if options.resume is None or not os.path.lexists(out / str(name)):
+        check_free(out, name)
 
 
 def _exists(folder: Path) -> PlanError:

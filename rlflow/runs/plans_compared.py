@@ -14,8 +14,9 @@ from rlflow.binding.roles import in_float64
 from rlflow.errors import listed
 from rlflow.figures import Of
 from rlflow.proof.claims import Claim, judged
-from rlflow.runs.api import resolve_config, run
+from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunResult
+from rlflow.runs.run import run
 from rlflow.watch import keys
 
 ROUNDING = 1e-7  # of weights over their size: transformers normalises and rotates in float32 in a float64 model too

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlflow import durable
 from rlflow.author.load import load_flow
+from rlflow.checkpoints.folder import FOLDER as CHECKPOINTS
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
 from rlflow.config.flags import ROLE_KEYWORDS, RoleConfig
@@ -30,7 +31,7 @@ from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import shown
 from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.prepare import Judge, prepare
-from rlflow.runs.session import continue_run, new_folder
+from rlflow.runs.session import BEGUN, continue_run, new_folder
 from rlflow.runs.trust import check_trusted
 from rlflow.services.declare import HEAD, command_from, may_change, short
 from rlflow.watch.reporter import Reporter
@@ -38,14 +39,14 @@ from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "metrics_port", "reward_timeout", "reward_workers", "reward_env",
               "reward_write", "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad",
-              "heartbeat", "load_timeout", "wait_for_nodes", "commit_every", "interface", "insecure", "memory")
+              "heartbeat", "load_timeout", "wait_for_nodes", "commit_every", "ray_address", "interface", "insecure", "memory", "resume")
 PATHS = ("model", "data", "eval", "reward", "env")  # settings that may be paths, of the run and of a role
 
 
-def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
+def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False, begin: bool = False) -> RunResult:
     """Go on where the run stood, or finish what is left where all iterations are behind it. trust: execute files that the run names
-    although nothing vouches for them. Raises PlanError where there are such without, where the algorithm, the data, a model folder, a
-    reward or other settings changed, RunHeld where it runs."""
+    although nothing vouches for them. begin: a run that has no checkpoint yet begins with its first iteration. Raises PlanError where there
+    are such without, where the algorithm, the data, a model folder, a reward or other settings changed, RunHeld where it runs."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     refused = [flag for flag in changes if flag not in MAY_CHANGE and flag not in masked_values(saved)
@@ -58,12 +59,21 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
     with Lock(folder):
         context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter), folder)
         try:
-            start = restore_checkpoint(newest(folder, reporter), context, reporter)
-            _something_left(folder, name, start, context, reporter)
+            start = _first_or_next(folder, name, context, reporter, begin)
         except BaseException:
             context.close()
             raise
         return continue_run(context, folder, reporter, start)
+
+
+def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Reporter, begin: bool) -> RunStart:
+    """Where a run goes on. ``begin``: as of ``resume``. Raises PlanError where nothing of it is left, or no checkpoint can be used."""
+    if begin and not any((folder / CHECKPOINTS).glob("step-*")):
+        reporter.note(f"{name} has no checkpoint yet: it begins with its first iteration")
+        return BEGUN
+    start = restore_checkpoint(newest(folder, reporter), context, reporter)
+    _something_left(folder, name, start, context, reporter)
+    return start
 
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:

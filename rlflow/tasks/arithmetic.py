@@ -28,8 +28,8 @@ import torch
 from rlflow import pretrained
 from rlflow.data.dataset import Dataset
 from rlflow.data.source import open_data
-from rlflow.runs.api import run
 from rlflow.runs.packaged import packaged
+from rlflow.runs.run import run
 
 SEED = 0
 COPIES = 4  # answers of the pupil to each question

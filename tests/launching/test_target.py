@@ -29,15 +29,19 @@ SEARCH = ["--service.search", "rlflow serve retrieve corpus.jsonl", "--service.s
 CASES = {
     "one": ["grpo", "--prompts", "32", "--actor.lr", "1e-6", "--track", "wandb", "--job.accelerators", "H100:8",
             "--job.image", "r.example/rl:1"],
+    "kept": ["grpo", "--pools", "all=16", "--job.nodes", "2", "--job.image", "r.example/rl:1"],
     "many": ["ppo", "--pools", "train=8,rollout=8", "--env", "search", "--env.url", "{search}/retrieve", "--hp.beta", "0.01", *SEARCH,
              "--job.nodes", "2", "--job.accelerators", "H100:8", "--job.cpus", "32", "--job.image", "r.example/rl:1",
              "--job.secret", "HF_TOKEN", "--job.secret", "WANDB_API_KEY"],
 }  # fmt: skip
 
 
+KEPT = {"skypilot": "s3://my-bucket/runs", "kuberay": "my-claim", "ray": "/shared/runs"}
+
+
 def printed(capsys, case, kind):
     file, *flags = CASES[case]
-    assert print_job(file, [*flags, "--for", kind]) == 0
+    assert print_job(file, [*flags, *(["--job.keep", KEPT[kind]] if case == "kept" else []), "--for", kind]) == 0
     return capsys.readouterr().out
 
 
@@ -74,7 +78,7 @@ def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_m
     assert given["--service.search"] == "http://search-0.ppo-7:8001"
     assert given["--service.wiki"] == "http://wiki.example:8000"
     assert given["--service.search.wait"] == "300"
-    assert given["--ray-address"] == "auto"
+    assert given["--ray-address"] == "127.0.0.1:6379"
 
 
 def test_the_path_at_which_a_service_is_asked_for_its_health_goes_with_it_where_it_is_not_the_usual_one(capsys):
@@ -157,6 +161,10 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     (["--for", "ray", "--service.s", "serve --token sk-0123456789abcdefghijklmn"], "--service.s"),
     (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
     (["--for", "kuberay"], "no --job.image"),
+    (["--for", "kuberay", "--job.keep", "s3://bucket"], "the name of a PersistentVolumeClaim"),
+    (["--for", "ray", "--job.keep", "claim"], "an absolute path"),
+    (["--for", "skypilot", "--job.keep", "My Bucket"], "s3://BUCKET"),
+    (["--for", "ray", "--job.keep", "/shared", "--out", "/elsewhere"], "leave out --out"),
     (["--for", "kuberay", "--job.image", "i", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
     (["--for", "skypilot", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
     (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
@@ -166,6 +174,53 @@ def test_what_cannot_be_printed_is_refused(flags, told):
         print_job("grpo", flags)
     assert told in str(refused.value)
     assert "0123456789abcdef" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_run_that_is_kept_goes_on_under_its_name_where_it_is_kept(capsys, kind):
+    text = printed(capsys, "kept", kind)
+    out = "/shared/runs" if kind == "ray" else "/rlflow-runs"
+    assert f"--out {out} --name grpo --resume auto" in text
+    assert "warning" not in text
+    mounts = [path for document in yaml.safe_load_all(text) for path in mounted(document)] if kind != "ray" else []
+    assert mounts == {"skypilot": [(out, KEPT[kind])] * 2, "kuberay": [(out, KEPT[kind])] * 2, "ray": []}[kind]
+
+
+def mounted(document):
+    """(path, what appears there) of each volume or bucket of a document."""
+    specs = [document, *(document.get("spec", {}).get("rayClusterSpec", {}).get("workerGroupSpecs", [])),
+             document.get("spec", {}).get("rayClusterSpec", {}).get("headGroupSpec", {})]  # fmt: skip
+    for spec in specs:
+        yield from ((path, mount["source"]) for path, mount in spec.get("file_mounts", {}).items())
+        pod = spec.get("template", {}).get("spec", {})
+        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod.get("volumes", [])}
+        yield from ((mount["mountPath"], claims[mount["name"]]) for each in pod.get("containers", [])
+                    for mount in each.get("volumeMounts", []))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_run_that_nothing_keeps_is_warned_of_in_the_text_and_beside_it(capsys, kind):
+    assert print_job("grpo", ["--for", kind, "--job.image", "i"]) == 0
+    said = capsys.readouterr()
+    for text in said:
+        assert text.count("warning: nothing keeps this run") == 1
+        assert "--job.keep" in text
+    assert print_job("grpo", ["--for", kind, "--job.image", "i", "--out", "/shared/runs"]) == 0
+    assert ("warning" in capsys.readouterr().out) is (kind == "kuberay")  # whose pods have no disk of their own
+
+
+def test_loops_of_a_job_group_have_a_deadline_and_join_the_ray_that_it_started(capsys, tmp_path):
+    """Run in a shell in which no machine ever comes, and time has passed."""
+    _, run, workers = yaml.safe_load_all(printed(capsys, "kept", "skypilot"))
+    calls = tmp_path / "calls"
+    stubs = (f'python() {{ echo "$*" >> {calls}; }}; ray() {{ [ "$2" = --head ]; }}; rlflow() {{ echo ran; }}; '
+             'timeout() { shift; "$@"; }; sleep() { SECONDS=901; }')  # fmt: skip
+    for task in (run, workers):
+        done = subprocess.run(["bash", "-c", f"{stubs}\n{task['run']}"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "within 900 s" in done.stderr
+    assert 'address="127.0.0.1:6379"' in calls.read_text()
+    assert '"auto"' not in calls.read_text()
 
 
 def test_pools_of_threads_join_no_ray(capsys):
@@ -210,8 +265,8 @@ def test_skypilot_itself_reads_the_job_group(capsys, case, lacking, tmp_path):
                           env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]}, check=False)  # fmt: skip
     assert read.returncode == 0, read.stderr
     name, primary, delays, tasks = json.loads(read.stdout.splitlines()[-1])
-    assert (name, primary) == ({"one": "grpo", "many": "ppo"}[case], ["run"])
+    assert (name, primary) == ({"one": "grpo", "kept": "grpo", "many": "ppo"}[case], ["run"])
     assert delays["default"] == "0s"
-    assert [task[:2] for task in tasks] == ([["run", 1]] if case == "one" else
-                                            [["run", 1], ["workers", 1], ["search", 1], ["judge-model", 1]])  # fmt: skip
+    others = {"one": [], "kept": [["workers", 1]], "many": [["workers", 1], ["search", 1], ["judge-model", 1]]}
+    assert [task[:2] for task in tasks] == [["run", 1], *others[case]]
     assert tasks[0][2] == sorted(secrets)

@@ -1,0 +1,91 @@
+"""``rlflow.run``: starts a run, or with ``--resume auto`` goes on with the one of its name, for schedulers that start a job again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.author.load import load_flow
+from rlflow.config.flags import RunConfig, flat
+from rlflow.errors import PlanError, listed
+from rlflow.runs.api import resolve_config
+from rlflow.runs.context import RunResult
+from rlflow.runs.directory import check_place
+from rlflow.runs.prepare import prepare
+from rlflow.runs.resume import MAY_CHANGE, masked_values, read_settings, recorded_values, resume
+from rlflow.runs.session import start_run
+from rlflow.watch.reporter import Reporter, make_reporter
+from rlflow.watch.secrets import redacted
+
+
+def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:
+    """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
+
+    Keywords are those of `rlflow run`; a role's settings go as a dict under its name, and the flow's own may be a dict too. A reward may be
+    a function of a file.
+    Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
+    """
+    flow = load_flow(flow) if isinstance(flow, str) else flow
+    config, hp = resolve_config(flow, hp, flat(keywords))
+    check_place(config.options)
+    reporter = make_reporter(quiet, track=config.options.track, metrics_port=config.options.metrics_port)
+
+    def start() -> RunResult:
+        return start_run(prepare(flow, hp, config, reporter.note, folder=Path(config.options.out)), reporter)
+
+    return start_or_resume(flow, hp, config, reporter, start)
+
+
+def start_or_resume(flow: Flow, hp: Any, config: RunConfig, reporter: Reporter, start: Callable[[], RunResult]) -> RunResult:
+    """Call ``start``; with ``--resume auto`` and a run of that name there, go on with that one instead, from its first iteration where it
+    has no checkpoint yet. Raises what these do: RunHeld where another process runs it, PlanError with the code resume-done where it has
+    come to its end."""
+    options = config.options
+    if options.resume is None or options.name is None:
+        return start()
+    folder = Path(options.out) / options.name
+    if not os.path.lexists(folder):
+        try:
+            return start()
+        except PlanError as error:
+            if error.problems[0].code != "run-exists":
+                raise
+            reporter.note(f"the run '{folder}' was begun by another process meanwhile")
+    return resume(folder, _changed(folder, flow, hp, config), reporter, begin=True)
+
+
+def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
+    """The flags that differ from those of the run in the folder. Raises PlanError where the run is of another algorithm, or was given a
+    flag that is missing now and cannot be done without."""
+    saved = read_settings(folder)
+    if saved["flow"] != flow.name:
+        raise PlanError.of("resume-other", f"the run '{folder}' is of another algorithm", found=f"'{saved['flow']}'",
+                           expected=f"'{flow.name}'", remedy="choose another --name")
+    before, given = recorded_values(saved), {**config.values, **_settings(hp, saved["hp"])}
+    differ = [name for name in {**before, **given} if _text(before.get(name)) != _text(redacted({name: given.get(name)})[name])]
+    missing = [name for name in differ if name not in given and name not in MAY_CHANGE]
+    if missing:
+        raise PlanError.of("resume-setting", f"the run '{folder}' was started with --{missing[0]}", found=f"no {listed(missing)}",
+                           expected="the command with which it was started", remedy="give it again, or choose another --name")
+    return {name: given[name] for name in [*differ, *masked_values(saved)] if name in given}
+
+
+def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The flow's settings by flag, as far as the run has recorded them."""
+    return {f"hp.{name}": value for name, value in (vars(hp) if hp is not None else {}).items() if name in recorded}
+
+
+def _text(value: Any) -> str:
+    """A value as a flag, a configuration file and settings.json alike have it."""
+    if isinstance(value, list | tuple):
+        return json.dumps([_text(each) for each in value])
+    return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
+
+
+def is_done(error: PlanError) -> bool:
+    """Whether the error says that a run has come to its end already."""
+    return error.problems[0].code == "resume-done"
