@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import resource
 from collections.abc import Sequence
 
-from rlflow.isolation import kernel, limits
+from rlflow.isolation import interpreter, kernel, limits
 
 GPUS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 CACHE = 16 << 20  # most bytes of a file that a scorer's libraries write
 FILE = 16 << 30  # most bytes of a file that a user's reward writes
+OPEN = 256  # most files that a process has open which only computes
 FILES = 4096  # most files that a process has open
 PROCESSES = 4096  # most processes beyond those that the user has already; the kernel does not count root's
+ALONE = (*kernel.NETWORK, *kernel.PROGRAMS, *kernel.SIGNALS, *kernel.PROCESSES, *kernel.SYSTEM, *kernel.ATTRIBUTES, *kernel.SHARED)
 SHARE = 0.75  # of the machine's memory that a user's reward may take
 
 
@@ -23,9 +26,9 @@ def around_scorers(folder: str) -> None:
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
     kernel.only_change([folder, "/dev/null"])
-    kernel.refuse((*kernel.NETWORK, *kernel.PROGRAMS, *kernel.SIGNALS, *kernel.SYSTEM, *kernel.ATTRIBUTES,
+    kernel.refuse((*kernel.NETWORK, *kernel.PROGRAMS, *kernel.SIGNALS, *kernel.SYSTEM, *kernel.ATTRIBUTES, *kernel.SHARED,
                    *(name for name in kernel.PROCESSES if name != "prlimit64")))  # fmt: skip
-    limits.take({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: CACHE, resource.RLIMIT_NOFILE: 256})
+    limits.take({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: CACHE, resource.RLIMIT_NOFILE: OPEN})
 
 
 def around_answers() -> None:
@@ -39,7 +42,18 @@ def around_templates() -> None:
     kernel.no_new_privileges()
     kernel.keep_capabilities(0)
     kernel.only_change(["/dev/null"])
-    kernel.refuse((*kernel.NETWORK, *kernel.PROGRAMS, *kernel.SIGNALS, *kernel.PROCESSES, *kernel.SYSTEM, *kernel.ATTRIBUTES), forks=False)
+    kernel.refuse(ALONE, forks=False)
+
+
+def around_code(folder: str, megabytes: int, seconds: float) -> None:
+    """Put up the walls around code that strangers or models wrote: it may compute, and read the interpreter, its packages and ``folder``.
+    ``megabytes``: of memory. ``seconds``: for which each core may work for it."""
+    kernel.no_new_privileges()
+    kernel.keep_capabilities(kernel.OF_FILES)
+    kernel.only_read([folder, *interpreter.readable()], interpreter.listed())
+    limits.take({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: OPEN, resource.RLIMIT_DATA: megabytes << 20,
+                 resource.RLIMIT_CPU: math.ceil(seconds) * (os.cpu_count() or 1) + 1})  # fmt: skip
+    kernel.refuse(ALONE, forks=False, arguments=(*kernel.OUTLIVING, *kernel.UNCOUNTED))
 
 
 def around_rewards(folders: Sequence[str], network: bool, memory: int | None) -> None:

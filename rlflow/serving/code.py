@@ -2,15 +2,18 @@
 
 ``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB": …, "files": {name: base64}}``
 gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …, "run_result": {"status", "return_code", "stdout", "stderr",
-"execution_time"}, …}``. Each request has a process of its own behind the walls of scorers: no network, no program, no other process, no
-change of a file.
+"execution_time"}, …}``. Each request has a process of its own behind walls: no network, no program, no other process, no change of a file,
+and none to read but the request's own, the interpreter's and its packages.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,18 +22,24 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+from annotated_types import MaxLen
 from pydantic import BaseModel
 
 from rlflow.errors import PlanError, listed
+from rlflow.extras import require
 from rlflow.isolation import limits, probe
-from rlflow.serving.server import application
+from rlflow.serving.server import EXTRA, application
+from rlflow.watchdog.kin import MARK
 
 SANDBOX = "rlflow.environments.shipped.sandbox"
 LANGUAGES = ("python",)  # that are run
 SECONDS, LONGEST = 10.0, 60.0  # of a request that names none; the most that one may name
-MEGABYTES = 512  # of memory, likewise
+MEGABYTES, MOST_MEGABYTES = 512, 4096  # of memory, likewise
+FILES = 1000  # most files of a request
+BODY = 16 << 20  # most bytes of a request
+PREFIX = "rlflow-code-"  # begins the names of servers' folders
 OUTPUT = 1 << 20  # most bytes of each stream that are given back; the rest is read and dropped
 
 
@@ -43,36 +52,69 @@ class Code(BaseModel):
     run_timeout: float = SECONDS
     compile_timeout: float = SECONDS
     memory_limit_MB: int = -1
-    files: dict[str, str | None] = {}
+    files: Annotated[dict[str, str | None], MaxLen(FILES)] = {}
     fetch_files: list[str] = []
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
     """The application that runs code, ``parallel`` processes at a time. ``unsafe``: also where this machine has not all walls. Raises
     PlanError where it has not."""
-    lacks = probe.missing()
+    lacks = probe.missing("code")
     if lacks and not unsafe:
         raise PlanError.of("serve-unsafe", "code of strangers cannot be isolated here", found=f"no wall around {listed(lacks)}",
                            expected="all that rlflow doctor lists under isolation",
                            remedy="a newer Linux, or --unsafe: in a container that holds nothing else")
-    turns = threading.BoundedSemaphore(parallel)
-    isolation = {name: name not in lacks for name in probe.WALLS}
-    app = application("code", lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel})
+    workers = require("anyio.to_thread", EXTRA)
+    folder = Folder()
+    isolation = {name: name not in lacks for name in probe.around("code")}
+    app = application("code", lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel}, BODY, folder.remove)
+    turns = require("anyio", EXTRA).CapacityLimiter(parallel)  # of threads: who waits for a turn holds none
 
-    def run_code(asked: Code) -> dict[str, Any]:
-        with turns:
-            return answered(asked)
+    async def run_code(asked: Code) -> dict[str, Any]:
+        answer: dict[str, Any] = await workers.run_sync(answered, asked, folder.path, limiter=turns)
+        return answer
 
     app.add_api_route("/run_code", run_code, methods=["POST"])
     return app
 
 
-def answered(asked: Code) -> dict[str, Any]:
-    """Run the code of a request; SandboxFusion's answer."""
+class Folder:
+    """A server's folder for those of its requests. It is locked as long as the server lives, so that the next one removes it where this one
+    was killed."""
+
+    def __init__(self) -> None:
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            _remove_left(left)
+        made = tempfile.mkdtemp(prefix=f"making-{PREFIX}")
+        self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = str(Path(made).with_name(Path(made).name.removeprefix("making-")))
+        os.rename(made, self.path)
+
+    def remove(self) -> None:
+        """Remove the folder, as the server ends."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a folder of this user whose server is gone."""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(file)
+
+
+def answered(asked: Code, where: str | None = None) -> dict[str, Any]:
+    """Run the code of a request; SandboxFusion's answer. ``where``: the folder in which the request's own is made."""
     refused = unsupported(asked)
     if refused:
         return _answer("SandboxError", refused, None)
-    with tempfile.TemporaryDirectory(prefix="rlflow-code-") as folder:
+    with tempfile.TemporaryDirectory(prefix="request-", dir=where) as folder:
         try:
             _place(asked.files, Path(folder))
         except (ValueError, OSError) as error:
@@ -85,7 +127,10 @@ def answered(asked: Code) -> dict[str, Any]:
 def unsupported(asked: Code) -> str:
     """The part of a request that is not done here, in words; empty where all is."""
     if asked.language not in LANGUAGES:
-        return f"language: found {asked.language}, expected one of {listed(LANGUAGES)}"
+        return f"language: found {ascii(asked.language)}, expected one of {listed(LANGUAGES)}"
+    for name, text in (("code", asked.code), ("stdin", asked.stdin or "")):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            return f"{name}: found a lone surrogate, expected text"
     return "fetch_files: code may not write files, so there are none to fetch" if asked.fetch_files else ""
 
 
@@ -108,17 +153,17 @@ def _place(files: Mapping[str, str | None], folder: Path) -> None:
 
 def _run(asked: Code, folder: str) -> dict[str, Any]:
     """Run code in a process of its own, which is killed at its deadline."""
-    memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else MEGABYTES
+    memory = min(asked.memory_limit_MB, MOST_MEGABYTES) if asked.memory_limit_MB > 0 else MEGABYTES
     seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as code, tempfile.TemporaryFile() as stdin:
-        code.write(asked.code)
+    with tempfile.NamedTemporaryFile("wb", dir=Path(folder).parent) as code, tempfile.TemporaryFile(dir=folder) as stdin:
+        code.write(asked.code.encode())
         code.flush()
         stdin.write((asked.stdin or "").encode())
         stdin.seek(0)
-        command = [sys.executable, "-P", "-m", SANDBOX, folder, str(memory), code.name]
+        command = [sys.executable, "-P", "-m", SANDBOX, str(os.getpid()), folder, str(memory), str(seconds), code.name]
         began = time.monotonic()
         child = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
-                                 env=limits.environment(folder))  # fmt: skip
+                                 env=limits.environment(folder, [MARK]))  # fmt: skip
         streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
         try:
             child.wait(seconds)

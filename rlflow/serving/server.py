@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
+import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from rlflow.clients.http import TOKEN, token  # a variable and no flag, since other users see the flags of processes
@@ -17,14 +19,24 @@ from rlflow.services.declare import PORT
 DEFAULT_PORT = 8000
 EXTRA = "services"
 OPEN = ("/health",)  # paths that need no token
+LONGEST = 64 << 20  # bytes of a request's body
 
 
-def application(name: str, health: Callable[[], Mapping[str, Any]]) -> Any:
-    """A FastAPI application with `/health`, which says what ``health`` gives, and `/metrics`. Where the variable TOKEN is set, all but
-    `/health` wants it as ``Authorization: Bearer``. Raises PlanError where a package is missing."""
+def application(
+    name: str, health: Callable[[], Mapping[str, Any]], longest: int = LONGEST, end: Callable[[], object] = lambda: None
+) -> Any:
+    """A FastAPI application with `/health`, which says what ``health`` gives, at once, and `/metrics`. Where the variable TOKEN is set, all
+    but `/health` wants it as ``Authorization: Bearer``. ``longest``: bytes of a request's body. ``end`` is called when the server ends.
+    Raises PlanError where a package is missing."""
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
-    require("fastapi.responses", EXTRA)
-    app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None)
+    responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
+
+    @contextlib.asynccontextmanager
+    async def living(app: Any) -> AsyncIterator[None]:
+        yield
+        end()
+
+    app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None, lifespan=living)
     registry = prometheus.CollectorRegistry()
     asked = prometheus.Counter("rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry)
     seconds = prometheus.Histogram("rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry)
@@ -35,23 +47,59 @@ def application(name: str, health: Callable[[], Mapping[str, Any]]) -> Any:
         if path in OPEN or allowed(request.headers.get("authorization", ""), wanted):
             answer = await go_on(request)
         else:
-            answer = fastapi.responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
+            answer = responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
         known = path if path in paths else "other"
         asked.labels(known, str(answer.status_code)).inc()
         seconds.labels(known).observe(time.perf_counter() - began)
         return answer
 
-    def healthy() -> dict[str, Any]:
+    async def malformed(request: Any, error: Any) -> Any:
+        """What is wrong, without what was sent: a text with a lone surrogate could not be sent back."""
+        detail = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
+        return fastapi.Response(json.dumps({"detail": detail}), 422, media_type="application/json")
+
+    async def healthy() -> dict[str, Any]:
         return {"status": "ok", "server": name, **health()}
 
-    def metrics() -> Any:
+    async def metrics() -> Any:
         return fastapi.Response(prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
     app.middleware("http")(counted)
+    app.add_middleware(_Bounded, longest=longest, refusal=responses.JSONResponse(
+        {"detail": f"found a body of more than {longest} bytes"}, 413))  # fmt: skip
+    app.add_exception_handler(exceptions.RequestValidationError, malformed)
     app.add_api_route("/health", healthy, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
     paths = _Paths(app)
     return app
+
+
+class _Bounded:
+    """Refuses bodies of more than ``longest`` bytes before they are read, or once so much has come where their length is not said."""
+
+    def __init__(self, app: Any, longest: int, refusal: Any) -> None:
+        self._app, self._longest, self._refusal = app, longest, refusal
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        lengths = [value for name, value in scope.get("headers", ()) if name == b"content-length"]
+        if any(not value.isdigit() or len(value) > 18 or int(value) > self._longest for value in lengths):
+            await self._refusal(scope, receive, send)
+            return
+        left = self._longest
+
+        async def received() -> Any:
+            nonlocal left
+            message = await receive()
+            before, left = left, left - len(message.get("body", b""))
+            if left < 0 <= before:
+                await self._refusal(scope, receive, send)
+            return message if left >= 0 else {"type": "http.disconnect"}
+
+        async def sent(message: Any) -> None:
+            if left >= 0:  # else it is answered already
+                await send(message)
+
+        await self._app(scope, received, sent)
 
 
 class _Paths:

@@ -64,15 +64,18 @@ def test_a_child_that_judges_answers_does_not_even_fork_or_write(tmp_path):
     assert not {"thread", "read", "null", "pair"} & set(found)
 
 
-@pytest.mark.parametrize(("broken", "lacks"), [
-    ("", set()), ("kernel.refuse = lambda *a, **k: False", {"network", "programs", "signals"}),
-    ("kernel.only_change = lambda *a: False", {"files", "processes"}), ("limits.take = lambda *a: None", {"limits"}),
+@pytest.mark.parametrize(("kind", "broken", "lacks"), [
+    ("scorers", "", set()), ("scorers", "kernel.refuse = lambda *a, **k: False", {"network", "programs", "signals"}),
+    ("scorers", "kernel.only_change = lambda *a: False", {"files", "processes"}), ("scorers", "limits.take = lambda *a: None", {"limits"}),
+    ("code", "", set()),
+    ("code", "kernel.refuse = lambda *a, **k: False", {"network", "signals", "outliving the server", "shared memory"}),
+    ("code", "kernel.only_read = lambda *a: False", {"files", "processes", "reading"}),
 ])  # fmt: skip
 @walled
-def test_a_wall_that_does_not_stand_is_found_missing(tmp_path, broken, lacks):
+def test_a_wall_that_does_not_stand_is_found_missing(tmp_path, kind, broken, lacks):
     code = f"from rlflow.isolation import kernel, limits, probe\n{broken}\nprobe.main()"
-    stand = set(within(code, str(tmp_path)))
-    missing = set(probe.WALLS) - stand
+    stand = set(within(code, str(tmp_path), kind))
+    missing = set(probe.around(kind)) - stand
     assert missing - {"signals", "processes"} == lacks - {"signals", "processes"}  # which other walls hold too
 
 
@@ -86,7 +89,8 @@ def test_a_machine_that_cannot_be_asked_has_no_wall(monkeypatch):
     probe.missing.cache_clear()
     monkeypatch.setattr("sys.executable", "/nothing")
     assert probe.missing() == tuple(probe.WALLS)
-    assert probe.lines()[-1].endswith("need --unsafe-scorers")
+    assert probe.lines()[-2].endswith("need --unsafe-scorers")
+    assert probe.lines()[-1].endswith("need --unsafe")
     probe.missing.cache_clear()
 
 

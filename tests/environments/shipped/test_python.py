@@ -5,6 +5,7 @@ import pytest
 from rlflow.environments.pool import EnvironmentPool
 from rlflow.environments.shipped.python import Python
 from rlflow.environments.spec import parse_environment
+from rlflow.isolation import probe
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -33,7 +34,7 @@ def test_what_code_prints_is_said_and_a_turn_without_code_ends():
         ("x = bytearray(1 << 30)", "MemoryError"),
         ("import socket; socket.socket()", "PermissionError"),
         ("open('/tmp/gone', 'w')", "PermissionError"),
-        ("open('here', 'wb', buffering=0).write(b'x')", "File too large"),
+        ("open('here', 'w')", "PermissionError"), ("open('/etc/passwd')", "PermissionError"),
         ("import subprocess; subprocess.run(['ls'])", "PermissionError"),
         ("import os; os.fork()", "PermissionError"),
         ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
@@ -56,3 +57,10 @@ def test_the_variables_of_the_run_are_not_its_own(monkeypatch):
         assert answer["says"] == "\n```output\nFalse 1024\n```\n"
     finally:
         pool.close()
+
+
+def test_where_code_cannot_be_isolated_none_is_run_unless_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(probe, "missing", lambda kind: ("reading",))
+    with pytest.raises(ValueError, match="no wall around reading .* --env.unsafe true"):
+        Python()
+    assert "2" in output("print(1 + 1)", unsafe=True)
