@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests" / folder) for folder in ("runs", "checkpoints", "cluster", "rewards")]
+sys.path += [str(ROOT / "tests" / folder) for folder in ("runs", "checkpoints", "cluster", "rewards", "cli")]
 
 import campaign  # noqa: E402
 import chaos_answers  # noqa: E402
@@ -42,6 +42,7 @@ import chaos_folders  # noqa: E402
 import chaos_processes  # noqa: E402
 import chaos_servers  # noqa: E402
 import chaos_services  # noqa: E402
+import chaos_texts  # noqa: E402
 import run_faults as faults  # noqa: E402
 import test_bad_days as bad_days  # noqa: E402
 import test_directory as directories  # noqa: E402
@@ -392,7 +393,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "two launches at once": launches,
     "run name leads elsewhere": paths,
     **{name: counted(outcomes)
-       for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers, chaos_services, chaos_environments)
+       for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers, chaos_services, chaos_environments, chaos_texts)
        for name, outcomes in beside.CLASSES.items()},
 }
 NEED_MOUNT = (disk_full, read_only)

@@ -211,8 +211,8 @@ def damaged(place: Place) -> Iterator[Outcome]:
     """Logs, the graph's file and the settings damaged before a run is resumed. Without settings that say all it is refused."""
     half = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder
-    kinds = [(name, kind) for name in ("metrics.jsonl", "samples.jsonl", "notes.txt", "graph.msgpack", "settings.json", "status.json")
-             for kind in homes.DAMAGE]  # fmt: skip
+    names = ("metrics.jsonl", "samples.jsonl", "fates.jsonl", "notes.txt", "graph.msgpack", "settings.json", "status.json")
+    kinds = [(name, kind) for name in names for kind in homes.DAMAGE]
     for number, (name, kind) in enumerate(place.of(kinds, 9)):
         folder = place.folder / str(number) / "run"
         shutil.copytree(half, folder)
@@ -263,7 +263,7 @@ CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "run folder moved or deleted": lost,
     "model folder deleted": model_lost,
     "no room for a text file": full_at,
-    "logs, graph, settings damaged": damaged,
+    "logs, accounts, graph, settings damaged": damaged,
     "inputs changed before resume": changed,
     "code in model folders": code_of_models,
 }

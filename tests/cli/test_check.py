@@ -53,12 +53,15 @@ def test_one_of_two_flows_can_be_named(capsys):
     assert "nearest:  mistaken" in printed
 
 
-@pytest.mark.parametrize("text", [
+REFUSED = [
     'name = "../x"', f'name = "{"x" * 300}"', 'pools = "x=1,,"', "[pools]\nall = -1", "[pools]\nall = 100000000", "staleness = 1",
     'pools = "train=1,rollout=1"\n[actor.generator]\npool = "elsewhere"', "hp.samples = 1000000000", "hp.max_tokens = 1000000000000",
     'out = "a\\u0000b"', "stream = 1000000000", "seed = -1", f"x = {'[' * 3000}", f"{'.'.join(['a'] * 1200)} = 1", f"seed = {'9' * 5000}",
     '[service.a]\nrun = "x"\nreplicas = 1000000',
-], ids=lambda text: text[:40])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:40])
 def test_what_a_run_refuses_before_it_loads_anything_check_refuses_too(tmp_path, monkeypatch, capsys, text):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(text)

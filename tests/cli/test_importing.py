@@ -13,31 +13,7 @@ VERL, OPENRLHF = "python3 -m verl.trainer.main_ppo", "python3 -m openrlhf.cli.tr
 GROWS = "A0=xxxx\n" + "".join(f"A{n + 1}=$A{n}$A{n}$A{n}$A{n}\n" for n in range(20))
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{','.join([f'*a{n}'] * 8)}]\n" for n in range(9))
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{<<: [{','.join([f'*a{n}'] * 8)}]}}\n" for n in range(9))
-
-
-def test_refused_settings_end_with_2_and_write_nothing(tmp_path, capsys):
-    script = tmp_path / "run.sh"
-    script.write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.entropy_coeff=0.001\n")
-    assert exit_code(["import", "verl", str(script), "-o", str(tmp_path / "run.toml")]) == 2
-    assert "actor_rollout_ref.actor.entropy_coeff = 0.001 is not supported" in capsys.readouterr().err
-    assert not (tmp_path / "run.toml").exists()
-
-
-@pytest.mark.parametrize(("words", "says"), [
-    (["verrl", "run.sh"], "nearest:  verl"), (["verl", "nowhere.sh"], "cannot be read"),
-    (["verl", "empty.sh"], "starts no trainer of verl"),
-    (["openrlhf", "empty.sh"], "starts no trainer of OpenRLHF"),
-])  # fmt: skip
-def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.sh").write_text("echo nothing\n")
-    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo\n")
-    assert exit_code(["import", *words]) == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "run.toml").exists()
-
-
-@pytest.mark.parametrize(("file", "text", "says"), [
+DAMAGED = [  # (file, its text, what the refusal says)
     ("run.sh", f"{GROWS}{VERL} data.train_files=$A20", "come to more than 1048576 characters"),
     ("run.sh", f"{VERL} {'x' * 70000}", "is too long"),
     ("run.sh", f"{VERL} algorithm.adv_estimator=grpo \\\n", "ends within the command"),
@@ -67,7 +43,32 @@ def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, cap
     ("open.sh", f"{OPENRLHF} --lambd 0.5 --algo.advantage.lambd 1", "gives algo.advantage.lambd twice"),
     ("open.sh", f"{OPENRLHF} --prompt_max_len abc --generate_max_len 3", "data.max_len = 'abc' cannot be read"),
     ("open.sh", OPENRLHF.replace("--data", "data"), "a word of the command is no flag"),
-], ids=lambda text: text[-30:])  # fmt: skip
+]  # fmt: skip
+
+
+def test_refused_settings_end_with_2_and_write_nothing(tmp_path, capsys):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.entropy_coeff=0.001\n")
+    assert exit_code(["import", "verl", str(script), "-o", str(tmp_path / "run.toml")]) == 2
+    assert "actor_rollout_ref.actor.entropy_coeff = 0.001 is not supported" in capsys.readouterr().err
+    assert not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["verrl", "run.sh"], "nearest:  verl"), (["verl", "nowhere.sh"], "cannot be read"),
+    (["verl", "empty.sh"], "starts no trainer of verl"),
+    (["openrlhf", "empty.sh"], "starts no trainer of OpenRLHF"),
+])  # fmt: skip
+def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.sh").write_text("echo nothing\n")
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo\n")
+    assert exit_code(["import", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.parametrize(("file", "text", "says"), DAMAGED, ids=lambda text: text[-30:])
 def test_a_file_that_is_damaged_or_does_not_say_all_is_refused_and_named(file, text, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path(file).write_text(text)
