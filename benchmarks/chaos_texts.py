@@ -15,7 +15,7 @@ import test_check as checked  # of tests/cli
 import test_histories as histories
 import test_importing as imported  # of tests/cli
 from chaos_folders import Outcome, Place
-from hypothesis import Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from rlflow.author.load import load
@@ -59,7 +59,7 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
     found = []
 
     @seed(0)
-    @settings(max_examples=count, database=None, phases=[Phase.generate])
+    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
     @given(shape=st.fixed_dictionaries(load(histories.DRAWN).SHAPES), chance=st.integers(0, 10_000))
     def collect(shape: dict[str, Any], chance: int) -> None:
         found.append((shape, chance))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from waits import DEVICE, counted
 
@@ -44,7 +44,7 @@ def same(one, other, but=()):
             assert again.value == data.value if isinstance(data.value, tuple) else torch.equal(again.value, data.value), name
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, derandomize=True)
 @given(
     block=st.integers(2, 40), tokens=st.integers(1, 50), stop=st.lists(st.text("ab 1=", min_size=1, max_size=3), max_size=3),
     eos=st.sets(st.integers(0, 20), max_size=6), uneven=st.booleans(), least=st.sampled_from([0, 0, 1, 7, 30]),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import loss
@@ -80,7 +80,7 @@ LIMIT = {"float32": 1e-6, "float64": 1e-9}
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("objective", "mean"), CASES)
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, derandomize=True)
 @given(seed=st.integers(0, 10**6), micro_tokens=st.integers(1, 100), fill=st.sampled_from([0.0, float("nan"), 1e30]), data=st.data())
 def test_gradients_do_not_depend_on_cuts_padding_or_order(recorders, dtype, objective, mean, seed, micro_tokens, fill, data):
     batch = random_batch(seed)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from keyed import keyed
 
@@ -100,7 +100,7 @@ def iteration(run, count):
         return None, skip.account
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25)
 @given(shape=st.fixed_dictionaries(FLOWS), prompts=st.integers(1, 5))
 def test_sums_close_whatever_the_flow(world, shape, prompts):
     run = world(drawn(**shape))
@@ -207,7 +207,7 @@ def test_a_second_run_of_the_same_plan_counts_anew(world, flows, lanes):
         one.sampled["reward"]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=15)
 @given(shape=st.fixed_dictionaries(generated.SHAPES), prompts=st.integers(2, 4), delays=st.integers(0, 99))
 def test_sums_close_along_any_history_whichever_nodes_are_late(world, shape, prompts, delays):
     flow = generated.drawn(**shape)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from keyed import keyed
 
@@ -328,7 +328,7 @@ def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypat
     assert not made.rows
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=8)
 @given(shape=st.fixed_dictionaries(generated.SHAPES), staleness=st.integers(1, 2), cut=st.integers(1, 3))
 def test_a_run_that_is_cut_counts_every_row_of_any_flow_once(run, shape, staleness, cut):
     flow = generated.drawn(**shape)

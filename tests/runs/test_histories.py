@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from run_faults import at_each, content, differences, in_child, metrics, resumed
 
@@ -69,8 +69,7 @@ def checked(out, shape, seed):
 def drawn_runs(examples):
     def decorated(test):
         given_shapes = given(shape=st.fixed_dictionaries(load(DRAWN).SHAPES), seed=st.integers(0, 10_000))
-        return settings(max_examples=examples, deadline=None, phases=[Phase.generate],
-                        suppress_health_check=[HealthCheck.function_scoped_fixture])(given_shapes(test))
+        return settings(max_examples=examples, phases=[Phase.generate])(given_shapes(test))
 
     return decorated
 
