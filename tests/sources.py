@@ -1,4 +1,4 @@
-"""The Python files of the repository itself, each read and parsed once in the process that runs tests."""
+"""Where the repository's folders are, and its Python files, each read and parsed once in the process that runs tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+TASKS = ROOT / "rlflow" / "tasks"  # the packaged ones, with their models
 INSTALLED_AS = {"backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}  # folder → package, where they differ
 PACKAGE = ("rlflow", "backends", "algorithms")  # the folders of which the package is made
 

@@ -1,9 +1,9 @@
 """docs/architecture.md is true: every file that the page names exists, every package is a component, and functions lie where it says."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from sources import ROOT
+
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 

@@ -18,13 +18,12 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from sources import sources
+from sources import ROOT, sources
 
 import rlflow
 from rlflow.author.flow import Flow
@@ -35,7 +34,6 @@ from rlflow.cli.main import exit_code
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "authoring.md").read_text()
 CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/config/flags.py",
            "rlflow/config/meant.py")  # what `check` can say

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.bench import by_seed
 from rlflow.bench.by_seed import SeedRow
@@ -18,7 +19,6 @@ from rlflow.bench.suite import SHIPPED, Gate, Goal, Settings, Suite, read_suite
 from rlflow.cli.main import exit_code
 from rlflow.cli.plan import options_of
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "bench.md").read_text()
 MINE = """
 [suite]

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.author.verbs import EPISODE_GIVES
@@ -17,7 +18,6 @@ from rlflow.environments.pool import CAUSES, EnvironmentPool
 from rlflow.environments.source import OWN, read_class
 from rlflow.environments.spec import ADAPTERS, SHIPPED, Bounds, parse_environment
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "environments.md").read_text()
 
 

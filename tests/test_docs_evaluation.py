@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from run_faults import MODEL, write_sums
+from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
 JUDGE = "def even(completion):\n    return {'score': float(len(completion) % 2 == 0), 'pred': completion[:1]}\n"
 

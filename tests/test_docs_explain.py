@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from keyed import figures
+from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.diagnosis.rules import RULES
@@ -16,7 +17,6 @@ from rlflow.runs import funnel
 from rlflow.training import signal
 from rlflow.watch.funnel import funnel_lines
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "explain.md").read_text()
 
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.cli.main import exit_code
 from rlflow.jobs import ppo_by_hand
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "jobs.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (PRINTS,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

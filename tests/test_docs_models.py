@@ -10,11 +10,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.cli.main import exit_code
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text()
 COMMANDS = [line for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
 # the others are run by tests/runs/test_reward_model.py

@@ -3,16 +3,15 @@
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from sources import ROOT, TASKS
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.cli.main import exit_code
 from rlflow.config.options import Options
 from rlflow.rewards import RewardPool, bind, parse_reward
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "moving.md").read_text()
 COMMANDS = re.findall(r"^\$ (rlflow run .*)$", PAGE, re.MULTILINE)
 VERL = '''
@@ -86,7 +85,7 @@ def test_a_reward_of_trl_becomes_the_one_that_the_page_shows(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "logged"), [(COMMANDS[0], "compute_score_answered"), (COMMANDS[1], "reward_func_accuracy")])
 def test_data_and_rewards_of_other_projects_run_on_the_packaged_model(folder, capsys, command, logged):
-    model = ROOT / "rlflow" / "tasks" / "arithmetic_model"
+    model = TASKS / "arithmetic_model"
     code, said = run(command.replace("MODEL", str(model)), capsys, "--iterations", "2", "--name", "moved")
     assert code == 0, said
     if "parquet" in command:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from planted import BACKENDS, FILES
+from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.proof import flow_claims, reward_claims, weights_claims
 
 MODULES = (flow_claims, reward_claims, weights_claims)
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "proof.md").read_text()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.author.load import load
 from rlflow.cli.main import exit_code
@@ -22,7 +23,6 @@ from rlflow.runs.resume import MAY_CHANGE
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "runs.md").read_text()
 JUDGE = "def fussy(completion):\n    return 1.0 / (len(completion) % 2)\n"
 

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.cli.serve import app
 from rlflow.services.declare import ServiceSettings
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "services.md").read_text()
 
 

@@ -3,9 +3,9 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 import rlflow
 
@@ -52,7 +52,7 @@ def test_another_name_is_an_attribute_error():
 
 
 def test_algorithms_use_nothing_else():
-    files = sorted((Path(__file__).parents[1] / "algorithms").glob("[!_]*.py"))
+    files = sorted((ROOT / "algorithms").glob("[!_]*.py"))
     assert files
     for path in files:
         for names in re.findall(r"^from rlflow import (\([^)]+|.+)", path.read_text(), re.MULTILINE):

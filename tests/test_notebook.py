@@ -3,11 +3,11 @@
 import ast
 import json
 import os
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-PAGE = Path(__file__).parents[1] / "docs" / "first_look.ipynb"
+PAGE = ROOT / "docs" / "first_look.ipynb"
 
 
 def cells():

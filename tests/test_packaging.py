@@ -4,11 +4,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-ROOT = Path(__file__).parents[1]
 NEEDED = [
     "rlflow/__init__.py",
     "rlflow/py.typed",

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from sources import PACKAGE, source, sources
+from sources import PACKAGE, TASKS, source, sources
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
 
-import rlflow
 from rlflow import PlanError, pretrained
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.data import open_data
 from rlflow.training.protocols import ModelSpec
 
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 EVIL = '''
 import pathlib
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

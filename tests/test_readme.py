@@ -5,14 +5,13 @@ import contextlib
 import io
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.cli.main import exit_code
 from rlflow.config.flags import parse_flags
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
 LENGTH = 180  # lines of README at most

@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sources import ROOT
 from waits import DEVICE, counted
 
 import rlflow
@@ -35,7 +35,7 @@ from rlflow.training.protocols import ModelSpec
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[!_]*.py"))
+NAMES = sorted(path.stem for path in (ROOT / "algorithms").glob("[!_]*.py"))
 SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
 ALSO = {"beta": 0.3, "dual_clip": 1.5}  # what may be off by default and is turned on by a number
 WHOLE = 10**9

@@ -4,16 +4,15 @@ body is right is for other tests to say. RLFLOW_WRITE_DOCS=1 writes the diffs an
 import os
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.author.load import load_flow
 from rlflow.cli.main import exit_code
 from rlflow.graph.diff import diff
 from rlflow.trace.compile import compile_flow
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 
 

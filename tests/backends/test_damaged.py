@@ -3,18 +3,17 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from sources import TASKS
 
-import rlflow
 from rlflow.backends.local import Generator
 from rlflow.backends.local.network import load_network
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """Few rows of a large vocabulary are read the other way round, with the same logits."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sources import TASKS
 from test_embeddings import CONFIG, folder
 
-import rlflow
 from rlflow import pretrained
 from rlflow.backends.local import Generator
 from rlflow.backends.local.head import FEW, read_few_rows
@@ -16,7 +15,7 @@ from rlflow.backends.local.sampling import LARGE
 from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec, Sampling
 
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 
 @pytest.fixture(scope="module")

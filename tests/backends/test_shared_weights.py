@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from sources import TASKS
 from test_packing import rows
 
 from rlflow import loss
@@ -58,7 +59,7 @@ def test_a_generator_that_shares_weights_samples_what_one_with_a_copy_samples(fo
 
 def bound(**flags):
     graph = compile_flow(load_flow("grpo")).graph
-    model = Path(load_flow.__code__.co_filename).parents[1] / "tasks" / "arithmetic_model"
+    model = TASKS / "arithmetic_model"
     config = sort_values({"model": str(model), **flags}, [use.name for use in graph.roles])
     return bind_roles(graph, config)["actor"], config.options
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.bench import cells
 from rlflow.bench.cells import backends_of, compile_cell, compile_cells, digest_of, files_of, named_paths
@@ -12,7 +12,7 @@ from rlflow.bench.suite import Cell, Settings
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
 
-GRPO = Path(__file__).parents[2] / "algorithms" / "grpo.py"
+GRPO = ROOT / "algorithms" / "grpo.py"
 NULL = {"backend": "null", "prompts": 4, "iterations": 2, "held_out": 0}
 
 

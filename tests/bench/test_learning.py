@@ -1,13 +1,13 @@
 """Which cell learns better: coverage of the intervals with few seeds, and what pairs of cells get."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import DRAWS, EFFECT, rows, share, table
+from sources import ROOT
 
 from rlflow.bench.curves import Cell, Curve, Point
 from rlflow.bench.holm import holm
@@ -208,7 +208,7 @@ def test_five_seeds_find_a_large_difference_and_eight_most_of_them():
 
 @pytest.mark.long
 def test_the_page_has_the_simulated_table_and_no_error_above_its_promise():
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    page = (ROOT / "docs" / "bench.md").read_text()
     every = list(rows())
     wrong = [value for _, _, what, values in every if what == "wrong" for each in values for value in each]
     assert max(wrong) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / DRAWS)

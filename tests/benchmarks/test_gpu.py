@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "benchmarks" / "gpu.py"
 QUICK = ["same", "ppo", "grpo", "repeats", "devices", "variants", "waits", "qwen3-0.6b", "micro", "sleep", "limit", "handles", "fsdp"]
 ON_GPUS = {"same: TF32", "waits: waits for the device", "micro: peaks", "sleep: freed memory", "handles: NCCL with two ranks on one device",

@@ -14,9 +14,9 @@ from equivalents import equivalents, reason
 from mutants import mutants
 from probes import probed
 from rule import of_folder, stages
+from sources import ROOT
 from tree import Tree
 
-ROOT = Path(__file__).parents[2]
 SOURCE = '''
 LIMIT = 3
 

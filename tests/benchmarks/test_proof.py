@@ -4,11 +4,10 @@ import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "benchmarks/proof.py", "--algorithm", "grpo", "--count"]
 
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.bench import peers
 from rlflow.bench.peer import environment_folder
 
-ROOT = Path(__file__).parents[2]
 TRL = environment_folder(Path(next(iter(peers.__path__))) / "trl.py")
 
 

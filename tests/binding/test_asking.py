@@ -3,11 +3,11 @@
 import json
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sources import TASKS, TESTS
 
 from rlflow import ask, flow, loss, stage
 from rlflow.binding.asking import asking
@@ -20,7 +20,7 @@ from rlflow.environments.spec import parse_environment
 from rlflow.errors import PlanError
 from rlflow.trace.compile import compile_flow
 
-MODEL = Path(__file__).parents[2] / "rlflow" / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 
 @stage(gives={"question": text})
@@ -98,7 +98,7 @@ def test_ids_become_the_text_that_they_were_of():
 def test_a_role_whose_model_cannot_be_told_of_its_tools_is_refused_at_once():
     values = {"model": str(MODEL), "solver.model": str(MODEL)}
     config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
-    tools = parse_environment(f"{Path(__file__).parents[1] / 'environments' / 'calculator.py'}:Calculator", {})
+    tools = parse_environment(f"{TESTS / 'environments' / 'calculator.py'}:Calculator", {})
     with pytest.raises(PlanError, match=r"calculator\.py:\d+: tools are told of by a chat template, and the tokenizer of .* has none"):
         asking(graph, bind_roles(graph, config), config, {"solver": tools})
 

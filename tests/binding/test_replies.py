@@ -3,10 +3,10 @@
 import inspect
 import json
 import shutil
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from sources import TASKS
 
 from rlflow import ask, flow, loss, stage, text
 from rlflow.author.load import load_flow
@@ -16,7 +16,7 @@ from rlflow.environments.spec import parse_environment
 from rlflow.runs.prepare import kept_files
 from rlflow.trace.compile import TraceOptions, compile_flow
 
-MODEL = Path(__file__).parents[2] / "rlflow" / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """Roles bound to backends: what these declare is asked in one place, and once."""
 
 import shutil
-from pathlib import Path
 
 import pytest
+from sources import TASKS
 
 from rlflow.author.load import load_flow
 from rlflow.backends import local, null
-from rlflow.binding import roles
 from rlflow.binding.models import ends
 from rlflow.binding.roles import Capabilities, Halves, bind_roles, capabilities, folders, model_uses, row_exact
 from rlflow.config.flags import sort_values
@@ -16,7 +15,7 @@ from rlflow.graph.model import RoleUse
 from rlflow.memory.footprint import facts
 from rlflow.trace.compile import TraceOptions, compile_flow
 
-MODEL = Path(roles.__file__).parents[1] / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 
 def of(flow, **values):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from run_faults import MODEL
+from sources import TESTS
 
 import rlflow
 from rlflow.author.load import load_flow
@@ -25,7 +26,7 @@ from rlflow.training.protocols import Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-FILE = Path(__file__).parents[1] / "environments" / "calculator.py"
+FILE = TESTS / "environments" / "calculator.py"
 TEMPLATE = """{%- if tools %}Tools: {{ tools | tojson }}. Call as <tool_call>{...}</tool_call>.
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 from rlflow.author.load import load_flow
 from rlflow.check.check import check
@@ -147,7 +148,7 @@ def test_a_variant_that_fails_otherwise_is_dropped(tmp_path):
 
 
 def test_a_shipped_algorithm_has_no_findings():
-    files = sorted((Path(__file__).parents[2] / "algorithms").glob("[!_]*.py"))
+    files = sorted((ROOT / "algorithms").glob("[!_]*.py"))
     assert files
     for path in files:
         assert [p for p in check(load_flow(str(path))).problems if p.severity != "note"] == [], path

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sources import TESTS
 
 from rlflow.bench.suite import read_suite
 from rlflow.cli.bench import duration, made
@@ -12,7 +13,7 @@ from rlflow.errors import PlanError
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-COUNTING = Path(__file__).parents[1] / "bench" / "counting.py"
+COUNTING = TESTS / "bench" / "counting.py"
 TWO = f"""
 [suite]
 block = 2

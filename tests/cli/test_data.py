@@ -1,13 +1,13 @@
 """`rlflow data` as a user meets it."""
 
 import json
-from pathlib import Path
 
 import pytest
+from sources import TASKS
 
 from rlflow.cli.main import exit_code
 
-MODEL = Path(__file__).parents[2] / "rlflow" / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from sources import ROOT, TESTS
 
 from rlflow import PlanError
 from rlflow.cli.main import exit_code
 from rlflow.cli.plan import shared_devices
 
 NULL = ["--backend", "null"]
-LINEAGE = Path(__file__).parents[1] / "execution" / "lineage.py"
+LINEAGE = TESTS / "execution" / "lineage.py"
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS = {
     "pools": "ppo --prompts 8 --batch_tokens 1024 --memory 20MB --pools train=1,rollout=1 --device cpu",
@@ -63,7 +64,7 @@ def test_a_plan_is_printed_to_its_golden_text(called, name):
 def test_the_keys_of_the_json_are_those_that_the_page_names(called):
     code, out, _ = called("ppo", *NULL, "--pools", "train=4,rollout=4", "--json", "--prompts", "2")
     found = json.loads(out)
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    page = (ROOT / "docs" / "runs.md").read_text()
     table = page[page.index("`--json` prints one object:"):].partition("| ---")[2].partition("\n\n")[0]
     assert code == 0
     assert list(found) == [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]

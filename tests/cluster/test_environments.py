@@ -1,15 +1,15 @@
 """Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler. Ranks are threads, but for vLLM's."""
 
 import json
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from sources import TESTS
 
 import rlflow
 import rlflow.tasks
 
-FILE = Path(__file__).parents[1] / "environments" / "again.py"
+FILE = TESTS / "environments" / "again.py"
 MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
 APART = {"pools": "train=1@threads,rollout=1@threads"}
 

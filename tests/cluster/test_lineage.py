@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from planned import planned_as  # noqa: F401, a fixture
+from sources import TESTS
 
 import rlflow
 from rlflow.checkpoints.load import load_latest
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
-FLOWS = Path(__file__).parents[1] / "execution" / "lineage.py"
+FLOWS = TESTS / "execution" / "lineage.py"
 EMA = f"{FLOWS.with_name('ema.py')}::ema"
 SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0, "held_out": 40}
 DYING = Path(__file__).with_name("dying.py")
@@ -85,7 +86,7 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
 
 
 SHIPPED = ["debate", "vapo", "vineppo"]
-TRIAL = Path(__file__).parents[1] / "trial"
+TRIAL = TESTS / "trial"
 OWN = {"duel": TRIAL / "duel.py", "curriculum": TRIAL / "curriculum.py"}
 OWN_SETTINGS = {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}, "curriculum": {"hp.high": 0.0, "hp.low": 0.0}}
 FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}

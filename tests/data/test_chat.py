@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sources import ROOT
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rlflow import PlanError
@@ -215,7 +216,7 @@ def test_a_users_own_template_takes_no_width():
 
 
 def test_the_page_says_what_the_limits_are():
-    page = " ".join((Path(__file__).parents[2] / "docs" / "security.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "security.md").read_text().split())
     assert f"{chat.SECONDS:g} seconds of processor time, and {chat.SECONDS_EACH:g} more for each prompt" in page
     assert f"{chat.LONGEST:,} characters longer than eight times the messages" in page
     assert chat.REPEATS == 8

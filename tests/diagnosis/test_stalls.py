@@ -1,12 +1,12 @@
 """Planted into real runs, stalls are named first: two of those of `python benchmarks/stalls.py`, whose table has the others."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 pytestmark = pytest.mark.long
-PATH = Path(__file__).parents[2] / "benchmarks" / "stalls.py"
+PATH = ROOT / "benchmarks" / "stalls.py"
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from keyed import keyed
+from sources import TESTS
 
 from rlflow import RANK0, FlowError, StageError, flow, loss, row, scalar, stage
 from rlflow.author.load import load, load_flow
@@ -302,7 +303,7 @@ def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eage
 
 
 def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too(world, flows, prompts):
-    torn = load(Path(__file__).parents[1] / "check" / "fixtures" / "torn_groups.py")
+    torn = load(TESTS / "check" / "fixtures" / "torn_groups.py")
     actor = Role("actor", world(flows.remax).engine)
     batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)
     more = Batch.of(scores=[1.0, 0.0, 1.0, 1.0], right=[True, False, True, True], kinds={"right": row("bool")})

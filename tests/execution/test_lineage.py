@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sources import TASKS
 
 import rlflow
 from rlflow import PlanError, ask, flow
@@ -21,7 +22,7 @@ from rlflow.trace.compile import compile_flow
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
 LINEAGE = load(Path(__file__).parent / "lineage.py")
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 NAMES = ["critique", "correction", "debate", "raft", "marked", "harder", "vine", "redone"]
 
 

@@ -1,11 +1,11 @@
 """What a plan says of nodes, columns and weights, against numbers worked out by hand."""
 
 import json
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-ALGORITHMS = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[a-z]*.py"))
+ALGORITHMS = sorted(path.stem for path in (ROOT / "algorithms").glob("[a-z]*.py"))
 PPO = "ppo --pools train=4,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16 --data.max_prompt 10 --hp.epochs 2"
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 import rlflow.tasks
 from rlflow.errors import PlanError
@@ -92,11 +93,10 @@ def test_what_only_wastes_is_warned_of(planned_as, line, warned):
 
 
 def test_the_page_has_a_line_for_every_code():
-    root = Path(__file__).parents[2]
     sources = ("explain/fits.py", "runs/preview.py", "placement.py", "check/staleness.py", "memory/schedule.py", "passes/residency.py",
                "binding/positions.py", "runs/planning.py")
-    found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (root / "rlflow" / file).read_text())}
+    found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (ROOT / "rlflow" / file).read_text())}
     found -= {"model-folder", "memory-proof"}
-    page = (root / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]
+    page = (ROOT / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]
     table = page.partition("| --- | --- | --- |")[2]
     assert found == {code for row in table.splitlines()[1:] for code in re.findall(r"`([a-z-]+)`", row.split(" | ")[0])}

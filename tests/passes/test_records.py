@@ -1,9 +1,9 @@
 """What samples and health metrics show: the last columns of an iteration, and of several trained roles the rows of each."""
 
-from pathlib import Path
 
 import pytest
 import torch
+from sources import TESTS
 
 from rlflow import compare, flow, loss, row, stage
 from rlflow.algorithms.debate import debate
@@ -15,7 +15,7 @@ from rlflow.passes import plan
 from rlflow.passes.records import judged, last, of_policies
 from rlflow.trace.compile import TraceOptions, compile_flow, trace
 
-LINEAGE = load(Path(__file__).parents[1] / "execution" / "lineage.py")
+LINEAGE = load(TESTS / "execution" / "lineage.py")
 
 
 def makers(graph, columns):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from planted import BACKENDS, FILES
+from sources import ROOT
 
 from rlflow.errors import FlowError
 
-ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+ALGORITHMS = ROOT / "algorithms"
 
 
 def falsified(claims):

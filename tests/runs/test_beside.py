@@ -2,9 +2,9 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from sources import ROOT, TESTS
 
 import rlflow
 from rlflow.cli.main import exit_code
@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 from rlflow.runs import resume, trust
 from rlflow.watch.reporter import Quiet
 
-LITTLE = f"{sys.executable} {Path(__file__).parents[1] / 'services' / 'little.py'} {{port}}"
+LITTLE = f"{sys.executable} {TESTS / 'services' / 'little.py'} {{port}}"
 FLAGS = {"backend": "null", "prompts": 4, "iterations": 2, "held_out": 0, "hp.samples": 2, "reward": "{judge}/get_reward", "save_every": 1}
 
 
@@ -138,7 +138,7 @@ def asks(prompt, completion):
 
 def test_what_a_service_of_a_strangers_run_would_execute_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(REWARD)
-    saved = {"file": str(Path(rlflow.__file__).parents[1] / "algorithms" / "grpo.py"), "flow": "grpo"}
+    saved = {"file": str(ROOT / "algorithms" / "grpo.py"), "flow": "grpo"}
     values = {"service.own": "python judge.py", "service.far.run": "http://far", "service.bm25": "rlflow serve retrieve corpus.jsonl",
               "service.judge": f"rlflow serve reward --reward {tmp_path}/mine.py:asks", "service.own.wait": 3}
     assert list(trust.commands(values)) == ["python judge.py"]

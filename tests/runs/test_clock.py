@@ -1,9 +1,9 @@
 """What rows know of their record and of their iteration, in whole runs."""
 
 import json
-from pathlib import Path
 
 import pytest
+from sources import TESTS
 
 import rlflow
 from rlflow.runs.resume import resume
@@ -11,8 +11,8 @@ from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-CRITIQUE = f"{Path(__file__).parents[1] / 'execution' / 'lineage.py'}::critique"
-EMA = f"{Path(__file__).parents[1] / 'execution' / 'ema.py'}::ema"
+CRITIQUE = f"{TESTS / 'execution' / 'lineage.py'}::critique"
+EMA = f"{TESTS / 'execution' / 'ema.py'}::ema"
 SMALL = {"backend": "null", "prompts": 6, "threads": 1, "held_out": 0, "save_every": 0}
 CLOCKS = ("told/prompt_id", "told#2/prompt_id", "told/iteration", "told#2/iteration", "told/progress")
 

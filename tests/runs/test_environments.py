@@ -10,6 +10,7 @@ import pytest
 import torch
 from run_faults import TIMES, content, differences, in_child, resumed
 from safetensors.torch import load_file
+from sources import TESTS
 
 import rlflow
 from rlflow.author.load import load_flow
@@ -23,7 +24,7 @@ from rlflow.watch.reporter import make_reporter
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-FILE = Path(__file__).parents[1] / "environments" / "again.py"
+FILE = TESTS / "environments" / "again.py"
 HP = {"hp.max_tokens": 16, "hp.samples": 4}
 
 

@@ -2,14 +2,14 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from sources import TASKS
 
 import rlflow
 from rlflow.data.ends import ends_of
 
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,10 @@ import contextlib
 import io
 import json
 import math
-from pathlib import Path
 
 import pytest
 from small_models import CHAT, make
+from sources import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlflow
@@ -16,7 +16,6 @@ from rlflow.cli.main import exit_code
 from rlflow.data import open_data
 from rlflow.rewards import RewardPool, bind, parse_reward
 
-ROOT = Path(__file__).parents[2]
 PROBLEMS = ROOT / "tests" / "data" / "gsm8k" / "train.jsonl"
 
 

@@ -6,17 +6,17 @@ import random
 import signal
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from run_faults import at_each, content, differences, in_child, metrics, resumed
+from sources import TESTS
 
 import rlflow
 from rlflow.author.load import load
 
-DRAWN = Path(__file__).parents[1] / "execution" / "generated.py"
+DRAWN = TESTS / "execution" / "generated.py"
 ITERATIONS = 2
 
 

@@ -3,11 +3,11 @@
 import contextlib
 import io
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 from run_faults import MODEL, content, differences, in_child, resumed, run, signal_at
+from sources import ROOT
 from transformers import AutoModelForCausalLM
 
 import rlflow
@@ -88,7 +88,7 @@ def printed(*words):
 
 
 def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(tmp_path):
-    file = str(Path(__file__).parents[2] / "algorithms" / "grpo.py")
+    file = str(ROOT / "algorithms" / "grpo.py")
     assert printed("check", file, "--actor.lora", "8", "--actor.lora-targets", "attention")[0] == 0
     assert "nearest:  --actor.lora" in printed("check", file, "--actor.lorra", "8")[1]
     code, text = printed("run", file, "--lora", "-1", "--out", str(tmp_path))

@@ -1,10 +1,9 @@
 """What a run resolves, it resolves once: settings of backends, headers of model folders, where roles run, and the plan."""
 
 import runpy
-from pathlib import Path
 
 import pytest
-from sources import sources
+from sources import ROOT, sources
 
 from rlflow.author.load import load_flow
 from rlflow.binding.roles import bind_roles
@@ -12,7 +11,7 @@ from rlflow.config.flags import sort_values
 from rlflow.runs.planning import place_roles
 from rlflow.trace.compile import compile_flow
 
-ONCE = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "once.py"))
+ONCE = runpy.run_path(str(ROOT / "benchmarks" / "once.py"))
 SETTINGS = {f"settings {role}.{half}": 1 for role in ("actor", "critic", "reference") for half in ("trainer", "generator")}
 
 
@@ -43,7 +42,7 @@ def test_few_functions_take_the_configuration_of_a_run():
 
 def test_the_loader_alone_asks_what_a_backend_can_do():
     assert ONCE["probes"](package()) == []
-    loader = (Path(__file__).parents[2] / ONCE["LOADER"]).read_text()
+    loader = (ROOT / ONCE["LOADER"]).read_text()
     assert [name for name in sorted(ONCE["OPTIONAL"]) if name not in loader] == []  # which asks for each of them
 
 

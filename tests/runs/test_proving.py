@@ -2,12 +2,12 @@
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sources import ROOT
 
 import rlflow
 from rlflow.checkpoints.load import load_latest
@@ -16,7 +16,7 @@ from rlflow.proof.claims import Claim
 from rlflow.runs.proving import refusal
 from rlflow.watch.explained import explanation
 
-ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+ALGORITHMS = ROOT / "algorithms"
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import make
+from sources import ROOT
 from transformers import AutoModelForSequenceClassification
 
 import rlflow
 from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+PAGE = (ROOT / "docs" / "models.md").read_text()
 
 
 def run_command(line):

@@ -1,9 +1,9 @@
 """Records that no model can be given: told before a run with their lines, or left out, counted and said once; never fatal later."""
 
 import json
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 import rlflow
 from rlflow.author.load import load_flow
@@ -62,7 +62,7 @@ def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PlanError) as caught:
         rlflow.run("grpo", **{**poisoned, "data": "sums.jsonl"})
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (ROOT / "docs" / "models.md").read_text()
     assert f"```\n{caught.value}\n```\n" in page
     assert not (tmp_path / "runs").exists()
 

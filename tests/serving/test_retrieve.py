@@ -1,12 +1,11 @@
 """The forms are those of verl's retrieval server and of SkyRL-gym's search tool."""
 
 import json
-from pathlib import Path
 
 import pytest
 from served import asking
+from sources import TASKS
 
-import rlflow
 from rlflow.environments.shipped.passages import Passages
 from rlflow.environments.shipped.search import Search
 from rlflow.errors import PlanError
@@ -14,7 +13,7 @@ from rlflow.serving.retrieve import retriever
 
 RAIN = {"id": "1", "contents": "Rain falls in Bergen.", "text": "Rain falls in Bergen."}
 LUND = {"id": "7", "contents": "Lund\nLund lies in Sweden.", "text": "Lund: Lund lies in Sweden."}
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 ROWS = [{"id": "7", "title": "Lund", "text": "Lund lies in Sweden."}, {"contents": "Rain falls in Bergen."}]
 
 

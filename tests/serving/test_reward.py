@@ -2,20 +2,19 @@
 groups."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
 from served import asking
+from sources import TASKS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-import rlflow
 from rlflow.errors import PlanError
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.spec import parse_reward
 from rlflow.serving.reward import Judges, judge
 
-MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+MODEL = TASKS / "arithmetic_model"
 JUDGE = '''
 def even(completion):
     if completion == "?":

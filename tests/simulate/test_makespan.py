@@ -1,10 +1,10 @@
 """Shipped algorithms in virtual time: what takes 5 % longer than the bound takes at most 5 % longer than the shortest schedule of all."""
 
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sources import ROOT
 
 from rlflow.graph.model import Op
 from rlflow.passes.rank import rank
@@ -12,7 +12,7 @@ from rlflow.simulate import simulate
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-ALGORITHMS = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[a-z]*.py"))
+ALGORITHMS = sorted(path.stem for path in (ROOT / "algorithms").glob("[a-z]*.py"))
 PLACEMENTS = ("one pool", "rollout beside train", "actor beside others")
 TIMES = {  # seconds by kind of node
     "sampling is slow": {Op.GENERATE: 60, Op.REPEAT: 90, Op.LOGPROBS: 8, Op.VALUES: 8, Op.UPDATE: 30, Op.REWARD: 5, Op.STAGE: 0.1},

@@ -1,8 +1,8 @@
 """A flow's own evaluation as a graph: what is traced of it, what identifies it, and what is refused."""
 
-from pathlib import Path
 
 import pytest
+from sources import TESTS
 
 from rlflow import choose, flow, loss, row, stage, text
 from rlflow.author.load import load_flow
@@ -13,7 +13,7 @@ from rlflow.graph.wire import identity, pack, unpack
 from rlflow.passes import plan
 from rlflow.trace.compile import TraceOptions, compile_flow, used_nodes
 
-FLOWS = Path(__file__).parents[1] / "runs" / "flows" / "judged.py"
+FLOWS = TESTS / "runs" / "flows" / "judged.py"
 
 
 def program(name, **options):

@@ -3,11 +3,10 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-ROOT = Path(__file__).parents[3]
 SETTINGS = f"""
 [mypy]
 strict = true
