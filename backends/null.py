@@ -19,9 +19,9 @@ from rlflow.columns import Kind, Level, standard_kind
 from rlflow.seeds import derived, row_seeds
 from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
-from rlflow.training.objective import New
+from rlflow.training.objective import Means, New
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import Means, ModelSpec, Sampling
+from rlflow.training.protocols import ModelSpec, Sampling
 
 VOCABULARY = 256
 

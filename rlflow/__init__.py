@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
 from rlflow.author.rows import ask, choose, concat
+from rlflow.author.scope import Engines, register
 from rlflow.author.stage import stage
 from rlflow.author.turn import Turn
 from rlflow.columns import columns, group, prompt, row, scalar, text, token
@@ -66,6 +67,9 @@ _LAZY = {
         "rlflow.maths",
     ),
 }
+
+register(Engines(interpreter=lambda: importlib.import_module("rlflow.execution.eager").Eager(),
+                 tracer=lambda: importlib.import_module("rlflow.trace.compile").compile_flow))  # fmt: skip
 
 __version__ = "0.1.0"
 __all__ = [

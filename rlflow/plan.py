@@ -88,7 +88,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""
-        from rlflow.graph.picture import html
+        from rlflow.graph.draw import html
 
         where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
         return html(self.graph, where, [str(note) for note in self.notes])

@@ -96,9 +96,6 @@ MAY_IMPORT = {
 VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", ""),
            ("cluster.job.start", ""), ("cluster.job.member", "")}  # said, recorded
 WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
-    ("author.flow", "execution.eager"): "calling a flow runs it",
-    ("author.flow", "trace.compile"): "a flow gives its graph to notebooks",
-    ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
     ("author.load", ""): "the names that rlflow exports, for the nearest",
 }
 # What several classes are called since one is there in place of another: protocols and what fulfils them, settings that a backend is asked
@@ -198,7 +195,7 @@ def test_an_import_that_no_layer_may_have_is_named(module, text, sentence):
 @pytest.mark.parametrize(("module", "text"), [
     ("graph.model", "import rlflow.columns\nimport rlflow.graph.wire\nimport torch"),
     ("graph.model", "if TYPE_CHECKING:\n    from rlflow.execution import executor"),
-    ("author.flow", "def call():\n    from rlflow.execution.eager import run"),
+    ("author.load", "def call():\n    import rlflow"),
     ("algorithms.ppo", "from rlflow import flow, stage"),
 ])  # fmt: skip
 def test_an_import_that_a_layer_may_have_is_not_named(module, text):

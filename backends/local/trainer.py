@@ -33,10 +33,10 @@ from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.metrics import MERGE_ROUNDING
 from rlflow.training.minibatches import microbatches
-from rlflow.training.objective import New
+from rlflow.training.objective import Means, New
 from rlflow.training.peers import Peers
 from rlflow.training.prefixes import packed_microbatches
-from rlflow.training.protocols import Means, ModelSpec
+from rlflow.training.protocols import ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from rlflow.author import source
-from rlflow.author.scope import current
+from rlflow.author.scope import current, engines
 from rlflow.columns import Kind, checked_kinds
 from rlflow.errors import FlowError, Place, Problem
 
@@ -40,15 +40,11 @@ class Flow:
 
     def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
         """One eager iteration on a real batch. Called inside another flow it is that flow's lines."""
-        from rlflow.execution.eager import call
-
-        return call(self, prompts, roles, named)
+        return engines().interpreter().call(self, prompts, roles, named)
 
     def graph(self, hp: Any = None) -> Any:
         """The graph of one iteration at the flow's own settings, or at ``hp``. Notebooks show it as a picture. Raises FlowError."""
-        from rlflow.trace.compile import compile_flow
-
-        return compile_flow(self, hp if hp is not None else self.parameters.hp).graph
+        return engines().tracer()(self, hp if hp is not None else self.parameters.hp).graph
 
     @property
     def name(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -36,17 +37,44 @@ class Scope(Protocol):
         """The scalar of this name that every batch has, on real batches; None where there is none."""
 
 
+class Interpreter(Protocol):
+    """What runs flows and stages that are called as functions."""
+
+    def call(self, flow: Any, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """One eager iteration; inside another flow, that flow's lines."""
+
+    def bare(self) -> Scope:
+        """The scope of stages that are called outside any flow."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """How to load what runs and what traces flows. Both are built on this package, so `rlflow` says it; each is loaded
+    when it is needed."""
+
+    interpreter: Callable[[], Interpreter]
+    tracer: Callable[[], Callable[[Any, Any], Any]]  # gives: (flow, settings) → its compiled form, which has a graph
+
+
+_engines: list[Engines] = []
+
+
+def register(engines: Engines) -> None:
+    """Say how engines are loaded."""
+    _engines[:] = [engines]
+
+
+def engines() -> Engines:
+    """The engines that were registered."""
+    return _engines[0]
+
+
 _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
 
 
 def current() -> Scope:
     """The scope of the flow that is being called; outside any flow, one that runs stages at once."""
-    scope = _current.get()
-    if scope is None:
-        from rlflow.execution.eager import Bare
-
-        return Bare()
-    return scope
+    return _current.get() or engines().interpreter().bare()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 
     from rlflow.runs import resume
     from rlflow.watch.history import find_run
-    from rlflow.watch.reporter import make_reporter
+    from rlflow.watch.outputs import make_reporter
 
     reporter = make_reporter(quiet, as_json, flags.get("track", ()), metrics_port=flags.get("metrics_port"))
     result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter, trust)

@@ -46,7 +46,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
 
     from rlflow.runs.api import resolve_config
     from rlflow.runs.directory import check_place
-    from rlflow.watch.reporter import make_reporter
+    from rlflow.watch.outputs import make_reporter
 
     config, hp = resolve_config(flow, None, values)
     check_place(config.options)

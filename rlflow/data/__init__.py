@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlflow.data.dataset import Dataset
     from rlflow.data.encode import Wording
+    from rlflow.data.mixed import prompts_of
     from rlflow.data.prompts import Prompts
     from rlflow.data.source import open_data
 
-_LAZY = {"Dataset": "dataset", "Prompts": "prompts", "Wording": "encode", "open_data": "source"}
+_LAZY = {"Dataset": "dataset", "Prompts": "prompts", "Wording": "encode", "open_data": "source", "prompts_of": "mixed"}
 
-__all__ = ["Dataset", "Prompts", "Wording", "open_data"]
+__all__ = ["Dataset", "Prompts", "Wording", "open_data", "prompts_of"]
 
 
 def __getattr__(name: str) -> Any:

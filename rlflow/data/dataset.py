@@ -20,7 +20,6 @@ from rlflow.errors import PlanError, Problem
 
 if TYPE_CHECKING:
     from rlflow.batch import Batch
-    from rlflow.data.prompts import Prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,13 +151,6 @@ class Dataset:
     def usable(self) -> Iterator[int]:
         """The indices of records that can be given to a model, in order."""
         return (i for i in range(len(self)) if not self.faulty([i]))
-
-    def prompts(self, seed: int = 0) -> Prompts:
-        """A cursor over the records. Each epoch has an order of its own, drawn by ``seed``."""
-        from rlflow.data.mixed import MixedPrompts
-        from rlflow.data.prompts import Prompts
-
-        return MixedPrompts(self, seed) if self.parts else Prompts(self, seed)
 
     def split(self, held_out: int | float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
         """(training, held-out) data sets, disjoint by the text of the question. ``held_out``: a share below 1, a count of questions, or

@@ -65,6 +65,11 @@ def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> N
                                    remedy=f"--data.{name}.{column} FIELD")
 
 
+def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
+    """A cursor over the records, of one source or several. Each epoch has an order of its own, drawn by ``seed``."""
+    return MixedPrompts(data, seed) if data.parts else Prompts(data, seed)
+
+
 class MixedPrompts(Prompts):
     """Serves the records of several sources without end. Whose turn it is follows from the weights alone (``shares.turns``); each source
     has an order of its own in each epoch of its own. A record that cannot be used is passed over for the next one of its source, so the

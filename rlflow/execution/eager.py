@@ -323,24 +323,31 @@ def update_reads(loss: Loss) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*verbs.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names)))
 
 
-def call(flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter moves on, also where there was
-    nothing to train on; then the result is None. An iteration that raised leaves the state as it was."""
-    if scope._current.get() is not None:
-        return flow.function(prompts, *roles, **named)
-    engine = next((role._engine for role in (*roles, *named.values()) if isinstance(role, Role)), None)
-    if engine is None:
-        raise FlowError(Problem("eager-roles", f"flow '{flow.name}' was called without its roles", call_place(), flow.place,
-                                found=f"{len(roles) + len(named)} arguments", expected=", ".join(flow.parameters.roles),
-                                remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))
-    state = dict(engine.state)
-    try:
-        with scope.entered(Session(engine)):
-            result = flow.function(prompts, *roles, **named)
-    except SkipIteration:
-        engine.state, result = state, None
-    except BaseException:
-        engine.state = state
-        raise
-    engine.iteration += 1
-    return result
+class Eager:
+    """The interpreter of flows and stages that are called as functions (`rlflow.author.scope.Interpreter`)."""
+
+    def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter moves on, also where there was
+        nothing to train on; then the result is None. An iteration that raised leaves the state as it was."""
+        if scope._current.get() is not None:
+            return flow.function(prompts, *roles, **named)
+        engine = next((role._engine for role in (*roles, *named.values()) if isinstance(role, Role)), None)
+        if engine is None:
+            raise FlowError(Problem("eager-roles", f"flow '{flow.name}' was called without its roles", call_place(), flow.place,
+                                    found=f"{len(roles) + len(named)} arguments", expected=", ".join(flow.parameters.roles),
+                                    remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))
+        state = dict(engine.state)
+        try:
+            with scope.entered(Session(engine)):
+                result = flow.function(prompts, *roles, **named)
+        except SkipIteration:
+            engine.state, result = state, None
+        except BaseException:
+            engine.state = state
+            raise
+        engine.iteration += 1
+        return result
+
+    def bare(self) -> Bare:
+        """The scope outside any flow."""
+        return Bare()

@@ -173,7 +173,7 @@ class Graph:
 
     def _repr_html_(self) -> str:
         """A picture, as notebooks show it."""
-        from rlflow.graph.picture import html
+        from rlflow.graph.draw import html
 
         return html(self)
 

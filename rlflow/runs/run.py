@@ -18,7 +18,8 @@ from rlflow.runs.directory import check_place
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import MAY_CHANGE, masked_values, read_settings, recorded_values, resume
 from rlflow.runs.session import start_run
-from rlflow.watch.reporter import Reporter, make_reporter
+from rlflow.watch.outputs import make_reporter
+from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import redacted
 
 

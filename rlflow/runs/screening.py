@@ -12,6 +12,7 @@ from rlflow.binding.roles import Roles
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused, spoken
+from rlflow.data.mixed import prompts_of
 from rlflow.data.pairs import check_pairs, equal_pairs, told
 from rlflow.data.prompts import Prompts
 from rlflow.graph.model import Graph
@@ -27,7 +28,7 @@ def screen_records(
     are the same are told, and refused where all are."""
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
     training, held_out = split_records(limited, options.held_out)
-    prompts, began = training.prompts(options.seed), time.monotonic()
+    prompts, began = prompts_of(training, options.seed), time.monotonic()
     asides = held_out.faulty(range(len(held_out)))
     judged = prompts.check(SECONDS)
     faults = [*data.faults, *asides.values(), *prompts.faults.values()]

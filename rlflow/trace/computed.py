@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlflow.author.signature import REQUIRED
 from rlflow.columns import Level
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.model import SETTING, Input
 from rlflow.trace import rules
-from rlflow.trace.symbols import SymbolicColumn
-
-if TYPE_CHECKING:
-    from rlflow.trace.tracer import RecordedGraph
+from rlflow.trace.symbols import RecordedGraph, SymbolicColumn
 
 
 @dataclass(frozen=True)

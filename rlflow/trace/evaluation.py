@@ -13,8 +13,8 @@ from rlflow.errors import FlowError, Problem, listed, nearest
 from rlflow.graph.model import Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.arguments import arguments, raised, role_names
-from rlflow.trace.symbols import SymbolicBatch, SymbolicRole
-from rlflow.trace.tracer import RecordedGraph, Tracer
+from rlflow.trace.symbols import RecordedGraph, SymbolicBatch, SymbolicRole
+from rlflow.trace.tracer import Tracer
 
 RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")  # columns of the data that are no part of a prompt
 READ = ("scores", "completion")  # columns that an evaluation gives: what is averaged, and what is shown

@@ -6,18 +6,18 @@ A symbolic batch maps a column's name to the node that gives it. It has no rows:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlflow.author.source import call_place
 from rlflow.author.verbs import VERBS
 from rlflow.columns import PROMPT_ID, Kind
-from rlflow.errors import FlowError, Problem, nearest
-from rlflow.graph.model import Column
+from rlflow.errors import FlowError, Place, Problem, nearest
+from rlflow.graph.model import Column, Node, RowAxis
 
 if TYPE_CHECKING:
     from rlflow.author.loss import Loss
-    from rlflow.trace.tracer import RecordedGraph, Tracer
+    from rlflow.trace.tracer import Tracer
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,17 @@ class ColumnSource:
 
     column: Column
     kind: Kind | None
+
+
+@dataclass
+class RecordedGraph:
+    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
+    iteration it is, once something reads that."""
+
+    nodes: list[Node] = field(default_factory=list)
+    axes: list[RowAxis] = field(default_factory=list)
+    replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
+    clock: dict[str, ColumnSource] = field(default_factory=dict)
 
 
 def refuse(use: str, remedy: str) -> NoReturn:

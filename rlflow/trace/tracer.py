@@ -25,7 +25,7 @@ from rlflow.graph.lineage import Merge, line, merge
 from rlflow.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.computed import CallSettings, call_settings
-from rlflow.trace.symbols import ColumnSource, SymbolicBatch
+from rlflow.trace.symbols import ColumnSource, RecordedGraph, SymbolicBatch
 
 if TYPE_CHECKING:
     from rlflow.environments.spec import EnvironmentSpec
@@ -46,17 +46,6 @@ class Context:
     fields: tuple[str, ...] = ()  # of the data's file, for messages
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
-
-
-@dataclass
-class RecordedGraph:
-    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
-    iteration it is, once something reads that."""
-
-    nodes: list[Node] = field(default_factory=list)
-    axes: list[RowAxis] = field(default_factory=list)
-    replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
-    clock: dict[str, ColumnSource] = field(default_factory=dict)
 
 
 class Tracer:

@@ -14,9 +14,8 @@ from rlflow.author.loss import Loss, Quantity
 from rlflow.batch import Batch
 from rlflow.training.metrics import Meter, Totals, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
-from rlflow.training.objective import MinibatchTotals, New, check_mean, row_weights, weighted_sum
+from rlflow.training.objective import Means, MinibatchTotals, New, check_mean, row_weights, weighted_sum
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import Means
 from rlflow.training.rows import group_of, learnable, mask_counts, own_rows, token_counts
 from rlflow.training.signal import token_funnel, watch
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlflow.training.protocols import Mean, Means
-
+Mean = Literal["tokens", "rows", "row-tokens"] | float
+Means = Mean | tuple[Mean, ...]  # of one loss, or of each of several in one step
 
 @dataclass(frozen=True)
 class New:

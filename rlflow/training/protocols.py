@@ -6,19 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from rlflow.author.loss import Loss
 from rlflow.batch import Batch
-
-if TYPE_CHECKING:
-    from rlflow.training.learning import Learned, RankShare
+from rlflow.training.learning import Learned, RankShare
+from rlflow.training.objective import Means
 
 Head = Literal["logprobs", "values", "scores"]
-Mean = Literal["tokens", "rows", "row-tokens"] | float
-Means = Mean | tuple[Mean, ...]  # of one loss, or of each of several in one step
 
 
 @dataclass(frozen=True)

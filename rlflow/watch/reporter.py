@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol
 
 from rlflow.errors import printable
 from rlflow.figures import Figure
@@ -138,28 +138,6 @@ class Several:
             self._parts.insert(0, self._spare(self._run))
             self._spare = None
         self.note(f"{type(part).__name__.lower()} failed and is left out from here on: {type(error).__name__}: {error}")
-
-
-def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[str] = (), stream: TextIO | None = None,
-                  metrics_port: int | None = None) -> Reporter:  # fmt: skip
-    """The reporter of a run: a view that fits the stream, the run's own records, each tracker of ``track``, and the server of
-    ``metrics_port``.
-
-    Raises PlanError for a tracker that is unknown or not installed, and a port that is taken: before the run, not within it.
-    """
-    from rlflow.watch.live import Live, lively
-    from rlflow.watch.plain import Plain
-    from rlflow.watch.recorder import Recorder
-    from rlflow.watch.scraped import Scraped
-    from rlflow.watch.trackers import Background, tracker
-
-    stream = stream or (sys.stderr if as_json else sys.stdout)  # the last line of standard output is the JSON alone
-    trackers = [(name, tracker(name)) for name in dict.fromkeys(track)]
-    view: Reporter = Quiet() if quiet else Live(stream) if lively(stream) else Plain(stream)
-    say: Callable[[str], None] = complain if quiet else view.note
-    background: list[Reporter] = [Recorder(say), *(Background(name, backend, say) for name, backend in trackers)]
-    background += [Scraped(int(metrics_port))] if metrics_port is not None else []
-    return Several(view, background, None if quiet else lambda run: Plain(stream, run))
 
 
 def alarm(reporter: Reporter, text: str) -> None:

@@ -7,7 +7,7 @@ import rlflow
 from rlflow import FlowError, flow, loss, row, stage
 from rlflow.author.joint import JointLoss, terms
 from rlflow.check.check import check
-from rlflow.graph import draw, picture
+from rlflow.graph import draw
 from rlflow.graph.diff import diff
 from rlflow.graph.model import Op
 from rlflow.trace.compile import compile_flow
@@ -171,5 +171,5 @@ def test_every_drawing_says_what_the_step_is_made_of(settings, says):
     assert draw.text(graph).splitlines()[-1].endswith(f")  of {says}")
     assert f'[["actor.update: {says}"]]' in draw.mermaid(graph)
     assert f'[label="actor.update: {says}"];' in draw.dot(graph)
-    assert f">{says}</text>" in picture.svg(graph)
+    assert f">{says}</text>" in draw.svg(graph)
     assert " of " not in draw.text(compile_flow(made(policy)).graph)

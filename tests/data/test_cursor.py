@@ -12,7 +12,7 @@ from rlflow.data import Prompts, open_data
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
-from rlflow.data.mixed import mixed
+from rlflow.data.mixed import mixed, prompts_of
 from rlflow.errors import Place
 from rlflow.figures import Figure, Of
 
@@ -26,19 +26,19 @@ def answers(batch) -> list[int]:
 
 
 def test_each_epoch_serves_every_record_once_in_an_order_of_its_own():
-    cursor = numbered(20).prompts(seed=3)
+    cursor = prompts_of(numbered(20), seed=3)
     first, second = answers(cursor.take(20)), answers(cursor.take(20))
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
-    assert answers(numbered(20).prompts(seed=4).take(20)) != first
+    assert answers(prompts_of(numbered(20), seed=4).take(20)) != first
 
 
 def test_the_order_is_the_same_on_every_machine():
-    assert answers(numbered(8).prompts(seed=1).take(10)) == [2, 4, 7, 5, 0, 6, 3, 1, 5, 6]
+    assert answers(prompts_of(numbered(8), seed=1).take(10)) == [2, 4, 7, 5, 0, 6, 3, 1, 5, 6]
 
 
 def test_a_question_of_a_later_epoch_has_another_position():
-    batch = numbered(2).prompts().take(5)
+    batch = prompts_of(numbered(2)).take(5)
     assert batch.axis.keys[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert answers(batch)[0] in answers(batch)[2:4]
 
@@ -47,7 +47,7 @@ def test_a_question_of_a_later_epoch_has_another_position():
 @settings(max_examples=60, deadline=None)
 def test_a_resumed_cursor_goes_on_as_if_never_stopped(count, before, after):
     data = numbered(count)
-    straight, stopped = data.prompts(seed=5), data.prompts(seed=5)
+    straight, stopped = prompts_of(data, seed=5), prompts_of(data, seed=5)
     for size in before:
         assert answers(straight.take(size)) == answers(stopped.take(size))
     resumed = Prompts(data, seed=5)
@@ -59,11 +59,11 @@ def test_a_resumed_cursor_goes_on_as_if_never_stopped(count, before, after):
 
 
 def test_resuming_on_other_data_or_another_seed_is_refused():
-    state = numbered(5).prompts(seed=1).state()
+    state = prompts_of(numbered(5), seed=1).state()
     with pytest.raises(PlanError, match="digest"):
-        numbered(6).prompts(seed=1).load(state)
+        prompts_of(numbered(6), seed=1).load(state)
     with pytest.raises(PlanError, match="seed"):
-        numbered(5).prompts(seed=2).load(state)
+        prompts_of(numbered(5), seed=2).load(state)
 
 
 # -- records that cannot be used ---------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def holes(draw):
 def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whatever_was_checked(case, before, after, seconds):
     count, bad = case
     data = holed(count, bad)
-    straight, stopped = data.prompts(seed=5), data.prompts(seed=5)
+    straight, stopped = prompts_of(data, seed=5), prompts_of(data, seed=5)
     straight.check(seconds)
     for size in before:
         assert answers(straight.take(size)) == answers(stopped.take(size))
@@ -106,7 +106,7 @@ def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whateve
 @settings(max_examples=60, deadline=None)
 def test_each_epoch_serves_every_good_record_once_at_its_place_in_the_order(case):
     count, bad = case
-    whole, cursor = holed(count, set()).prompts(seed=2), holed(count, bad).prompts(seed=2)
+    whole, cursor = prompts_of(holed(count, set()), seed=2), prompts_of(holed(count, bad), seed=2)
     order = answers(whole.take(2 * count))
     batch = cursor.take(2 * (count - len(bad)))
     assert list(zip(batch.axis.keys[:, 0].tolist(), answers(batch), strict=True)) == [
@@ -114,7 +114,7 @@ def test_each_epoch_serves_every_good_record_once_at_its_place_in_the_order(case
 
 
 def test_what_is_passed_over_is_told_once_and_counted_each_time():
-    cursor = holed(4, {1, 3}).prompts()
+    cursor = prompts_of(holed(4, {1, 3}))
     start = cursor.state()
     cursor.take(4)  # both good ones, twice
     assert sorted(str(fault) for fault in cursor.untold()) == [f"d.jsonl:{line} is left out: its prompt is empty" for line in (2, 4)]
@@ -127,7 +127,7 @@ def test_what_is_passed_over_is_told_once_and_counted_each_time():
 
 
 def test_a_check_judges_what_it_has_time_for_and_takes_nothing():
-    cursor = holed(2000, {3, 1500}).prompts()
+    cursor = prompts_of(holed(2000, {3, 1500}))
     assert cursor.check(-1.0) == 0
     assert cursor.check(60.0) == 2000
     assert {record: fault.place.line for record, fault in cursor.faults.items()} == {3: 4, 1500: 1501}
@@ -136,19 +136,19 @@ def test_a_check_judges_what_it_has_time_for_and_takes_nothing():
 
 def test_data_of_which_nothing_can_be_used_end_in_words():
     with pytest.raises(PlanError, match=r"3 of 3 records of holed cannot be used"):
-        holed(3, {0, 1, 2}).prompts().take(1)
+        prompts_of(holed(3, {0, 1, 2})).take(1)
 
 
 def test_pairs_are_counted_in_records():
     pairs = Dataset("pairs", [Record(f"q{n}", None, ("good", "bad")) for n in range(3)], ByteEncoder())
-    batch = pairs.prompts().take(4)
+    batch = prompts_of(pairs).take(4)
     assert len(batch) == 8
     assert batch["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_nothing_to_draw_from_is_an_error():
     with pytest.raises(PlanError, match="no records"):
-        numbered(0).prompts()
+        prompts_of(numbered(0))
 
 
 @given(st.lists(st.integers(0, 30), min_size=12, max_size=60), st.sampled_from([0.1, 0.3, 1, 4]), st.integers(0, 3))
@@ -195,7 +195,7 @@ def test_a_row_says_which_record_of_the_file_it_is_from_whatever_is_left_out(tmp
     training, held_out = data.split(5, seed=1)
     whole = held_out.batch(range(len(held_out)))
     seen = dict(zip(whole["prompt_id"].tolist(), whole["answer"], strict=True))
-    cursor = training.prompts(seed=2)
+    cursor = prompts_of(training, seed=2)
     for _ in range(3):  # more than two epochs
         batch = cursor.take(20)
         seen |= dict(zip(batch["prompt_id"].tolist(), batch["answer"], strict=True))

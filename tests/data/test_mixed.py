@@ -13,7 +13,7 @@ from rlflow.columns import SOURCE, row, text
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
-from rlflow.data.mixed import fifths, mixed
+from rlflow.data.mixed import fifths, mixed, prompts_of
 
 
 def part(name: str, count: int, bad: set[int] = frozenset(), **more) -> Dataset:
@@ -41,7 +41,7 @@ def sources(draw):
 @settings(max_examples=80, deadline=None)
 def test_a_resumed_cursor_goes_on_as_if_never_stopped(case, before, after, checked):
     data = mixed(*case)
-    straight, stopped, resumed = (data.prompts(seed=5) for _ in range(3))
+    straight, stopped, resumed = (prompts_of(data, seed=5) for _ in range(3))
     if checked:
         straight.check(9.0)
     for size in before:
@@ -58,7 +58,7 @@ def test_a_resumed_cursor_goes_on_as_if_never_stopped(case, before, after, check
 @settings(max_examples=80, deadline=None)
 def test_usable_rows_are_shared_by_the_weights_and_each_source_is_gone_through_in_epochs(case, sizes):
     parts, weights = case
-    cursor = mixed(parts, weights).prompts(seed=1)
+    cursor = prompts_of(mixed(parts, weights), seed=1)
     rows = [row for size in sizes for row in drawn(cursor.take(size))]
     shares = weights or {name: Fraction(len(own)) for name, own in parts.items()}
     counts = Counter(source for _, source, _ in rows)
@@ -74,16 +74,16 @@ def test_usable_rows_are_shared_by_the_weights_and_each_source_is_gone_through_i
 
 
 def test_an_order_is_the_sources_own_whatever_stands_beside_it():
-    alone = [prompt for _, source, prompt in drawn(mixed({"a": part("a", 9), "b": part("b", 9)}).prompts(3).take(40)) if source == "a"]
-    other = [prompt for _, source, prompt in drawn(mixed({"c": part("c", 2), "a": part("a", 9)}).prompts(3).take(40)) if source == "a"]
+    alone = [prompt for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40)) if source == "a"]
+    other = [prompt for _, source, prompt in drawn(prompts_of(mixed({"c": part("c", 2), "a": part("a", 9)}), 3).take(40)) if source == "a"]
     assert alone[:9] == other[:9]
-    twin = [prompt for _, source, prompt in drawn(mixed({"a": part("a", 9), "b": part("b", 9)}).prompts(3).take(40)) if source == "b"]
+    twin = [prompt for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40)) if source == "b"]
     assert [prompt[2:] for prompt in alone[:9]] != [prompt[2:] for prompt in twin[:9]]
 
 
 def test_with_other_weights_turns_are_counted_anew_and_cursors_go_on():
     parts = {"a": part("a", 40), "b": part("b", 40)}
-    old, new = (mixed(parts, {"a": Fraction(share), "b": Fraction(1)}).prompts() for share in (3, 1))
+    old, new = (prompts_of(mixed(parts, {"a": Fraction(share), "b": Fraction(1)})) for share in (3, 1))
     first = old.take(20)
     new.load(old.state())
     rest = new.take(20)
@@ -94,17 +94,17 @@ def test_with_other_weights_turns_are_counted_anew_and_cursors_go_on():
 
 def test_other_records_or_another_seed_are_refused():
     data = mixed({"a": part("a", 3), "b": part("b", 3)})
-    state = data.prompts(1).state()
+    state = prompts_of(data, 1).state()
     with pytest.raises(PlanError, match="seed"):
-        data.prompts(2).load(state)
+        prompts_of(data, 2).load(state)
     with pytest.raises(PlanError, match="digest"):
-        mixed({"a": part("a", 3), "c": part("b", 3)}).prompts(1).load(state)
+        prompts_of(mixed({"a": part("a", 3), "c": part("b", 3)}), 1).load(state)
 
 
 def test_a_source_without_a_usable_record_ends_in_words():
     data = mixed({"a": part("a", 3), "b": part("b", 2, {0, 1})})
     with pytest.raises(PlanError, match="2 of 2 records of b cannot be used"):
-        data.prompts().take(9)
+        prompts_of(data).take(9)
 
 
 def test_texts_that_a_source_has_not_are_empty_and_numbers_are_refused():
@@ -152,4 +152,4 @@ def test_a_source_that_is_held_out_whole_is_an_error_that_names_it():
     same = [Record("both", "1")]
     data = mixed({"a": Dataset("a", [*part("a", 40).records, *same], ByteEncoder()), "b": Dataset("b", same, ByteEncoder())})
     with pytest.raises(PlanError, match="nothing of the source 'b' is left"):
-        data.split({"a": 40, "b": 0})[0].prompts()
+        prompts_of(data.split({"a": 40, "b": 0})[0])

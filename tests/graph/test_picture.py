@@ -8,8 +8,7 @@ import networkx as nx
 import pytest
 
 from rlflow.author.load import algorithms_folder, load_flow
-from rlflow.graph.draw import joint_losses
-from rlflow.graph.picture import html, placed, routed, svg
+from rlflow.graph.draw import html, joint_losses, placed, routed, svg
 
 SHIPPED = sorted(path.stem for path in algorithms_folder().glob("[!_]*.py"))
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlflow import Batch, PlanError
-from rlflow.data import open_data
+from rlflow.data import open_data, prompts_of
 from rlflow.rewards import bind, parse_reward
 from rlflow.rewards.scorers import exact
 
@@ -82,7 +82,7 @@ def test_arithmetic_that_never_ends_is_killed_or_runs_out_of_memory(pool):
 def test_a_tasks_own_scorer_judges_its_rows(pool, task):
     data = open_data(task, task={"size": 6}, seed=4)
     (reward,) = bind([parse_reward("task")], pool, data)
-    batch = data.prompts().take(6)
+    batch = prompts_of(data).take(6)
     right = batch | Batch(batch.axis, Batch.of(completion=[f"<answer>{answer}</answer>" for answer in batch["answer"]]).data)
     wrong = batch | Batch(batch.axis, Batch.of(completion=["no idea"] * 6).data)
     assert reward.score(right).values.tolist() == [1.0] * 6

@@ -29,7 +29,7 @@ from rlflow.cli.main import main
 from rlflow.execution import executor
 from rlflow.runs import resume
 from rlflow.runs.session import Interrupted
-from rlflow.watch.reporter import make_reporter
+from rlflow.watch.outputs import make_reporter
 
 FLOW_FILES = Path(__file__).parent / "flows"
 ADAPTIVE, BAD = str(FLOW_FILES / "adaptive.py"), str(FLOW_FILES / "bad.py")

@@ -20,7 +20,7 @@ from rlflow.errors import PlanError, StageError
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
-from rlflow.watch.reporter import make_reporter
+from rlflow.watch.outputs import make_reporter
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -16,7 +16,8 @@ from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError
 from rlflow.runs import resume
 from rlflow.watch import status
-from rlflow.watch.reporter import Quiet, make_reporter
+from rlflow.watch.outputs import make_reporter
+from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -19,7 +19,7 @@ from rlflow.errors import PlanError
 from rlflow.graph import wire
 from rlflow.runs import resume
 from rlflow.watch import status
-from rlflow.watch.reporter import make_reporter
+from rlflow.watch.outputs import make_reporter
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -17,7 +17,8 @@ from rlflow.checkpoints.lock import Lock
 from rlflow.errors import PlanError, RunHeld
 from rlflow.runs import final, resume, state
 from rlflow.runs.evaluate import Evaluation
-from rlflow.watch.reporter import Quiet, make_reporter
+from rlflow.watch.outputs import make_reporter
+from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 

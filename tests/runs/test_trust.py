@@ -13,7 +13,8 @@ import rlflow.algorithms
 from rlflow.errors import PlanError
 from rlflow.runs import resume
 from rlflow.runs.trust import doubted
-from rlflow.watch.reporter import Quiet, make_reporter
+from rlflow.watch.outputs import make_reporter
+from rlflow.watch.reporter import Quiet
 
 STRANGER = 65534  # nobody
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from rlflow.watch.frame import Frame, draw, figures, spoken
 from rlflow.watch.live import Live, lively
+from rlflow.watch.outputs import make_reporter
 from rlflow.watch.plain import Plain
-from rlflow.watch.reporter import Several, make_reporter
+from rlflow.watch.reporter import Several
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

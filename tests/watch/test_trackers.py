@@ -14,8 +14,9 @@ from keyed import figures
 
 from rlflow.errors import PlanError
 from rlflow.watch import trackers
+from rlflow.watch.outputs import make_reporter
 from rlflow.watch.plain import Plain
-from rlflow.watch.reporter import Several, make_reporter
+from rlflow.watch.reporter import Several
 from rlflow.watch.tensorboard_files import markdown
 from rlflow.watch.trackers import Background
 from rlflow.watch.wandb_runs import has_key
@@ -83,7 +84,8 @@ WANDB = """
 import json, sys
 from pathlib import Path
 from rlflow.figures import Figure, Of
-from rlflow.watch.reporter import RunInfo, make_reporter
+from rlflow.watch.outputs import make_reporter
+from rlflow.watch.reporter import RunInfo
 run = RunInfo(Path(sys.argv[1]), "ppo", 12, {"hp": {"clip": 0.2}, "my_token": "canary-in-settings"})
 reporter = make_reporter(track=["wandb"])
 reporter.start(run)
@@ -212,7 +214,7 @@ def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
 
 
 def test_no_tracker_is_imported_unless_it_is_asked_for():
-    code = "import sys; from rlflow.watch.reporter import make_reporter; make_reporter(); "
+    code = "import sys; from rlflow.watch.outputs import make_reporter; make_reporter(); "
     code += "print({'wandb', 'mlflow', 'tensorboard', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
