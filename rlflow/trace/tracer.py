@@ -24,8 +24,7 @@ from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.lineage import Merge, line, merge
 from rlflow.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
-from rlflow.trace.computed import CallSettings, call_settings
-from rlflow.trace.symbols import ColumnSource, RecordedGraph, SymbolicBatch
+from rlflow.trace.symbols import CallSettings, ColumnSource, RecordedGraph, SymbolicBatch, call_settings
 
 if TYPE_CHECKING:
     from rlflow.environments.spec import EnvironmentSpec

@@ -13,7 +13,7 @@ from rlflow.author.load import load_flow
 from rlflow.check.check import check
 from rlflow.cli.new import write_new
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.trace import arguments, compile, computed, evaluation, rules, symbols
+from rlflow.trace import arguments, compile, evaluation, rules, symbols
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = sorted(path.stem for path in FIXTURES.glob("*.py"))
@@ -53,7 +53,7 @@ def test_every_fixture_has_its_findings():
     assert all(expected(name)["findings"] for name in FILES)
 
 
-@pytest.mark.parametrize("module", [arguments, compile, computed, evaluation, rules, symbols])
+@pytest.mark.parametrize("module", [arguments, compile, evaluation, rules, symbols])
 def test_every_mistake_that_tracing_finds_has_a_fixture(module):
     codes = set(re.findall(r'Problem\(\s*"([a-z-]+)"', inspect.getsource(module)))
     shown = {finding["code"] for name in FILES for finding in expected(name)["findings"]}

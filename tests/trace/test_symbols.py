@@ -10,8 +10,7 @@ from rlflow.check.check import check
 from rlflow.columns import row, scalar
 from rlflow.errors import FlowError
 from rlflow.graph.model import Column, Input, Node, Op
-from rlflow.trace.computed import call_settings
-from rlflow.trace.symbols import ColumnSource, SymbolicColumn
+from rlflow.trace.symbols import ColumnSource, SymbolicColumn, call_settings
 
 RECORDED = SimpleNamespace(nodes=[Node(0, Op.DATA, "prompts", 0), Node(1, Op.STAGE, "all", 0, dispatch="ALL"),
                                   Node(2, Op.STAGE, "one", 0, dispatch="RANK0")])  # fmt: skip
