@@ -66,9 +66,46 @@ def failing(place: Place) -> Iterator[Outcome]:
             yield Outcome(True, row < named, code == 0 and len(lines) == 3, wrong)
 
 
-def _run(url: str, out: Path) -> None:
-    rlflow.run("grpo", backend="null", prompts=8, iterations=3, threads=1, max_missing=1.0, held_out=0, reward=url, reward_timeout=SECONDS,
+def _moved(handler: Any) -> bool:
+    handler.send_response(307)
+    handler.send_header("Location", "/elsewhere")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+    return True
+
+
+PASSING: dict[str, Callable[[Any], bool]] = {  # name → what the server does to one question, before it answers
+    "503": lambda handler: bool(handler.say(b"overloaded", 503)),
+    "429": lambda handler: bool(handler.say(b"slow down", 429)),
+    "502": lambda handler: bool(handler.say(b"<html>", 502)),
+    "reset": lambda handler: bool(handler.reset()),
+    "redirect": _moved,
+}
+
+
+def passing(place: Place) -> Iterator[Outcome]:
+    """Three iterations each, in the second of which a wait mends what the server does. A fault is a row; it is detected where the server
+    was asked again, survived where the row has its score, and wrong where it has another."""
+    for name, fail in [(name, PASSING[name]) for name in place.of(PASSING, 3)]:
+        folder = place.folder / f"passing-{name}"
+
+        def behave(handler: Any, question: Any, fail: Any = fail) -> bool:
+            return len(handler.server.questions) == 2 and bool(fail(handler))
+
+        with serving(behave) as server:
+            code = faults.in_child(partial(_run, server.url, folder, 30.0))
+        lines = bad_days.lines(folder / "grpo-1")
+        rows = [json.loads(line) for line in (folder / "grpo-1" / "samples.jsonl").read_text().splitlines()]
+        wrong = any(row["scores"] is not None and row["scores"] != len(row["completion"]) for row in rows)
+        for _ in range(ROWS):
+            yield Outcome(True, len(server.questions) == 4, code == 0 and all(line["reward/missing"] == 0 for line in lines), wrong)
+
+
+def _run(url: str, out: Path, seconds: float = SECONDS) -> None:
+    rlflow.run("grpo", backend="null", prompts=8, iterations=3, threads=1, max_missing=1.0, held_out=0, reward=url, reward_timeout=seconds,
                out=str(out), **{"hp.samples": 2})  # fmt: skip
 
 
-CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {"server of rewards fails": failing}
+CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
+    "server of rewards fails": failing, "server of rewards is busy for a while": passing,
+}  # fmt: skip

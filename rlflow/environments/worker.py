@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.turn import Turn
+from rlflow.clients.later import TimeLimit
 from rlflow.clients.patience import within
 from rlflow.data.json_fields import given_back
 from rlflow.messages import fault, is_messages, packed
@@ -123,13 +124,11 @@ class EnvironmentWorker:
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     async def _awaited(self, call: Call, seconds: float) -> Any:
-        limit = asyncio.timeout(seconds)
+        limit = TimeLimit(seconds)
         try:
             async with limit:
-                with within(seconds):
-                    answer = self._called(call)
-                    answer = await answer if inspect.isawaitable(answer) else answer
-                return checked(call, answer)
+                answer = self._called(call)
+                return checked(call, await answer if inspect.isawaitable(answer) else answer)
         except BaseException as error:  # as above
             if limit.expired():  # it is not asked for anything more
                 self._episodes.pop(call[1], None)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlflow.clients.patience import within
+from rlflow.clients.later import TimeLimit
 from rlflow.rewards import values
 
 
@@ -39,10 +39,9 @@ class AsyncRows:
 
 
 async def _score(function: Callable[..., Any], row: Any, timeout: float) -> Any:
-    limit = asyncio.timeout(timeout)
+    limit = TimeLimit(timeout)
     try:
         async with limit:
-            with within(timeout):
-                return values.verdict(await function(**row))
+            return values.verdict(await function(**row))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
         return ["timeout", f"no score after {timeout:g} s"] if limit.expired() else values.raised(error)
