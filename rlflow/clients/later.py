@@ -15,7 +15,7 @@ class TimeLimit:
     inside end a little sooner."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = outages.clock) -> None:
-        self._seconds, self._clock, self._limit = seconds, clock, asyncio.timeout(None)
+        self._seconds, self._clock, self._limit = seconds, clock, asyncio.Timeout(None)
 
     def expired(self) -> bool:
         """Whether it took too long."""
