@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "backends": "errors extras pretrained spoken columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process figures watch deadline watchdog interfaces own_lines messages",
-    "launching": "errors author placement services.declare watch",
+    "launching": "errors author config placement services.declare watch",
     "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
     "data": "figures errors columns extras axis batch pretrained isolation messages spoken",
     "rewards": "figures errors clients columns extras axis batch data deadline watchdog isolation own_lines words",

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from rlflow import durable
 from rlflow.bench import child
+from rlflow.watch.secrets import MaskedLines, masked
 from rlflow.watchdog import kin
 
 LAST_LINES = 15  # of a cell's log, in the cause of its failure
@@ -62,7 +64,7 @@ class CellProcess:
             raise CellFailed(f"{cause}; last lines of {self.log}:\n{self._last_lines()}")
         reply = json.loads(line)
         if "error" in reply:
-            raise CellFailed(reply["error"])
+            raise CellFailed(masked(reply["error"]))
         return reply["value"]
 
     def use(self) -> Use:
@@ -94,11 +96,17 @@ class CellProcess:
         while kin.still(self._below) and time.monotonic() < limit:
             time.sleep(0.05)
         kin.end_all(lambda: kin.still(self._below))
+        with contextlib.suppress(OSError):  # the comparison's folder may be gone
+            durable.replace(self.log, "".join(f"{line}\n" for line in self._lines()).encode(), flush=False)
 
     def _last_lines(self) -> str:
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+            return "\n".join(self._lines()[-LAST_LINES:])
         return ""
+
+    def _lines(self) -> list[str]:
+        """What it has printed, without secrets. Raises OSError."""
+        return list(map(MaskedLines(), self.log.read_text(errors="replace").splitlines()))
 
 
 def given_back(pid: int) -> int:

@@ -102,17 +102,22 @@ def _secrets(target: LaunchTarget) -> list[dict[str, Any]]:
 
 
 def _addresses(target: LaunchTarget, urls: dict[str, str]) -> list[dict[str, Any]]:
-    return [{"name": service.variable, "value": urls.get(service.name, service.run)} for service in target.services]
+    return [{"name": service.variable, "value": literal(urls.get(service.name, service.run))} for service in target.services]
 
 
 def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
     container: dict[str, Any] = {
-        "name": task_of(service), "image": target.settings.image, "command": ["bash", "-c", command(service, port, urls)],
+        "name": task_of(service), "image": target.settings.image, "command": ["bash", "-c", literal(command(service, port, urls))],
         "env": [*_secrets(target), {"name": PORT, "value": str(port)}], "ports": [{"containerPort": port}],
     }  # fmt: skip
     if needs := _resources(service.cpus, service.gpus):
         container["resources"] = needs
     return container
+
+
+def literal(text: str) -> str:
+    """A text that Kubernetes hands to a container as it is: of ``$(NAME)`` it would make the value of a variable, a secret's too."""
+    return text.replace("$(", "$$(")
 
 
 def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.launching.documents import joined
 from rlflow.launching.keeping import MOUNT
-from rlflow.launching.target import HEAD, RAY_HERE, RAY_PORT, TOKEN, LaunchTarget, check_single, quoted
+from rlflow.launching.target import GROUP, HEAD, RAY_HERE, RAY_PORT, TOKEN, LaunchTarget, check_single, quoted
 from rlflow.services.declare import PORT, Service
 
-GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # expanded by the shell of a task
 MAIN, WORKERS = "run", "workers"
 JOIN_SECONDS = 900  # that machines may take to join the run's Ray, from the start of their task on
 SETUP = "pip install 'rlflow-dag[{extras}]'"
@@ -66,7 +65,7 @@ def _kept(target: LaunchTarget) -> dict[str, Any]:
 
 
 def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
-    exports = [f'export {service.variable}="{urls.get(service.name, service.run)}"' for service in target.services]
+    exports = [f"export {service.variable}={quoted(urls.get(service.name, service.run))}" for service in target.services]
     ray = [f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job", f"ray start --head --port={RAY_PORT} --disable-usage-stats"]
     run = [*exports, *(ray if target.apart else []), *(_ray_waits(target) if target.apart else []), target.command(urls)]
     return _task(target, MAIN, run, "tasks,cluster" if target.on_ray else "tasks", **_machine(target)) | _kept(target)

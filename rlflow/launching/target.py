@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 
 from rlflow.author.settings import override
-from rlflow.errors import PlanError, listed
+from rlflow.config.meant import SWITCHES
+from rlflow.errors import PlanError, listed, printable
 from rlflow.launching.keeping import FLAG as KEEP
 from rlflow.launching.keeping import Keep, keep_of, warning
 from rlflow.placement import in_threads
@@ -25,6 +26,7 @@ HEAD = "job"  # begins the flags of what is printed: --job.nodes
 FIRST_PORT = 8001  # of services, one after another
 RAY_PORT, RAY_JOBS = 6379, 8265  # of Ray's head, and of its job server
 RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # of Ray's head, on its own machine
+GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # a variable in the names of hosts of a job group, expanded by the shell of a task
 TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same
 SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"  # of `rlflow serve` on other addresses than the machine's own
 TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}  # what a tracker reads in the environment
@@ -86,7 +88,7 @@ class LaunchTarget:
         words = ["rlflow", "run", shlex.quote(file or self.file)]
         for flag, value in values.items():
             for each in value if isinstance(value, list | tuple) else [value]:
-                words += [f"--{flag}", quoted(_text(each))]
+                words += _words(flag, each)
         for service in self.services:
             words += _of_service(service, known.get(service.name), started)
         if self.keep is not None:
@@ -94,6 +96,16 @@ class LaunchTarget:
             words += [word for flag, value in named.items() if flag not in values for word in (f"--{flag}", shlex.quote(value))]
         address = "auto" if started else RAY_HERE  # a Ray that is there already finds itself
         return " ".join([*words, *(["--ray-address", address] if self.apart and "ray_address" not in self.flags else [])])
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    """A flag and its value as words for a shell."""
+    text = _text(value)
+    if flag in SWITCHES:
+        return [f"--{flag}"] if value is True else []
+    if text.startswith("--"):  # which would be the next flag
+        return [shlex.quote(f"--{flag}=") + quoted(text)]
+    return [shlex.quote(f"--{flag}"), quoted(text)]
 
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
@@ -125,10 +137,8 @@ def _text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """A word for a shell that expands ``${NAME}`` in it and nothing else."""
-    if "${" not in text:
-        return shlex.quote(text)
-    return '"' + re.sub(r'["\\`]|\$(?!\{)', lambda match: "\\" + match[0], text) + '"'
+    """A word for a shell that expands GROUP in it, and nothing else."""
+    return f'"{GROUP}"'.join(shlex.quote(part) if part else "" for part in text.split(GROUP)) or "''"
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
@@ -143,6 +153,7 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]
     settings = override(JobSettings(), {**own, **({"secret": _several(own["secret"])} if "secret" in own else {})}, f"{HEAD}.")
     services, others = split_services(flags)
     name = re.sub(r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()).strip("-") or "run"
+    _check_text({**values, "FILE": file})
     _check(settings, services, others)
     keep = None if settings.keep is None else keep_of(settings.keep, kind)
     if keep is not None and "out" in others:
@@ -161,6 +172,15 @@ def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[
     trackers = [name for tracker in _several(flags.get("track", ())) for name in TRACKERS.get(tracker, ())]
     serving = [SERVE_TOKEN] if any(service.words[:2] == ["rlflow", "serve"] for service in services if not service.external) else []
     return tuple(dict.fromkeys([*settings.secret, *trackers, *([TOKEN] if settings.nodes > 1 else []), *serving]))
+
+
+def _check_text(values: Mapping[str, Any]) -> None:
+    """Raises PlanError for text that no command line can hold: with NUL, or that is not UTF-8."""
+    for flag, value in values.items():
+        for text in (flag, *map(_text, value if isinstance(value, list | tuple) else [value])):
+            if "\0" in text or text != text.encode(errors="replace").decode():
+                raise PlanError.of("job-text", f"--{printable(ascii(flag)[1:-1])} cannot be handed to a command", found=ascii(text),
+                                   expected="text in UTF-8 without NUL", remedy="leave these characters out")
 
 
 def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:

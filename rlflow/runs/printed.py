@@ -8,7 +8,7 @@ from pathlib import Path
 from rlflow.errors import printable
 from rlflow.logs import Log
 from rlflow.watch.lines import LINE, Lines
-from rlflow.watch.secrets import masked
+from rlflow.watch.secrets import MaskedLines
 
 FILE = "rewards.txt"
 LIMIT = 1 << 20  # bytes of the file
@@ -21,6 +21,7 @@ class Printed:
         self._path, self._failed = folder / FILE, failed
         self._log: Log | None = None
         self._room = LIMIT
+        self._masked = MaskedLines()
         self._lines = Lines(self._add)
         self.hear = self._lines.hear
 
@@ -36,6 +37,6 @@ class Printed:
         if self._log is None:  # a run whose rewards are silent has no such file
             self._log = Log(self._path, self._failed)
             self._room = LIMIT - (self._path.stat().st_size if self._path.exists() else 0)
-        text = printable(masked(line.decode(errors="replace")))[:LINE] + "\n"
+        text = printable(self._masked(line.decode(errors="replace")))[:LINE] + "\n"
         self._room -= len(text.encode())
         self._log.add(text if self._room > 0 else f"what rewards print beyond {LIMIT >> 20} MiB is left out\n")

@@ -9,18 +9,24 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from rlflow.errors import printable
+from rlflow.watch.lines import Lines
+from rlflow.watch.secrets import MaskedLines
 from rlflow.watchdog import kin
 
 GRACE = 5.0  # seconds between the request to end and the end
 LINES = 12  # last lines of a service's output that a message shows
 BEGUN = "--- "  # begins the line that a start writes into the file
+LONGEST = 1 << 16  # bytes after which a line of its output is cut in two
+OUTPUT_SECONDS = 1.0  # for which the rest of its output is awaited once it has ended
 TAIL = 8192  # bytes of its output in which they are looked for
 
 
@@ -32,10 +38,15 @@ class ServiceProcess:
         OSError where the command cannot be started."""
         self.mark = secrets.token_hex(8)
         self.began = time.monotonic()
-        with open(log, "ab", buffering=0) as file:
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(open(log, "ab", buffering=0))
             file.write(f"{BEGUN}{time.strftime('%Y-%m-%d %H:%M:%S')} started\n".encode())
-            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-                                          env=environment(variables, run, self.mark))  # fmt: skip
+            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                          start_new_session=True, env=environment(variables, run, self.mark))  # fmt: skip
+            opened.pop_all()
+        assert self.child.stdout is not None
+        self._output = threading.Thread(target=_keep, args=(self.child.stdout, file), name="output of a service", daemon=True)
+        self._output.start()
 
     @property
     def pid(self) -> int:
@@ -45,9 +56,11 @@ class ServiceProcess:
     def ended_within(self, seconds: float) -> int | None:
         """The exit code, negative for a signal's number, of a process that ends within so many seconds; None for one that does not."""
         try:
-            return self.child.wait(seconds)
+            code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        self._output.join(OUTPUT_SECONDS)  # where it has left no process that holds its output
+        return code
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to the process and its group, also where it is stopped."""
@@ -78,6 +91,23 @@ class ServiceProcess:
                     times = each.cpu_times()
                     total += times.user + times.system
         return total
+
+
+def _keep(output: IO[bytes], file: IO[bytes]) -> None:
+    """Write what a process prints into a file, line by line and without secrets, until nothing can print any more. A disk that is full
+    loses lines, and ends no service."""
+    mask = MaskedLines()
+
+    def add(line: bytes) -> None:
+        text = printable(mask(line.decode(errors="replace").rstrip("\r")))
+        with contextlib.suppress(OSError):
+            file.write(f"{text}\n".encode())
+
+    lines = Lines(add, LONGEST)
+    with output, file:
+        while piece := os.read(output.fileno(), LONGEST):
+            lines.hear(piece)
+        lines.close()
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Lines of what processes of rewards print, from pieces that come from several threads."""
+"""Lines of what processes of rewards and services print, from pieces that come from several threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ WAITING = 1000  # lines that wait to be taken; of more the oldest go
 class Lines:
     """Puts pieces together into lines. ``add`` is called with each line, without its end, one call at a time."""
 
-    def __init__(self, add: Callable[[bytes], object]) -> None:
-        self._add = add
+    def __init__(self, add: Callable[[bytes], object], longest: int = LINE) -> None:
+        """``longest``: bytes after which a line is cut in two."""
+        self._add, self._longest = add, longest
         self._begun: dict[int, bytes] = {}  # by thread, the line that its process has begun
         self._turn = threading.Lock()
 
@@ -23,7 +24,7 @@ class Lines:
         with self._turn:
             thread = threading.get_ident()
             *lines, rest = (self._begun.get(thread, b"") + data).split(b"\n")
-            lines += [rest] if rest and (not data or len(rest) > LINE) else []
+            lines += [rest] if rest and (not data or len(rest) > self._longest) else []
             self._begun[thread] = b"" if lines and lines[-1] is rest else rest
             for line in lines:
                 self._add(line)

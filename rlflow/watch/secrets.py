@@ -47,6 +47,8 @@ BESIDE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
     r"""(?P<lead>(?<![\w.])(?P<flag>--)?(?P<name>[A-Za-z][\w.-]{0,80})(?:(?P<sign>["']?\s{0,3}[=:]\s{0,3})|(?(flag)\s{1,3}|(?!))))"""
     r"""(?:(?P<quote>["'])(?P<quoted>[^"'<\[{][^"']{5,4096})(?P=quote)|(?=(?P<plain>[^\s"'<>\[\]{}()|,;&]{8})))"""
 )
+KEY_BEGIN, KEY_END = (re.compile(rf"-----{word} [A-Z0-9 ]{{0,20}}PRIVATE KEY-----") for word in ("BEGIN", "END"))
+KEY_LINES = 200  # most lines of a private key
 PLAIN = re.compile(r"""[^\s"'<>\[\]{}()|,;&]*""")
 _remembered: set[str] = set()
 
@@ -90,6 +92,22 @@ def _masked(text: str, values: Sequence[str]) -> str:
     for shape in (BEARER, BASIC, WANDB):
         text = shape.sub(rf"\1{MASK}", text)
     return _beside_names(text)
+
+
+class MaskedLines:
+    """Masks secrets in text that comes line by line, also the lines of a private key."""
+
+    def __init__(self) -> None:
+        self._within = 0  # lines of a key that may still come
+
+    def __call__(self, line: str) -> str:
+        """A line without its end, with secrets masked."""
+        if self._within:
+            self._within = 0 if KEY_END.search(line) else self._within - 1
+            return MASK
+        begun = [match.end() for match in KEY_BEGIN.finditer(line)]
+        self._within = KEY_LINES if begun and not KEY_END.search(line, begun[-1]) else 0
+        return masked(line)
 
 
 def guard(*streams: TextIO | None) -> None:

@@ -16,6 +16,7 @@ from install import SKYPILOT
 
 from rlflow import PlanError
 from rlflow.cli.job import FORMS, print_job
+from rlflow.config.flags import parse_flags
 from rlflow.launching.documents import joined
 from rlflow.launching.kuberay import key_of
 from rlflow.launching.skypilot import task_of
@@ -62,8 +63,8 @@ def test_a_job_group_has_a_task_for_the_run_for_other_machines_and_for_each_serv
     assert [task["name"] for task in (run, workers, search, judge)] == ["run", "workers", "search", "judge-model"]
     assert (run["num_nodes"], workers["num_nodes"]) == (1, 1)
     assert dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "RAY_AUTH_TOKEN", "RLFLOW_SERVE_TOKEN")) == run["secrets"]
-    assert 'export RLFLOW_SERVICE_SEARCH="http://search-0.${SKYPILOT_JOBGROUP_NAME}:8001"' in run["run"]
-    assert 'export RLFLOW_SERVICE_WIKI="http://wiki.example:8000"' in run["run"]
+    assert 'export RLFLOW_SERVICE_SEARCH=http://search-0."${SKYPILOT_JOBGROUP_NAME}":8001\n' in run["run"]
+    assert "export RLFLOW_SERVICE_WIKI=http://wiki.example:8000\n" in run["run"]
     assert judge["resources"]["accelerators"] == "H100:1"
 
 
@@ -148,6 +149,69 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     assert words[words.index("--service.search") + 1] == "rlflow serve retrieve corpus.jsonl"  # started by the run itself
     assert words[words.index("--env.url") + 1] == "{search}/retrieve"
     assert words[-2:] == ["--ray-address", "auto"]
+
+
+HOSTILE = ["$(touch made)", "`touch made`", "${HOME}", "$HOME", "a;touch made", "a\ntouch made", "it's", 'say "x"', "a\\", "$'\\x41'",
+           "{a,b}", "*", "~", "!!", "# x", "a: b", "- a", "%s", "é\t", "'$(touch made)'", "${x:-$(touch made)}", "$(HF_TOKEN)", "", " ",
+           "--out", "a && touch made", "<made", ">made"]  # fmt: skip
+SHOWING = "import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if 'SERVICE' in k}]))"
+
+
+def carried_out(kind, text, tmp_path):
+    """The words of `rlflow run` and the variables of services, as the text hands them to a stand-in, in an empty folder; the commands of
+    services; the environment and the folder. Kubernetes is stood in for where it puts values of variables in place."""
+    (bin_ := tmp_path / "bin").mkdir()
+    (work := tmp_path / "work").mkdir()
+    for name in ("rlflow", "ray"):
+        (bin_ / name).write_text(f"#!{sys.executable}\n{SHOWING}\n")
+        (bin_ / name).chmod(0o755)
+    environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "HOME": "/home/of-mine", "HF_TOKEN": "of-mine", "SKYPILOT_JOBGROUP_NAME": "g-7"}
+    pods = [job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+            for job in yaml.safe_load_all(text) if job["kind"] == "RayJob"] if kind == "kuberay" else []  # fmt: skip
+    variables = {each["name"]: of_kubernetes(each["value"]) for pod in pods for each in pod[0]["env"] if "value" in each}
+    lines = {"skypilot": lambda: next(task["run"] for task in yaml.safe_load_all(text) if task["name"] == "run"),
+             "kuberay": lambda: next(job["spec"]["entrypoint"] for job in yaml.safe_load_all(text) if job["kind"] == "RayJob"),
+             "ray": lambda: text}[kind]()  # fmt: skip
+    shown = subprocess.run(["bash", "-c", lines], env={**environment, **variables}, cwd=work, capture_output=True, text=True, check=True)
+    assert list(work.iterdir()) == []
+    words, found = json.loads(shown.stdout)
+    commands = [of_kubernetes(each["command"][2]) for pod in pods for each in pod[1:]]
+    commands += [task["run"] for task in yaml.safe_load_all(text) if task["name"] == "c"] if kind == "skypilot" else []
+    return words[words.index("run") + 1 :], found, commands, environment, work
+
+
+def of_kubernetes(text):
+    """A value as Kubernetes hands it to a container that has the variable HF_TOKEN."""
+    return re.sub(r"\$\$|\$\(HF_TOKEN\)", lambda match: "$" if match[0] == "$$" else "of-mine", text)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried_out_by_no_shell(capsys, tmp_path, kind):
+    values = {f"hp.v{number}": text for number, text in enumerate(HOSTILE)}
+    values |= {"model": HOSTILE[0], "reward": tuple(HOSTILE[:3]), "hp.$(touch made)": "x", "data": (HOSTILE[5],)}
+    config = tmp_path / "run.toml"
+    config.write_text("".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in values.items()))
+    url, of_a_secret = "http://h/$(touch${IFS}made)`touch${IFS}made`", "http://h/$(HF_TOKEN)"
+    assert print_job("grpo", ["--config", str(config), "--for", kind, "--job.image", "i", "--service.s", url, "--service.t", of_a_secret,
+                              "--service.c", f"python x {shlex.quote(HOSTILE[0])} {shlex.quote(HOSTILE[21])}"]) == 0  # fmt: skip
+    words, variables, commands, environment, work = carried_out(kind, capsys.readouterr().out, tmp_path)
+    flags = parse_flags(words[1:])
+    assert {name: flags[name] for name in values} == values
+    assert flags["service.s"] == url
+    if kind != "ray":
+        assert (variables["RLFLOW_SERVICE_S"], variables["RLFLOW_SERVICE_T"]) == (url, of_a_secret)
+    assert len(commands) == (kind != "ray")
+    for command in commands:
+        ran = subprocess.run(["bash", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}; {command}"], env=environment, cwd=work,
+                             capture_output=True, text=True, check=True)  # fmt: skip
+        assert ran.stdout.splitlines() == ["x", HOSTILE[0], HOSTILE[21]]
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\udc80"])
+def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
+    with pytest.raises(PlanError, match=r"--hp.x cannot be handed to a command"):
+        print_job("grpo", ["--for", "ray", "--hp.x", text])
 
 
 @pytest.mark.parametrize(("flags", "told"), [

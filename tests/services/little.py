@@ -1,7 +1,7 @@
 """A small service for tests: a real HTTP server of its own process, which does as it is told.
 
-Run as ``python little.py [PORT] [--slow-start FILE] [--lies]``. GET /health says that it serves, and its process id; POST /get_reward gives
-1 for each query.
+Run as ``python little.py [PORT] [--slow-start FILE] [--lies] [--prints=TEXT]``. GET /health says that it serves, and its process id; POST
+/get_reward gives 1 for each query.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Handler(BaseHTTPRequestHandler):
 def main():
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     print("the little service begins", flush=True)
+    for word in filter(lambda word: word.startswith("--prints="), sys.argv):
+        print(f"{word.partition('=')[2]}\n{os.environ.get('OF_MINE_TOKEN')}\r", flush=True)
     if "--child" in sys.argv:  # which leaves its session
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
     if "--stubborn" in sys.argv:

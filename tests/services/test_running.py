@@ -19,6 +19,7 @@ from rlflow.services.addresses import addresses
 from rlflow.services.declare import split_services
 from rlflow.services.running import Services
 from rlflow.watch import served
+from rlflow.watch.secrets import remember
 from rlflow.watchdog import kin
 
 LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
@@ -90,6 +91,15 @@ def test_a_service_that_ends_is_said_with_its_command_and_last_lines(tmp_path):
     assert f"service 'search' does not serve: {LITTLE}" in text
     assert "it exited with code 1 after" in text
     assert "    the little service begins\n    it has no corpus\n" in text
+
+
+def test_secrets_that_a_service_prints_do_not_come_into_its_file_nor_control_characters(tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_MINE_TOKEN", "SEKRET-by-its-variable")
+    remember({"api_key": "SEKRET-by-its-flag"})
+    with running(tmp_path, search=f"{LITTLE} {{port}} --prints=a:SEKRET-by-its-flag:\x1b[2J") as (services, _, _):
+        services.settle(tmp_path)
+    text = (tmp_path / "services" / "search.log").read_text()
+    assert text.splitlines()[1:] == ["the little service begins", "a:***:\\x1b[2J", "***"]
 
 
 def test_a_service_that_listens_elsewhere_is_not_waited_for_longer_than_said(tmp_path):

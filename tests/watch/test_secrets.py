@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.watch import secrets
-from rlflow.watch.secrets import guard, masked, redacted, remember, telling
+from rlflow.watch.secrets import MASK, MaskedLines, guard, masked, redacted, remember, telling
 
 CANARY = "canary-5f3a"
 
@@ -162,6 +162,15 @@ def test_a_guarded_stream_masks_what_is_written_to_it(monkeypatch):
     assert CANARY not in stream.getvalue()
     assert stream.getvalue().startswith("the token ***\n***\nTraceback")
     assert stream.getvalue().endswith("ValueError: ***\nabc")
+
+
+def test_the_lines_of_a_private_key_are_masked_one_by_one_and_those_after_it_are_not():
+    mask = MaskedLines()
+    lines = ["before", "-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1rZXktdjEAAAAA", "x", "-----END OPENSSH PRIVATE KEY-----", "after"]
+    assert [mask(line) for line in lines] == ["before", MASK, MASK, MASK, MASK, "after"]
+    assert [mask(line) for line in ("-----BEGIN RSA PRIVATE KEY----- abcd -----END RSA PRIVATE KEY-----", "after")] == [MASK, "after"]
+    mask("-----BEGIN PRIVATE KEY-----")  # which never ends
+    assert [mask("text") for _ in range(300)][-1] == "text"
 
 
 @given(st.text())
