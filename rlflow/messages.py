@@ -9,11 +9,14 @@ mark gets another one: so nothing that data or a model say is ever taken for mes
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
 MARK = "\x1emessages\x1e"  # what messages begin with where they are written; the character separates records (ASCII)
+UNSOUND = re.compile("[\ud800-\udfff\0]")
+CHANGES = ("replaced", "cut")  # what is counted of a text that is changed for a model: characters that U+FFFD replaces, texts that are cut
 PLAIN = {"role", "content"}  # keys of a message that is nothing but text
 
 
@@ -62,6 +65,20 @@ def _beyond_json(key: Any, item: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         return f"{type(item).__name__}, of which there is no JSON: {error}"
     return ""
+
+
+def mended(value: Any) -> tuple[Any, int]:
+    """A text, or messages, with U+FFFD for each lone surrogate and NUL, in keys and nested values too, and how many these were. No
+    tokenizer takes the former. Other values stay."""
+    if isinstance(value, str):
+        return UNSOUND.subn("\ufffd", value)
+    if isinstance(value, Mapping):
+        pairs = [(mended(key), mended(item)) for key, item in value.items()]
+        return {key: item for (key, _), (item, _) in pairs}, sum(key[1] + item[1] for key, item in pairs)
+    if isinstance(value, list | tuple):
+        items = [mended(item) for item in value]
+        return [item for item, _ in items], sum(count for _, count in items)
+    return value, 0
 
 
 def is_plain(message: Message) -> bool:

@@ -328,7 +328,16 @@ class TokenizerEncoder:
             return [list(row) for row in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
         except Exception as error:  # a tokenizer is the model's own: what it cannot encode is not for us to say
             raise PlanError.of("tokenizer", f"the tokenizer of {self.folder} refuses a text: {type(error).__name__}: {error}",
-                               found=repr(str(texts[0])[:60]), expected="texts that it can encode") from error
+                               found=repr(str(self._refused(texts, special))[:60]), expected="texts that it can encode") from error
+
+    def _refused(self, texts: Sequence[Any], special: bool) -> Any:
+        """The first of some texts that the tokenizer refuses by itself; else the first of all."""
+        for text in texts:
+            try:
+                self.tokenizer([text], add_special_tokens=special)
+            except Exception:
+                return text
+        return texts[0]
 
     def _chats(self, conversations: list[list[Message]]) -> list[str]:
         return self._template.render(conversations) if conversations else []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlflow.errors import PlanError
-from rlflow.messages import ToolCall
+from rlflow.messages import ToolCall, mended
 from rlflow.pretrained import PARSERS
 
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)  # Hermes, Qwen 2.5 and 3
@@ -59,7 +59,7 @@ def parsed(text: str) -> Iterator[ToolCall]:
         yield ToolCall("", {}, f"the call is no JSON: {error}")
         return
     for each in value if isinstance(value, list) else [value]:
-        yield _call(each)
+        yield _call(mended(each)[0])
 
 
 def _call(value: Any) -> ToolCall:
@@ -68,7 +68,7 @@ def _call(value: Any) -> ToolCall:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments, _ = mended(json.loads(arguments))
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
@@ -83,4 +83,4 @@ def _by_tokenizer(tokenizer: Any, ids: Sequence[int], more: Mapping[str, Any]) -
         yield ToolCall("", {}, f"{type(error).__name__}: {error}")
         return
     for each in (message.get("tool_calls") or ()) if isinstance(message, Mapping) else ():
-        yield _call(each.get("function", each) if isinstance(each, Mapping) else each)
+        yield _call(mended(each.get("function", each) if isinstance(each, Mapping) else each)[0])

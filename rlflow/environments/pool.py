@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import Place, PlanError
-from rlflow.messages import is_messages
+from rlflow.messages import CHANGES, is_messages
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess
 from rlflow.rewards.values import LARGEST, NOT_HELD
@@ -324,11 +324,12 @@ def _answer(reply: Any, call: Sequence[Any]) -> Answer:
 
 
 def _sound(reply: Mapping[Any, Any], call: Sequence[Any]) -> bool:
-    numbers = [reply.get("reward", 0.0), reply.get("score", 0.0), *(reply["log"].values() if isinstance(reply.get("log"), dict) else ())]
+    numbers = [reply.get(name, 0.0) for name in ("reward", "score", *CHANGES)]
+    numbers += [*(reply["log"].values() if isinstance(reply.get("log"), dict) else ())]
     texts = [reply.get("says", ""), *(reply["results"] if isinstance(reply.get("results"), list) else ())]
     known = {"open": {"says"}, "step": {"says", "reward", "done", "log"}, "tools": {"results"}, "end": {"score"}}[call[0]]
     lacking = known - reply.keys() if call[0] != "end" else set()
-    return reply.keys() <= known and not lacking and all(map(_is_said, texts)) and all(
+    return reply.keys() <= {*known, *CHANGES} and not lacking and all(map(_is_said, texts)) and all(
         isinstance(number, float) and math.isfinite(number) for number in numbers)
 
 

@@ -21,14 +21,14 @@ from rlflow.author.turn import Turn
 from rlflow.clients.later import TimeLimit
 from rlflow.clients.patience import within
 from rlflow.data.json_fields import given_back
-from rlflow.messages import fault, is_messages, packed
+from rlflow.messages import CHANGES, fault, is_messages, mended, packed
 from rlflow.rewards import frames, hints, values
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.worker import begun, line_of
 from rlflow.services.declare import from_environment
 from rlflow.watchdog import kin
 
-LONGEST = 1 << 17  # characters that an environment may say in a turn
+LONGEST = 1 << 17  # characters that an environment says in a turn: longer text is cut
 LOGGED = 32  # most numbers of a turn's log
 
 Call = Sequence[Any]  # ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]
@@ -242,11 +242,13 @@ def checked(call: Call, answer: Any) -> dict[str, Any]:
     """An answer as plain values. Raises Refused for what no environment may answer."""
     kind = call[0]
     if kind == "open":
-        return {"says": _said(answer if answer is not None else "", "reset")}
+        said, changes = _said(answer if answer is not None else "", "reset")
+        return {"says": said, **changes}
     if kind == "end":
         return {} if answer is None else {"score": _number(answer, "score returned")}
     if kind == "tools":
-        return {"results": [_said(result, "a tool") for result in answer]}
+        results = [_said(result, "a tool") for result in answer]
+        return {"results": [said for said, _ in results], **_together([changes for _, changes in results])}
     if answer is None:
         raise Refused("step returned None, as a method without a return does: return rlflow.Turn(…), and Turn(done=True) at the end")
     if not isinstance(answer, Turn):
@@ -255,23 +257,31 @@ def checked(call: Call, answer: Any) -> dict[str, Any]:
         raise Refused(f"Turn.done: found {answer.done!r}, expected True or False")
     log = {str(name): float(value) for name, value in list(answer.log.items())[:LOGGED]
            if isinstance(value, numbers.Real) and values.KEY.fullmatch(str(name)) and math.isfinite(value)}  # fmt: skip
-    says, reward = _said(answer.says, "Turn.says"), _number(answer.reward, "Turn.reward is")
-    return {"says": says, "reward": reward, "done": bool(answer.done), "log": log}
+    (says, changes), reward = _said(answer.says, "Turn.says"), _number(answer.reward, "Turn.reward is")
+    return {"says": says, "reward": reward, "done": bool(answer.done), "log": log, **changes}
 
 
-def _said(value: Any, what: str) -> Any:
-    """Text, or messages."""
+def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0.0) for each in changes) for name in CHANGES if any(name in each for each in changes)}
+
+
+def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
+    """Text, or messages, as a tokenizer takes them, and what was changed for that, as in CHANGES. Raises Refused for anything else."""
+    value, replaced = mended(value)
+    changes = {"replaced": float(replaced)} if replaced else {}
     if is_messages(value):
-        if len(packed(value)) > LONGEST:
-            raise Refused(f"{what}: found more than {LONGEST} characters")
-        return [dict(message) for message in value]
+        messages = [dict(message) for message in value]
+        if (over := len(packed(messages)) - LONGEST) > 0:
+            content = messages[-1].get("content") or ""
+            if len(content) < over:
+                raise Refused(f"{what}: found messages of more than {LONGEST} characters, of which the last has too few to be cut")
+            messages[-1]["content"], changes["cut"] = content[: len(content) - over], 1.0
+        return messages, changes
     if not isinstance(value, str):
-        wrong = next(filter(None, map(fault, value)), "") if isinstance(value, list | tuple) else ""
+        wrong = next(filter(None, map(fault, value)), "") if isinstance(value, list) else ""
         found = f"found a message that is none: {wrong}" if wrong else f"found {type(value).__name__}"
         raise Refused(f"{what}: {found}, expected text, or messages as [{{'role': …, 'content': …}}]")
-    if len(value) > LONGEST:
-        raise Refused(f"{what}: found {len(value)} characters, expected at most {LONGEST}")
-    return value
+    return value[:LONGEST], changes | ({"cut": 1.0} if len(value) > LONGEST else {})
 
 
 def _number(value: Any, what: str) -> float:

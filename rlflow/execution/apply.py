@@ -20,7 +20,7 @@ from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
-from rlflow.messages import fault, is_messages, packed
+from rlflow.messages import fault, is_messages, mended, packed
 from rlflow.own_lines import noted_lines, own_lines
 from rlflow.seeds import derived, generator, row_seeds
 
@@ -67,9 +67,13 @@ def apply_piece(
     values, metrics = split_metrics(stage.function(*first, *columns, **settings), len(stage.gives))
     if len(values) != len(stage.gives):
         raise ValueError(f"found {len(values)} results, expected {len(stage.gives)}: {listed(stage.gives)}")
-    named = zip(stage.gives.items(), values, strict=True)
-    data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), value in named}
-    return Batch(batch.axis, data), {name: metric(name, value, batch) for name, value in metrics.items()}
+    texts = [mended(value) if kind is None or kind.level is Level.TEXT else (value, 0)
+             for kind, value in zip(stage.gives.values(), values, strict=True)]  # fmt: skip
+    named = zip(stage.gives.items(), texts, strict=True)
+    data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), (value, _) in named}
+    replaced = sum(count for _, count in texts)
+    tallies = {name: metric(name, value, batch) for name, value in metrics.items()}
+    return Batch(batch.axis, data), tallies | ({"replaced": PartialMetric.sum(float(replaced))} if replaced else {})
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:

@@ -21,7 +21,7 @@ from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, field_column, standard_kind
 from rlflow.environments.pool import Answer, EnvironmentPool, Episode, Failure
 from rlflow.errors import listed
-from rlflow.messages import Message, ToolCall
+from rlflow.messages import CHANGES, Message, ToolCall
 from rlflow.seeds import derived, row_seeds, turn_seeds
 from rlflow.training.protocols import Sampling
 
@@ -68,6 +68,7 @@ class _Row:
     failure: Failure | None = None
     score: float | None = None  # of the environment; None where that has no score of its own
     length: int = 0  # tokens after the prompt
+    changed: dict[str, float] = field(default_factory=dict)  # what was changed of the opening, until a turn tells of it
 
     def add(self, piece: _Piece) -> None:
         """Put tokens behind the row."""
@@ -127,7 +128,7 @@ class Episodes:
             if isinstance(answer, Failure):
                 row.failure = answer  # its first turn is sampled all the same, since a row has a token at least
             elif opening := answer["says"]:
-                row.opening = opening
+                row.opening, row.changed = opening, _changes(answer)
                 speaking.append(row)
         self._say(speaking, [row.opening for row in speaking], [[] for _ in speaking])
         for row in speaking:
@@ -213,7 +214,8 @@ class Episodes:
         if calls:
             row.turns[-1]["calls"] = [[call.name, dict(call.arguments)] for call in calls]
         log = {"calls": float(len(calls)), "bad_calls": float(sum(map(bool, faults)))}
-        return {"says": [{"role": "tool", "content": text} for text in texts], "reward": 0.0, "done": False, "log": log}
+        return {"says": [{"role": "tool", "content": text} for text in texts], "reward": 0.0, "done": False, "log": log,
+                **_changes(answer or {})}  # fmt: skip
 
     def _heard(self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int) -> None:
         """Decide which rows go on, and have the environments speak in these."""
@@ -224,7 +226,9 @@ class Episodes:
                 continue
             if answer["reward"]:
                 row.pieces[-1] = replace(row.pieces[-1], reward=answer["reward"])
-            row.turns[-1] |= {name: answer[name] for name in ("reward", "log") if answer[name]}
+            told = {"reward": answer["reward"], "log": _sums(answer["log"], _sums(row.changed, _changes(answer)))}
+            row.turns[-1] |= {name: value for name, value in told.items() if value}
+            row.changed = {}
             says: Said = answer["says"]
             if answer["done"] or not ended or not says or turn + 1 == self.pool.spec.bounds.turns:
                 row.finish = "length" if not ended else "env" if answer["done"] else "turns" if says else "stop"
@@ -237,7 +241,11 @@ class Episodes:
         """Put what environments say behind the rows, as holes. A row that would have no token left after it ends without it."""
         if not rows:
             return
-        for row, text, ids in zip(rows, texts, self._ids(texts, sampled), strict=True):
+        for row, text, (ids, cut) in zip(rows, texts, self._ids(texts, sampled), strict=True):
+            if cut and row.turns:
+                row.turns[-1]["log"] = {**row.turns[-1].get("log", {}), "cut": 1.0}
+            elif cut:
+                row.changed["cut"] = 1.0
             if row.length + len(ids) >= self.sampling.max_tokens:
                 row.finish = "length"
                 continue
@@ -246,9 +254,11 @@ class Episodes:
             holes = torch.tensor(ids, dtype=torch.int64)
             row.add(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1, len(ids)))
 
-    def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The ids of each text, at most ``says`` of them: text is cut off, of messages the last one is shortened."""
+    def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
+        """The ids of each text, at most ``says`` of them, and whether it had more: text is cut off, of messages the last one is
+        shortened."""
         most, ids = self.pool.spec.bounds.says, self.speech.speak(texts, sampled)
+        long = [len(own) > most for own in ids]
         for place, text in enumerate(texts):
             shorter = text
             for _ in range(TRIES):
@@ -258,7 +268,7 @@ class Episodes:
                 (ids[place],) = self.speech.speak([shorter], [sampled[place]])
             if isinstance(text, str):
                 ids[place] = ids[place][:most]
-        return ids
+        return list(zip(ids, long, strict=True))
 
     def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
         """The messages, of which the last has so many tokens fewer."""
@@ -317,6 +327,15 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {name: list(values) if isinstance(values, list) else values.tolist() for name, values in columns.items()}
     return [{name: values[row] for name, values in plain.items()} for row in range(len(prompts))]
+
+
+def _changes(answer: Mapping[str, Any]) -> dict[str, float]:
+    """What was changed of an answer before the model reads it."""
+    return {name: answer[name] for name in CHANGES if name in answer}
+
+
+def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {**one, **{name: one.get(name, 0.0) + value for name, value in other.items()}}
 
 
 def _score(row: _Row) -> float:

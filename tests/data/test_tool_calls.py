@@ -79,3 +79,10 @@ def test_what_is_no_call_says_why(text, problem):
 def test_arguments_may_be_json_in_a_text_or_missing():
     assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [ToolCall("add", {"a": 1})]
     assert list(parsed('{"name": "now"}')) == [ToolCall("now", {})]
+
+
+def test_names_and_arguments_are_text_that_every_step_can_take():
+    (call,) = parsed(r'{"name": "f\ud800", "arguments": {"a\u0000": ["\udc80"]}}')
+    assert (call.name, call.arguments) == ("f\ufffd", {"a\ufffd": ["\ufffd"]})
+    (call,) = parsed(r'{"name": "f", "arguments": "{\"a\": \"\\ud800\"}"}')
+    assert call.arguments == {"a": "\ufffd"}

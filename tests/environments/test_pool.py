@@ -11,6 +11,7 @@ from rlflow.environments.pool import EnvironmentPool, Failure
 from rlflow.environments.spec import parse_environment
 from rlflow.environments.worker import Refused, checked, failed
 from rlflow.errors import PlanError
+from rlflow.messages import CHANGES
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -41,6 +42,20 @@ def test_a_class_may_score_its_episode_itself(pooled):
     assert causes(pool.end(opened(pool, script(score={"raise": "no"}), script(score={"give": "much"}))[0])) == ["raised", "type"]
 
 
+def test_an_answer_that_no_tokenizer_takes_or_that_is_too_long_is_changed_and_counted(pooled):
+    pool = pooled()
+    long, odd = "x" * (1 << 18), [{"role": "tool", "content": "a\0", "name": "\ud83c"}]
+    episodes, first = opened(pool, script({"says": "\ud83c no"}, {"says": long}, {"says": odd}, reset="\udc80"),
+                             script({"says": [{"role": "tool", "content": long}]}))
+    assert first == [{"says": "\ufffd", "replaced": 1.0}, {"says": ""}]
+    answers = [pool.step([episodes[0]], ["x"])[0] for _ in range(3)] + pool.step([episodes[1]], ["x"])
+    assert [answer["says"] for answer in answers[:3]] == ["\ufffd no", "x" * (1 << 17),
+                                                          [{"role": "tool", "content": "a\ufffd", "name": "\ufffd"}]]
+    assert set(answers[3]["says"][0]["content"]) == {"x"}
+    assert [{name: answer.get(name) for name in CHANGES} for answer in answers] == [
+        {"replaced": 1.0, "cut": None}, {"replaced": None, "cut": 1.0}, {"replaced": 2.0, "cut": None}, {"replaced": None, "cut": 1.0}]
+
+
 def test_messages_are_said_with_all_their_keys(pooled):
     pool = pooled()
     messages = [{"role": "tool", "content": "42", "tool_call_id": "a1"}]
@@ -54,7 +69,6 @@ def test_messages_are_said_with_all_their_keys(pooled):
         ({"raise": "bad"}, "raised", "ValueError: bad"),
         ({"give": 3}, "type", "step returned int, not a rlflow.Turn"),
         ({"says": 3}, "type", "Turn.says: found int"),
-        ({"says": "x" * (1 << 18)}, "type", "expected at most"),
         ({"reward": float("nan")}, "type", "Turn.reward is nan"),
         ({"exit": 3}, "died", "exited with code 3"),
         ({"kill": 1}, "died", "killed by SIGKILL"),

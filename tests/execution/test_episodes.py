@@ -174,6 +174,13 @@ def test_messages_that_are_too_long_are_shortened_and_not_cut(pools):
     assert spoken.startswith("abcdefgh")
 
 
+def test_what_is_changed_of_what_an_environment_says_is_logged(pools):
+    played = script({"says": "\ud83c\0"}, {"says": "abcdefgh"}, reset="\udc80")
+    rows = sampled(pools(turns=3, says=4), prompts_of([played]), Sampling(1, 200))
+    assert rows["failed"] == [""]
+    assert [turn.get("log", {}) for turn in json.loads(rows["episode"][0])["turns"]] == [{"replaced": 3.0, "cut": 1.0}, {"cut": 1.0}, {}]
+
+
 def test_budgets_of_rows_are_within_what_the_model_has_room_for(pools):
     """No call may ask for more positions than the longest prompt and max_tokens: a row with a long context has few tokens left."""
     asked = []
