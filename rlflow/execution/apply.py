@@ -72,8 +72,10 @@ def apply_piece(
     named = zip(stage.gives.items(), texts, strict=True)
     data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), (value, _) in named}
     replaced = sum(count for _, count in texts)
-    tallies = {name: metric(name, value, batch) for name, value in metrics.items()}
-    return Batch(batch.axis, data), tallies | ({"replaced": PartialMetric.sum(float(replaced))} if replaced else {})
+    tallies: dict[Label, PartialMetric] = {name: metric(name, value, batch) for name, value in metrics.items()}
+    if replaced:
+        tallies["replaced"] = PartialMetric.sum(float(replaced))
+    return Batch(batch.axis, data), tallies
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
