@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import cache
 from pathlib import Path
+
+from rlflow.process import boot
 
 VARIABLE = "RLFLOW_OUTAGES"  # the variable with the path of the file
 
@@ -24,11 +27,19 @@ def clock() -> float:
 
 
 def _read(path: str) -> tuple[float, float, float]:
-    """Seconds of past outages, and of the present one when it began and when it ends at the latest; zeros if there was none."""
+    """Seconds of past outages, and of the present one when it began and when it ends at the latest; zeros if there was none, or another
+    machine, whose clock is another, has written the file."""
     with contextlib.suppress(OSError, ValueError), open(path) as file:
-        past, since, until = map(float, file.read().split())
-        return past, since, until
+        machine, *seconds = file.read().split()
+        past, since, until = map(float, seconds)
+        return (past, since, until) if machine == _machine() else (0.0, 0.0, 0.0)
     return 0.0, 0.0, 0.0
+
+
+@cache
+def _machine() -> str:
+    """What tells this machine, since it was started, from others."""
+    return boot() or os.uname().nodename
 
 
 class Outages:
@@ -53,5 +64,5 @@ class Outages:
 
     def _write(self) -> None:
         beside = self.file.with_suffix(".new")
-        beside.write_text(f"{self._past!r} {self._since!r} {self._until!r}")
+        beside.write_text(f"{_machine()} {self._past!r} {self._since!r} {self._until!r}")
         os.replace(beside, self.file)

@@ -26,7 +26,7 @@ class Options:
     eval_every: Annotated[int, Ge(0)] = 0  # iterations between evaluations; 0 evaluates before and after only
     save_every: Annotated[int, Ge(0)] = 10  # iterations between checkpoints; 0 saves at the end and when stopped only
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
-    reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
+    reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds for a row of a reward function, or a batch of a server with all tries
     reward_workers: Annotated[int, Ge(1)] | None = None  # most processes of reward functions; without, by cores and how long rows wait
     reward_env: tuple[str, ...] = ()  # variables that users' rewards and environments see; several: repeat the flag
     reward_write: tuple[str, ...] = ()  # folders in which these may change files, / for all; several: repeat the flag

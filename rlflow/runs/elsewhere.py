@@ -59,7 +59,11 @@ def save_beside(loop: Loop, folder: Path, why: str) -> Path | None:
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    places = (folder.parent, Path(tempfile.gettempdir()), Path.home())
+    places = [folder.parent]
+    with contextlib.suppress(OSError):  # there is no folder for temporary files
+        places.append(Path(tempfile.gettempdir()))
+    with contextlib.suppress(RuntimeError):  # there is no home
+        places.append(Path.home())
     yield from dict.fromkeys(place for place in places if os.access(place, os.W_OK))
 
 

@@ -56,7 +56,7 @@ def test_a_service_that_dies_while_it_starts_is_waited_for_anew(now, file):
     assert outages.clock() == 1000.0
 
 
-@pytest.mark.parametrize("content", ["", "x", "1 2", "1 2 3 4"])
+@pytest.mark.parametrize("content", ["", "x", "m 1 2", "m 1 2 3 4", "another-machine 5 990 1060"])
 def test_a_file_that_says_nothing_is_no_outage(content, now, file):
     file.file.write_text(content)
     assert outages.clock() == 1000.0
