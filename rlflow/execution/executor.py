@@ -86,6 +86,7 @@ class Executor:
         self.lanes = lanes
         self.store = Store()
         self.stopping = False
+        self.away = 0.0  # most seconds for which the clock may stand still, which the watchdog does not know of
         self.wrote = False  # whether the last iteration changed weights, or began to
         self.board = Board()
 
@@ -140,7 +141,7 @@ class Executor:
     def evaluating(self) -> Executor:
         """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
         beside = Executor(self.engine.evaluating(), self.lanes, self.clock)
-        beside.board = self.board
+        beside.board, beside.away = self.board, self.away
         return beside
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
@@ -235,7 +236,7 @@ class _Run:
             seconds = self._seconds(node, self._rows(unit))
             self._deadlines[unit] = Deadline(seconds + self.engine.grace, self.executor.clock)
             try:
-                with self.executor.board.during(node.name, self.engine.iteration, seconds), here_alone():
+                with self.executor.board.during(node.name, self.engine.iteration, seconds + self.executor.away), here_alone():
                     self._perform(unit)
             except BaseException as raised:
                 error = raised

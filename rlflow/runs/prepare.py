@@ -295,6 +295,7 @@ def _assemble(
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     executor = Executor(runtime.engine, runtime.lanes, outages.clock)
+    executor.away = services.away
     try:
         services.ready()
     except BaseException:

@@ -17,7 +17,7 @@ from rlflow.errors import PlanError, Problem
 from rlflow.services.addresses import Address
 from rlflow.services.declare import HEAD, PORT, Service
 from rlflow.services.health import unhealthy
-from rlflow.services.member import PROBE, Member, Note
+from rlflow.services.member import PAUSES, PROBE, Member, Note
 from rlflow.services.process import GRACE, last_lines
 from rlflow.services.recipes import recipes
 from rlflow.watch import served
@@ -46,6 +46,11 @@ class Services:
         self.members = [Member(recipe, logs / f"{recipe.name}.log", run, note, self._changed)
                         for each in services if not each.external
                         for recipe in recipes(each, places[each.name], urls, gpus.get(each.name, ()), self._variables)]  # fmt: skip
+
+    @property
+    def away(self) -> float:
+        """Most seconds in which some service may be away, all new starts of all processes together."""
+        return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:
         """Start all processes, and let rewards and environments find them. Raises PlanError for a command that cannot be started; then none

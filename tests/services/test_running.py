@@ -139,6 +139,12 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
         pass
 
 
+def test_the_longest_time_in_which_services_may_be_away_is_known(tmp_path):
+    services, _ = split_services({"service.search": LITTLE, "service.search.wait": 3, "service.far": "http://far"})
+    assert Services(services, addresses(services), {}, tmp_path / "aside", "run").away == 3 * 3 + 0 + 1 + 5
+    assert Services((), {}, {}, tmp_path, "run").away == 0
+
+
 @pytest.mark.slow
 def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
     with running(tmp_path, search=LITTLE) as (run, urls, notes):
