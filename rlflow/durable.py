@@ -80,8 +80,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename a folder, all of it flushed, to ``target``; what was there is removed afterwards. In between there is none for a moment.
-    Raises OSError."""
+    """Rename a folder, all of it flushed and with the rights that the umask gives, to ``target``; what was there is removed afterwards. In
+    between there is none for a moment. Raises OSError."""
+    give_usual_rights(folder)
     flush_tree(folder)
     old = aside(target, "removing")
     with contextlib.suppress(FileNotFoundError):
@@ -89,6 +90,28 @@ def take_place(folder: Path, target: Path) -> None:
     move(folder, target)
     if os.path.lexists(old):
         delete(old)
+
+
+def give_usual_rights(folder: Path) -> None:
+    """Give a folder and all in it the rights that new files and folders of this process have: libraries that write weights let nobody else
+    read them. What belongs to others stays as it is. Raises OSError."""
+    mask = umask()
+    for where, _, names in os.walk(folder, onerror=_raise):
+        for path, usual in ((where, 0o777), *((os.path.join(where, name), 0o666) for name in names)):
+            mode = os.lstat(path).st_mode
+            rights = stat.S_IMODE(mode) & 0o7111 & ~mask | usual & ~mask
+            if not stat.S_ISLNK(mode) and rights != stat.S_IMODE(mode):
+                with contextlib.suppress(PermissionError):
+                    os.chmod(path, rights)
+
+
+def umask() -> int:
+    """The rights that new files of this process do not get."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:  # without a change that other threads see
+        return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def make_folder(path: Path) -> None:

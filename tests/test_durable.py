@@ -6,6 +6,8 @@ import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rlflow import durable
 
@@ -33,6 +35,28 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
     durable.take_place(tmp_path / "new", tmp_path / "old")
     assert names(tmp_path) == ["old"]
     assert names(tmp_path / "old" / "inner") == ["new"]
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o027, 0o077])
+def test_what_takes_a_place_has_the_rights_that_new_files_have_whoever_wrote_it(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        assert durable.umask() == mask
+        (folder := tmp_path / "new").mkdir(mode=0o700)
+        (folder / "inner").mkdir()
+        (folder / "inner").chmod(0o2700)  # whose files get its group
+        save_file({"a": torch.zeros(1)}, folder / "inner" / "weights.safetensors")
+        (folder / "script").touch(mode=0o700)
+        (folder / "link").symlink_to("nowhere")
+        (folder / "open").touch()
+        (folder / "open").chmod(0o666)
+        durable.take_place(folder, tmp_path / "there")
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "there").rglob("*") if not path.is_symlink()}
+    new = 0o666 & ~mask
+    assert found == {"inner": 0o2777 & ~mask, "weights.safetensors": new, "script": new | 0o100, "open": new}
+    assert (tmp_path / "there").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 LEAVES = """

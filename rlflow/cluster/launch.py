@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from rlflow.cluster import token
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
 from rlflow.cluster.lean import WorkerStart
@@ -48,44 +49,6 @@ PLACED_SECONDS = 30.0  # how long a cluster may take to place a pool
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
 
 
-def token_file() -> Path:
-    """The file of Ray's token."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
-
-
-def guard_token() -> None:
-    """Make Ray's token of this user with mode 0600, before Ray makes one that others can read. Ray uses it wherever RAY_AUTH_MODE is not
-    set. Raises PlanError where the file cannot be written."""
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
-        return
-    path = token_file()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists() and not path.stat().st_size:  # of a process that ended before it had written
-            path.unlink()
-        if not path.exists():
-            _make_token(path)
-        path.chmod(0o600)
-    except OSError as error:
-        raise PlanError.of("ray-token", f"Ray's token cannot be kept in '{path}'", found=str(error.strerror),
-                           expected="a file that this user alone reads and writes",
-                           remedy="set RAY_AUTH_TOKEN_PATH to a file that can be written") from error
-
-
-def _make_token(path: Path) -> None:
-    """Write a token, whole or not at all, since another run may read it at once. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another run has made one, which serves
-            os.link(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
 def run_folder(name: str, address: str | None) -> Path:
     """The path of a run's private folder for rendezvous files and its own Ray; the folder does not exist yet. Raises PlanError where no
     place for temporary files is safe from other users, or their paths are too long for Ray's sockets."""
@@ -106,7 +69,6 @@ def start(
     commits, with its files in the run's ``folder``. ``workers``: how a Ray that is started here starts workers. Gives the controlling
     processes of the Ray. Raises PlanError where there is no Ray to join, it does not start, or it would be open to others."""
     refuse_open(insecure)
-    guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -136,6 +98,7 @@ def start(
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
     """Join a Ray. Raises PlanError for one that is open to others, and OSError, RuntimeError, ValueError or RayError where there is
     none."""
+    token.guard()
     limit = time.monotonic() + seconds
     gcs = check_speaks(address, seconds)
     left = max(limit - time.monotonic(), 1.0)
@@ -158,7 +121,12 @@ def _start_here(processors: int, folder: Path, commits: int, workers: WorkerStar
             ray.init(address="local", num_cpus=processors, include_dashboard=False, _node_ip_address="127.0.0.1",
                      _temp_dir=str(folder / RAY), object_store_memory=store_bytes(commits), **how)
 
-    connect(starting, START_SECONDS)
+    token.make_own(folder)
+    try:
+        connect(starting, START_SECONDS)
+    except BaseException:
+        token.forget_own()
+        raise
     return Controllers.of_this_process()
 
 
@@ -410,3 +378,4 @@ def leave(controllers: Controllers) -> None:
         launcher.leave_at_once()
     else:
         disconnect()
+    token.forget_own()

@@ -244,7 +244,7 @@ def token_line() -> str:
     try:
         rights = path.stat().st_mode & 0o777
     except OSError:
-        return f"{path}: none yet; the first run with --pools makes one"
+        return f"{path}: none yet; a run with --ray-address needs the one of that Ray"
     return f"{path}: private" if not rights & 0o077 else f"{path}: others can read it ({rights:o}): chmod 600 {path}"
 
 

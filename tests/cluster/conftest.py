@@ -11,9 +11,9 @@ import pytest
 def ray_address():
     from ray.cluster_utils import Cluster
 
-    from rlflow.cluster.launch import guard_token
+    from rlflow.cluster import token
 
-    guard_token()
+    token.guard()
     cluster = Cluster(initialize_head=True, head_node_args={
         "num_cpus": 8, "include_dashboard": False, "object_store_memory": 256 << 20})
     yield cluster.address

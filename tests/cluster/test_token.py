@@ -1,12 +1,13 @@
 """Ray is used with its token: without, runs are refused here, and by a Ray that has one."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlflow.cluster import launch
+from rlflow.cluster import launch, token
 from rlflow.errors import PlanError
 
 JOIN = """
@@ -30,7 +31,7 @@ def test_a_token_without_a_place_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file" / "auth_token"))
     with pytest.raises(PlanError, match=r"(?s)auth_token'.*RAY_AUTH_TOKEN_PATH"):
-        launch.guard_token()
+        token.guard()
 
 
 @pytest.mark.parametrize("rights", [0o644, 0o600])
@@ -39,10 +40,10 @@ def test_the_token_is_made_private(tmp_path, monkeypatch, rights):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-    launch.guard_token()
+    token.guard()
     first = path.read_text()
     path.chmod(rights)
-    launch.guard_token()
+    token.guard()
     assert path.read_text() == first
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -54,7 +55,7 @@ def test_an_empty_token_is_made_anew(tmp_path, monkeypatch):
     path = tmp_path / "auth_token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
     path.touch()
-    launch.guard_token()
+    token.guard()
     assert len(path.read_text()) == 64
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
 
@@ -65,13 +66,31 @@ def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))
 
     def begins(number):
-        launch.guard_token()
+        token.guard()
         return (tmp_path / "auth_token").read_text()
 
     with ThreadPoolExecutor(8) as threads:
-        (token,) = set(threads.map(begins, range(8)))
-    assert len(token) == 64
+        (read,) = set(threads.map(begins, range(8)))
+    assert len(read) == 64
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
+
+
+def test_the_ray_of_a_run_has_a_token_of_the_runs_own_and_nothing_in_the_home(tmp_path, monkeypatch):
+    for name in (token.MODE, token.TOKEN, token.PATH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    (folder := tmp_path / "rlflow-0").mkdir(mode=0o700)
+    token.make_own(folder)
+    assert os.environ[token.PATH] == str(folder / "token")
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    assert len((folder / "token").read_text()) == 64
+    token.forget_own()
+    assert token.PATH not in os.environ
+    monkeypatch.setenv(token.PATH, str(tmp_path / "of-mine"))  # which names the token of choice
+    token.make_own(folder)
+    token.forget_own()
+    assert os.environ[token.PATH] == str(tmp_path / "of-mine")
+    assert len((tmp_path / "of-mine").read_text()) == 64
 
 
 def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):

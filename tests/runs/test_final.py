@@ -23,4 +23,6 @@ def test_the_generation_config_of_a_final_model_names_every_end(tmp_path):
     written = json.loads((final / "generation_config.json").read_text())
     assert (written["eos_token_id"], written["top_k"]) == ([1, 7], 5), "transformers alone writes no top_k without do_sample"
     assert ends_of(final).problems == []
+    usual = (run.folder / "settings.json").stat().st_mode
+    assert [path.name for path in final.iterdir() if path.stat().st_mode != usual] == []  # weights too, for who may read the rest
     assert "do not agree on what ends a reply" in (run.folder / "notes.txt").read_text()
