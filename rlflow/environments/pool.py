@@ -27,6 +27,7 @@ from rlflow.rewards.values import LARGEST, NOT_HELD
 PROGRAM = "rlflow.environments.worker"
 START = 120.0  # seconds for a process to start and load the class
 GRACE = 1.0  # seconds beyond a call's deadline after which a process whose calls wait side by side is killed
+HELPERS = 8  # processes among which the other calls of a process are dealt out, once one of them has hung
 TRIES = 3  # processes in a row that may end while they load the class
 CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")  # why an episode failed; see Failure
 
@@ -163,9 +164,11 @@ class EnvironmentPool:
 class _Slot(threading.Thread):
     """A thread with a process: it starts it, hands it calls, kills it at a call's deadline, and starts the next one."""
 
-    def __init__(self, spec: EnvironmentSpec, make: Callable[[], WorkerProcess]) -> None:
+    def __init__(self, spec: EnvironmentSpec, make: Callable[[], WorkerProcess], helps: bool = False) -> None:
+        """``helps``: whether it is there for a few calls of another one."""
         super().__init__(name="environment", daemon=True)
-        self.spec = spec
+        self.spec, self._helps = spec, helps
+        self._helpers: list[_Slot] = []
         self.process: WorkerProcess | None = None
         self._make = make
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -202,11 +205,14 @@ class _Slot(threading.Thread):
             self._stopping = True
             if self.process is not None:
                 self.process.signal_group()
+            for helper in self._helpers:
+                helper.stop()
         self._jobs.put(None)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
         """The answer to each call. What fails an episode is kept with it."""
         answers: dict[int, Answer] = {}
+        helped: dict[int, Answer] = {}  # of calls that other processes carried out
         left, together, idle = list(range(len(calls))), True, 0
         while left:
             try:
@@ -225,7 +231,34 @@ class _Slot(threading.Thread):
             elif culprit is not None:
                 answers[portion[len(replied)]] = calls[portion[len(replied)]][0].failure = culprit
             left = [place for place in left if place not in answers and calls[place][0].failure is None]
-        return [self._kept(episode, call, answers.get(place)) for place, (episode, call) in enumerate(calls)]
+            if culprit is not None and culprit.cause == "timeout" and len(left) > 1 and self.spec.source.repeatable and not self._helps:
+                helped = self._helped(calls, left)
+                left = []
+        return [helped[place] if place in helped else self._kept(episode, call, answers.get(place))
+                for place, (episode, call) in enumerate(calls)]
+
+    def _helped(self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]) -> dict[int, Answer]:
+        """The answers to the calls that are left after one that hung, by their places, noted with their episodes. Others may hang too: so
+        that each does not wait for the deadline of the one before, they are dealt out among processes of their own, in which their episodes
+        are played again."""
+        with self._lock:
+            if self._stopping:
+                raise _closed()
+            self._helpers = [_Slot(self.spec, self._make, helps=True) for _ in range(min(len(left), HELPERS))]
+        for helper in self._helpers:
+            helper.start()
+        try:
+            shares = [left[number :: len(self._helpers)] for number in range(len(self._helpers))]
+            futures = [helper.submit([calls[place] for place in share]) for helper, share in zip(self._helpers, shares, strict=True)]
+            return {place: answer for share, future in zip(shares, futures, strict=True)
+                    for place, answer in zip(share, future.result(), strict=True)}
+        finally:
+            with self._lock:
+                helpers, self._helpers = self._helpers, []
+            for helper in helpers:
+                helper.stop()
+            for helper in helpers:
+                helper.join()
 
     def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
         """The answer, noted with its episode; where there is none, what failed the episode."""

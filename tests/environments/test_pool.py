@@ -2,9 +2,10 @@
 
 import os
 import signal
+from contextlib import closing
 
 import pytest
-from scenarios import script
+from scenarios import script, spec_of
 
 from rlflow import Turn
 from rlflow.environments.pool import EnvironmentPool, Failure
@@ -54,6 +55,23 @@ def test_an_answer_that_no_tokenizer_takes_or_that_is_too_long_is_changed_and_co
     assert set(answers[3]["says"][0]["content"]) == {"x"}
     assert [{name: answer.get(name) for name in CHANGES} for answer in answers] == [
         {"replaced": 1.0, "cut": None}, {"replaced": None, "cut": 1.0}, {"replaced": 2.0, "cut": None}, {"replaced": None, "cut": 1.0}]
+
+
+def test_calls_that_hang_end_side_by_side_and_the_others_of_their_process_go_on():
+    together, most = 0, 0
+
+    def hear(data):
+        nonlocal together, most
+        together = together + data.count(b"hangs") if data else together - 1
+        most = max(most, together)
+
+    with closing(EnvironmentPool(spec_of("Scripted", parallel=1, seconds=5), hear=hear)) as pool:
+        episodes, _ = opened(pool, *[script(TALK, {"hang": 1}, TALK)] * 4, *[script(TALK, TALK, TALK)] * 6, seeds=range(10))
+        before = pool.step(episodes, ["a"] * 10)
+        assert causes(pool.step(episodes, ["b"] * 10)) == ["timeout"] * 4 + [""] * 6
+        assert [answer["says"] for answer in pool.step(episodes[4:], ["c"] * 6)] == [f"c|{seed}" for seed in range(4, 10)]
+    assert causes(before) == [""] * 10
+    assert most >= 2
 
 
 def test_messages_are_said_with_all_their_keys(pooled):
