@@ -64,8 +64,7 @@ MAY_IMPORT = {
     "services.declare": "errors author",
     "services.addresses": "errors services.declare",
     "services": "errors clients deadline services.declare services.addresses watch watchdog",
-    "serving": "errors clients extras pretrained batch columns data rewards environments isolation training binding services.declare "
-               "watchdog",
+    "serving": "errors clients extras pretrained batch columns data rewards environments isolation training binding services.declare",
     "tasks": "",
     "diagnosis": "figures",
     "watch": "figures errors extras process durable logs interfaces isolation diagnosis watchdog",

@@ -14,33 +14,26 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import MaxLen
 from pydantic import BaseModel
 
+from rlflow.environments.shipped import sandboxed
 from rlflow.errors import PlanError, listed
 from rlflow.extras import require
-from rlflow.isolation import limits, probe
+from rlflow.isolation import probe
 from rlflow.serving.server import EXTRA, application
-from rlflow.watchdog.kin import MARK
 
-SANDBOX = "rlflow.environments.shipped.sandbox"
 LANGUAGES = ("python",)  # that are run
 SECONDS, LONGEST = 10.0, 60.0  # of a request that names none; the most that one may name
 MEGABYTES, MOST_MEGABYTES = 512, 4096  # of memory, likewise
 FILES = 1000  # most files of a request
 BODY = 16 << 20  # most bytes of a request
 PREFIX = "rlflow-code-"  # begins the names of servers' folders
-OUTPUT = 1 << 20  # most bytes of each stream that are given back; the rest is read and dropped
 
 
 class Code(BaseModel):
@@ -155,40 +148,6 @@ def _run(asked: Code, folder: str) -> dict[str, Any]:
     """Run code in a process of its own, which is killed at its deadline."""
     memory = min(asked.memory_limit_MB, MOST_MEGABYTES) if asked.memory_limit_MB > 0 else MEGABYTES
     seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
-    with tempfile.NamedTemporaryFile("wb", dir=Path(folder).parent) as code, tempfile.TemporaryFile(dir=folder) as stdin:
-        code.write(asked.code.encode())
-        code.flush()
-        stdin.write((asked.stdin or "").encode())
-        stdin.seek(0)
-        command = [sys.executable, "-P", "-m", SANDBOX, str(os.getpid()), folder, str(memory), str(seconds), code.name]
-        began = time.monotonic()
-        child = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
-                                 env=limits.environment(folder, [MARK]))  # fmt: skip
-        streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
-        try:
-            child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-        late = child.wait() == -signal.SIGKILL and time.monotonic() - began >= seconds
-        stdout, stderr = (stream.text() for stream in streams)
-    return {"status": "TimeLimitExceeded" if late else "Finished", "execution_time": round(time.monotonic() - began, 3),
-            "return_code": None if late else child.returncode, "stdout": stdout, "stderr": stderr}  # fmt: skip
-
-
-class _Stream:
-    """Reads a stream to its end in a thread, and keeps its beginning."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._kept, self._stream = bytearray(), stream
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        with self._stream:
-            while data := self._stream.read1(1 << 16):  # type: ignore[attr-defined]
-                self._kept += data[: OUTPUT - len(self._kept)]
-
-    def text(self) -> str:
-        """The text that was kept, once the stream has ended."""
-        self._thread.join()
-        return self._kept.decode(errors="replace")
+    done = sandboxed.ended(asked.code, folder, memory, seconds, asked.stdin or "")
+    return {"status": "TimeLimitExceeded" if done.late else "Finished", "execution_time": round(done.seconds, 3),
+            "return_code": None if done.late else done.code, "stdout": done.stdout, "stderr": done.stderr}  # fmt: skip

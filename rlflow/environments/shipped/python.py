@@ -7,18 +7,15 @@ deadline.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 
 from rlflow.author.turn import Turn
+from rlflow.environments.shipped import sandboxed
 from rlflow.errors import listed
 from rlflow.isolation import probe
 
 BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-SANDBOX = "rlflow.environments.shipped.sandbox"
 
 
 class Python:
@@ -45,12 +42,9 @@ class Python:
     def run(self, code: str) -> str:
         """Run code. Gives its output, and the error that ended it."""
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-P", "-m", SANDBOX, str(os.getpid()), folder, str(self.memory), str(self.timeout)]
-            try:
-                ended = subprocess.run(command, input=code, capture_output=True, text=True, errors="replace", timeout=self.timeout,
-                                       cwd=folder)  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return f"TimeoutError: no end after {self.timeout:g} s"
-        if ended.returncode < 0:
-            return f"{ended.stdout}the process was killed by signal {-ended.returncode}"
-        return ended.stdout + ended.stderr
+            done = sandboxed.ended(code.encode(errors="replace").decode(), folder, self.memory, self.timeout)
+        if done.late:
+            return f"TimeoutError: no end after {self.timeout:g} s"
+        if done.code < 0:
+            return f"{done.stdout}the process was killed by signal {-done.code}"
+        return done.stdout + done.stderr

@@ -1,7 +1,7 @@
 """Runs code in this process, which can only compute.
 
-Run as ``python -m rlflow.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS [FILE]``, by the process PARENT, with which it ends.
-With a file the code is in that, and standard input is the code's own.
+Run as ``python -m rlflow.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``, by the process PARENT, with which it ends.
+The code is in FILE; standard input is the code's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     """Put up the walls, read the code, run it."""
     kin.die_with(int(sys.argv[1]))
     folder, megabytes, seconds = sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-    code = Path(sys.argv[5]).read_text("utf-8") if sys.argv[5:] else sys.stdin.read()
+    code = Path(sys.argv[5]).read_text("utf-8")
     walls.around_code(folder, megabytes, seconds)
     try:
         exec(compile(code, "code", "exec"), {"__name__": "__main__"})

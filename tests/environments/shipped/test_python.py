@@ -59,6 +59,10 @@ def test_the_variables_of_the_run_are_not_its_own(monkeypatch):
         pool.close()
 
 
+def test_of_much_that_code_prints_only_the_beginning_is_kept():
+    assert len(Python(timeout=60.0).run("print('x' * (3 << 20))")) == 1 << 20
+
+
 def test_where_code_cannot_be_isolated_none_is_run_unless_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(probe, "missing", lambda kind: ("reading",))
     with pytest.raises(ValueError, match="no wall around reading .* --env.unsafe true"):
