@@ -33,7 +33,8 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests" / folder) for folder in ("runs", "checkpoints", "cluster", "rewards", "cli")]
+SHARED = ("", "runs", "checkpoints", "cluster", "rewards", "cli", "launching", "serving", "watchdog")  # folders of tests
+sys.path += [str(ROOT / "tests" / folder) for folder in SHARED]
 
 import campaign  # noqa: E402
 import chaos_answers  # noqa: E402

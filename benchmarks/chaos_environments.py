@@ -62,14 +62,51 @@ def failing(place: Place) -> Iterator[Outcome]:
                 yield Outcome(True, row < failed, code == 0 and row < failed, wrong)
 
 
-def _run(folder: Path, name: str, mode: str) -> None:
+def _run(folder: Path, name: str, mode: str, file: str = "faulty.py:Faulty", **settings: Any) -> None:
     rlflow.run("grpo", backend="null", prompts=4, iterations=3, held_out=0, out=str(folder / "runs"), name=name, max_missing=1.0,
-               **{"hp.samples": 4, "hp.max_tokens": 60, "actor.longest": 12, "env": f"{folder}/faulty.py:Faulty", "env.mode": mode,
-                  "env.turns": 3, "env.seconds": 1.0, "env.parallel": 2})  # fmt: skip
+               **{"hp.samples": 4, "hp.max_tokens": 60, "actor.longest": 12, "env": f"{folder}/{file}", "env.mode": mode,
+                  "env.turns": 3, "env.seconds": 1.0, "env.parallel": 2, **settings})  # fmt: skip
 
 
 def _lines(folder: Path, name: str, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "runs" / name / f"{file}.jsonl").read_text().splitlines()]
 
 
-CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {"environment dies, hangs, lies or is slow": failing}
+SPEAKER = '''
+from rlflow import Turn
+
+TEXTS = {"surrogate": "7 \\ud83c", "zero": "7\\0", "message": [{"role": "user", "content": "7 \\udc80"}], "endless": "7 " * (1 << 18)}
+
+class Speaker:
+    def __init__(self, *, mode: str = "", first: bool = False):
+        self.text, self.first, self.turn = TEXTS.get(mode, "7"), first, 0
+
+    def reset(self, prompt, *, seed):
+        self.odd = int(prompt.split()[-1]) % 4 == 1
+        return self.text if self.odd and self.first else "7"
+
+    def step(self, said):
+        self.turn += 1
+        return Turn(says=self.text if self.odd and not self.first else "7", reward=1.0, done=self.turn == 2)
+'''
+
+
+def speaking(place: Place) -> Iterator[Outcome]:
+    """An environment says characters that no tokenizer takes, or too many: they are mended or cut, counted, and no episode fails."""
+    (place.folder / "speaker.py").write_text(SPEAKER)
+    for mode in place.of(("surrogate", "zero", "message", "endless"), 4):
+        for first in (False, True):
+            if first and mode == "message":
+                continue  # the first words of an episode are a text
+            name = f"{mode}-{first}"
+            code = faults.in_child(partial(_run, place.folder, name, mode, file="speaker.py:Speaker", **{"env.first": first}))
+            lines = _lines(place.folder, name, "metrics") if code == 0 else []
+            counted = "env/cut" if mode == "endless" else "env/replaced"
+            for line in lines or [{}]:
+                yield Outcome(True, line.get(counted, 0) > 0, line.get("env/failed") == 0, code != 0)
+
+
+CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
+    "environment dies, hangs, lies or is slow": failing,
+    "environment says what no tokenizer takes": speaking,
+}

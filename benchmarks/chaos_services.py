@@ -7,6 +7,7 @@ had been started anew; survived where the run goes on to its end; and wrong wher
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -27,6 +28,8 @@ import json, os, pathlib, signal, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 mode, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+if mode == "tells":
+    print(os.environ["OF_MINE_TOKEN"], sys.argv, os.environ, flush=True)
 FAULTS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
           "kill the run": lambda: os.kill(os.getppid(), signal.SIGKILL)}
 
@@ -86,6 +89,16 @@ def killed(place: Place) -> Iterator[Outcome]:
                   any(row["scores"] != len(row["completion"]) for row in rows))
 
 
+def telling(place: Place) -> Iterator[Outcome]:
+    """A service prints all that it knows: no file of the run's folder has a secret."""
+    folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
+    os.environ["OF_MINE_TOKEN"] = secret
+    code = faults.in_child(partial(_run, "tells", folder))
+    told = [path for path in (folder / "grpo-1").rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    heard = "***" in (folder / "grpo-1" / "services" / "judge.log").read_text()
+    yield Outcome(True, heard, code == 0, bool(told))
+
+
 def _folder(place: Place, mode: str) -> Path:
     folder = place.folder / mode.replace(" ", "-")
     folder.mkdir()
@@ -110,4 +123,5 @@ def _lines(folder: Path, file: str) -> list[dict[str, Any]]:
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "service is killed, stopped, slow, answers badly": failing,
     "run is killed beside its service": killed,
+    "secrets that a service prints": telling,
 }

@@ -1,24 +1,32 @@
-"""Files and flows of others: scripts to import, configurations, rows that are asked, chosen and joined, weights that blow up.
+"""Files, texts, code and flows of others: scripts to import, configurations, values in texts of jobs, code of a model, drawn histories,
+weights that blow up.
 
 Each function yields outcomes of faults of one class, for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import run_faults as faults  # of tests/runs, as are the next two
 import test_bad_days as bad_days
 import test_check as checked  # of tests/cli
+import test_code as code  # of tests/serving
 import test_histories as histories
 import test_importing as imported  # of tests/cli
+import test_target as jobs  # of tests/launching
 from chaos_folders import Outcome, Place
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from rlflow.author.load import load
+from rlflow.cli.job import FORMS
+from rlflow.config.flags import parse_flags
+from rlflow.isolation import probe
 
 HISTORIES = 12
 
@@ -68,6 +76,35 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
     return found
 
 
+def job_texts(place: Place) -> Iterator[Outcome]:
+    """Values that a shell, Kubernetes or SkyPilot could carry out, in the texts that start a run there: each text is carried out, with
+    stand-ins."""
+    for kind in FORMS:
+        for number, value in enumerate(place.of(jobs.HOSTILE, 8)):
+            folder = place.folder / f"{kind}-{number}"
+            folder.mkdir()
+            (folder / "run.toml").write_text(f'"hp.v" = {json.dumps(value)}\n')
+            said = faults.command(["job", "grpo", "--config", folder / "run.toml", "--for", kind, "--job.image", "i"], folder / "said")
+            right = said.code == 0 and faults.in_child(partial(handed_over, kind, said.out, value, folder)) == 0
+            yield Outcome(True, right, right, (folder / "work" / "made").exists())
+
+
+def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
+    """Raises AssertionError where the value does not come to the run as it is, or a file was made on the way."""
+    assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
+
+
+def walls(place: Place) -> Iterator[Outcome]:
+    """Code that tries to do more than compute, and code that would outlive its server."""
+    if probe.missing("code"):
+        return  # this machine has not all walls, as the service says
+    found = code.attempted(place.folder)
+    for name in sorted(set(found) - code.ALLOWED):
+        yield Outcome(True, found[name], found[name], not found[name])
+    right = faults.in_child(partial(code.test_code_that_would_outlive_its_killed_server_ends_with_it, place.folder)) == 0
+    yield Outcome(True, right, right, not right)
+
+
 def blown_up(place: Place) -> Iterator[Outcome]:
     """A step, or a stage with side effects, that leaves weights that are not finite: named, and the finite checkpoint stays."""
     spoiled = place.folder / "spoiled"
@@ -84,6 +121,8 @@ def blown_up(place: Place) -> Iterator[Outcome]:
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
     "scripts and settings of others": scripts,
     "configurations that check and run must refuse": configurations,
+    "values in the texts of jobs": job_texts,
+    "code that does more than compute": walls,
     "rows asked, chosen and joined, nodes late or killed": joined,
     "weights blown up by a step or a stage": blown_up,
 }

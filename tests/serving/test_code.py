@@ -68,17 +68,21 @@ print(json.dumps(refused))
 ALLOWED = {"private memory", "own folder", "own file", "input", "null", "module", "package"}
 
 
-@needs_walls
-def test_code_can_only_compute(tmp_path):
-    (tmp_path / "data.jsonl").write_text('{"answer": "7"}')
-    values = {"PARENT": str(os.getpid()), "SOURCE": repr(rlflow.__file__), "DATA": repr(str(tmp_path / "data.jsonl"))}
+def attempted(folder):
+    """Attempt of code to do more than compute → whether it was refused."""
+    (folder / "data.jsonl").write_text('{"answer": "7"}')
+    values = {"PARENT": str(os.getpid()), "SOURCE": repr(rlflow.__file__), "DATA": repr(str(folder / "data.jsonl"))}
     code = ATTEMPTS
     for name, value in values.items():
         code = code.replace(name, value)
     result = answered(Code(code=code, stdin="x", run_timeout=60, files={"given": ""}))["run_result"]
     assert result["stderr"] == ""
-    refused = json.loads(result["stdout"])
-    assert {name for name, was in refused.items() if not was} == ALLOWED
+    return json.loads(result["stdout"])
+
+
+@needs_walls
+def test_code_can_only_compute(tmp_path):
+    assert {name for name, refused in attempted(tmp_path).items() if not refused} == ALLOWED
 
 
 @needs_walls
