@@ -31,7 +31,6 @@ from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.runs.directory import check_name
 from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
-from rlflow.runs.planning import problems_before_backends
 from rlflow.trace.arguments import role_names
 from rlflow.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.watch.secrets import remember
@@ -70,8 +69,11 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
         yield from stop_problems(program, default, own)
 
     report = check(flow, hp, options, staleness=config.options.staleness, bound=bound)
-    if report.program is None:
+    if report.program is None or not report.ok:
         return report
+
+    from rlflow.runs.planning import problems_before_backends  # loads torch, which a flow that is refused needs not
+
     return replace(report, problems=(*report.problems, *problems_before_backends(report.program, config)))
 
 
