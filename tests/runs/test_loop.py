@@ -235,12 +235,14 @@ def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
     assert saved_steps(tmp_path / "run") == (3, 3)
 
 
+@pytest.mark.slow
 def test_the_copies_of_real_workers_are_read_without_them(tmp_path):
     with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; go on with"):
         start_run(context(tmp_path, failing_within, commit_every=1, pools="all=2@threads"), Quiet())
     assert saved_steps(tmp_path / "run") == (3, 3)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_between_two_iterations_saves_the_last_one(tmp_path):
     class Raising(Quiet):
         def iteration(self, number, *details):
@@ -280,6 +282,7 @@ def test_a_state_that_the_runs_folder_does_not_take_is_saved_beside_it_and_the_e
     assert resume.resume(tmp_path / "run-saved", {"iterations": 6}, Quiet()).unsaved == ""
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_saved(tmp_path):
     told = Blocking(tmp_path / "run")
     says = r"(?s)3 checkpoints in a row could not be saved.*remedy:.*go on with: rlflow resume \S*run-saved"
@@ -289,6 +292,7 @@ def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_s
     assert saved_steps(tmp_path / "run-saved") == (told.iterations, told.iterations)
 
 
+@pytest.mark.slow
 def test_what_no_place_takes_is_said_to_be_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(elsewhere, "_places", lambda folder: [])
     with pytest.raises(PlanError, match=r"(?s)no other place takes it, so that it is lost; no checkpoint is left: start the run again"):
