@@ -1,6 +1,6 @@
 """The process of one cell: it answers lines of JSON, so that cells of any system, in any virtual environment, can take turns.
 
-    python child.py FILE.py
+    python child.py FILE.py KIN.py PARENT
 
 FILE.py defines the system: a class ``System`` with four methods.
 
@@ -21,7 +21,6 @@ import json
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -67,14 +66,15 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
             system.close()
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, in the middle of a turn too (Linux)."""
-    _module("rlflow_kin", str(Path(__file__).parents[1] / "watchdog" / "kin.py")).die_with(os.getppid())
+def end_with_parent(kin: str, parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, in the middle of a turn too (Linux). ``kin``: the file of
+    `rlflow.watchdog.kin`; a parent that has ended before is noticed by its process id."""
+    _module("rlflow_kin", kin).die_with(parent)
 
 
 def main() -> None:
     """Serve on what were standard input and output when the process began."""
-    end_with_parent()
+    end_with_parent(sys.argv[2], int(sys.argv[3]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.argv[1], sys.stdin, answers)

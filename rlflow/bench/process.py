@@ -42,8 +42,9 @@ class CellProcess:
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
         self.deadline, self.log = deadline, log
         with log.open("a") as opened:
-            self.process = subprocess.Popen([python, "-P", child.__file__, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                            stderr=opened, text=True, start_new_session=True, env=environment(python))
+            command = [python, "-P", child.__file__, str(file), kin.__file__, str(os.getpid())]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=opened, text=True,
+                                            start_new_session=True, env=environment(python))
         self._below: list[kin.Known] = []
         self._busy = False  # with a request, so that it would not notice that there are no more
 
