@@ -82,7 +82,8 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
         text = said.read_text()
         assert f"Ray's {name} (pid {pid}) has died" in text
         newest = load_latest(tmp_path / "mine").snapshot.iteration
-        assert newest == (iterations(tmp_path) if name == "gcs_server" else 5)
+        behind = iterations(tmp_path) - newest  # without a raylet from a copy of the workers' state, which may not have been whole yet
+        assert behind in ((0,) if name == "gcs_server" else (0, 1))
         assert re.search(rf"saved as step-0*{newest}(-\d+)?; go on with: rlflow resume .*mine\n$", text)
         assert json.loads((tmp_path / "mine" / "status.json").read_text())["state"] == "failed"
         assert "Traceback" not in text
