@@ -74,7 +74,8 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
     from rlflow.runs.planning import problems_before_backends  # loads torch, which a flow that is refused needs not
 
-    return replace(report, problems=(*report.problems, *problems_before_backends(report.program, config)))
+    found = problems_before_backends(report.program.graph, config.options, lambda role: config.role(role).values)
+    return replace(report, problems=(*report.problems, *found))
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from rlflow.services.declare import ServiceSettings
 from rlflow.trace.arguments import role_names
 
 if TYPE_CHECKING:
-    from rlflow.config.flags import RunConfig
     from rlflow.runs.context import RunResult
     from rlflow.watch.reporter import Reporter
 
@@ -53,10 +51,21 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     check_model_folders(values)
     reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
-    from rlflow.runs.run import is_done, start_or_resume  # loads backends, which takes seconds
+    from rlflow.runs.packaged import uses_packaged
+    from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
+    from rlflow.runs.run import is_done, start_or_resume
+    from rlflow.runs.session import start_run
+
+    def start() -> RunResult:
+        if uses_packaged(values):
+            reporter.note(packaged_note(flow.name, config.values, values))
+        context = prepare(flow, hp, config, reporter.note, folder=Path(config.options.out))
+        if context.prompts.data.worded:
+            reporter.note(context.prompts.data.worded)
+        return start_run(context, reporter)
 
     try:
-        result = start_or_resume(flow, hp, config, reporter, partial(_start, flow, hp, config, values, reporter))
+        result = start_or_resume(flow, hp, config.options, config.values, reporter, start)
     except PlanError as error:
         if config.options.resume is None or not is_done(error):
             raise
@@ -66,20 +75,6 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps(result.as_json()))
     return 1 if result.unsaved else 0
-
-
-def _start(flow: Flow, hp: Any, config: RunConfig, values: Mapping[str, Any], reporter: Reporter) -> RunResult:
-    """Start a new run. ``values``: of the flags and the configuration file, by name."""
-    from rlflow.runs.packaged import uses_packaged
-    from rlflow.runs.prepare import prepare
-    from rlflow.runs.session import start_run
-
-    if uses_packaged(values):
-        reporter.note(packaged_note(flow.name, config.values, values))
-    context = prepare(flow, hp, config, reporter.note, folder=Path(config.options.out))
-    if context.prompts.data.worded:
-        reporter.note(context.prompts.data.worded)
-    return start_run(context, reporter)
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ only when the data are open: ``place_roles`` before, ``make_plan`` after.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -138,10 +138,9 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
     return placed
 
 
-def problems_before_backends(program: Program, config: RunConfig) -> Iterator[Problem]:
+def problems_before_backends(graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]) -> Iterator[Problem]:
     """The reasons for which ``place_roles`` refuses a configuration that are known before a backend is loaded: too many rows, pools,
-    and a staleness that they cannot have."""
-    graph, options = program.graph, config.options
+    and a staleness that they cannot have. ``values``: name of a role → values of its flags."""
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     placement = None
     if options.pools:
@@ -149,7 +148,7 @@ def problems_before_backends(program: Program, config: RunConfig) -> Iterator[Pr
         try:
             in_threads(options.pools)
             placement = place(graph, {use.name: needed_halves(graph, use) for use in uses}, parse_pools(options.pools),
-                              {use.name: config.role(use.name).values for use in uses})
+                              {use.name: values(use.name) for use in uses})
         except PlanError as error:
             yield from error.problems
             return

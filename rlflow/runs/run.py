@@ -10,7 +10,8 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
-from rlflow.config.flags import RunConfig, flat
+from rlflow.config.flags import flat
+from rlflow.config.options import Options
 from rlflow.errors import PlanError, listed
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunResult
@@ -38,14 +39,15 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     def start() -> RunResult:
         return start_run(prepare(flow, hp, config, reporter.note, folder=Path(config.options.out)), reporter)
 
-    return start_or_resume(flow, hp, config, reporter, start)
+    return start_or_resume(flow, hp, config.options, config.values, reporter, start)
 
 
-def start_or_resume(flow: Flow, hp: Any, config: RunConfig, reporter: Reporter, start: Callable[[], RunResult]) -> RunResult:
+def start_or_resume(
+    flow: Flow, hp: Any, options: Options, values: Mapping[str, Any], reporter: Reporter, start: Callable[[], RunResult]
+) -> RunResult:
     """Call ``start``; with ``--resume auto`` and a run of that name there, go on with that one instead, from its first iteration where it
     has no checkpoint yet. Raises what these do: RunHeld where another process runs it, PlanError with the code resume-done where it has
-    come to its end."""
-    options = config.options
+    come to its end. ``values``: those of the flags that were given, by name."""
     if options.resume is None or options.name is None:
         return start()
     folder = Path(options.out) / options.name
@@ -56,17 +58,17 @@ def start_or_resume(flow: Flow, hp: Any, config: RunConfig, reporter: Reporter, 
             if error.problems[0].code != "run-exists":
                 raise
             reporter.note(f"the run '{folder}' was begun by another process meanwhile")
-    return resume(folder, _changed(folder, flow, hp, config), reporter, begin=True)
+    return resume(folder, _changed(folder, flow, hp, values), reporter, begin=True)
 
 
-def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
+def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that differ from those of the run in the folder. Raises PlanError where the run is of another algorithm, or was given a
     flag that is missing now and cannot be done without."""
     saved = read_settings(folder)
     if saved["flow"] != flow.name:
         raise PlanError.of("resume-other", f"the run '{folder}' is of another algorithm", found=f"'{saved['flow']}'",
                            expected=f"'{flow.name}'", remedy="choose another --name")
-    before, given = recorded_values(saved), {**config.values, **_settings(hp, saved["hp"])}
+    before, given = recorded_values(saved), {**values, **_settings(hp, saved["hp"])}
     differ = [name for name in {**before, **given} if _text(before.get(name)) != _text(redacted({name: given.get(name)})[name])]
     missing = [name for name in differ if name not in given and name not in MAY_CHANGE]
     if missing:
