@@ -79,14 +79,14 @@ class Sampled:
 
 class Executor:
     """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty. ``board``: where nodes under way are
-    written down for the watchdog. ``clock``: gives the seconds that deadlines of nodes count."""
+    written down for the watchdog. ``clock``: gives the seconds that deadlines of nodes count. ``away``: most seconds for which it may stand
+    still, which the watchdog does not know of."""
 
-    def __init__(self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic) -> None:
-        self.engine, self.clock = engine, clock
+    def __init__(self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic, away: float = 0.0) -> None:
+        self.engine, self.clock, self.away = engine, clock, away
         self.lanes = lanes
         self.store = Store()
         self.stopping = False
-        self.away = 0.0  # most seconds for which the clock may stand still, which the watchdog does not know of
         self.wrote = False  # whether the last iteration changed weights, or began to
         self.board = Board()
 
@@ -140,8 +140,8 @@ class Executor:
 
     def evaluating(self) -> Executor:
         """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
-        beside = Executor(self.engine.evaluating(), self.lanes, self.clock)
-        beside.board, beside.away = self.board, self.away
+        beside = Executor(self.engine.evaluating(), self.lanes, self.clock, self.away)
+        beside.board = self.board
         return beside
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:

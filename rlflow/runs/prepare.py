@@ -294,8 +294,7 @@ def _assemble(
         return {**runtime.reasons(), **environments.reasons()}
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
-    executor = Executor(runtime.engine, runtime.lanes, outages.clock)
-    executor.away = services.away
+    executor = Executor(runtime.engine, runtime.lanes, outages.clock, services.away)
     try:
         services.ready()
     except BaseException:
