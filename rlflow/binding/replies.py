@@ -86,7 +86,7 @@ def _control_problems(
     for folder, place in folders.items():
         if held := unwritable(folder):
             yield Problem("control-tokens", f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run ends "
-                          "where an environment, a tool or what is asked says such a text", place, found=listed(held, 4),
+                          "as soon as an environment, a tool or `ask` brings such a text", place, found=listed(held, 4),
                           expected="a tokenizer with ordinary tokens for each character",
                           remedy="another model; nothing, if nobody says such a text; for an environment whose texts may be control "
                                  "tokens, --env.control_tokens allow", severity="warning")

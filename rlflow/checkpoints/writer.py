@@ -116,8 +116,8 @@ class Writer:
             return snapshot
 
     def _attempt(self, what: str, action: Callable[[], None]) -> str:
-        """Carry out a part of a save; an error is told, and training goes on, as does this thread. Gives what was told; nothing
-        if all went well."""
+        """Carry out a part of a save; an error is reported, and training and this thread continue. Returns the reported text;
+        empty if all went well."""
         try:
             action()
         except OSError as error:

@@ -189,7 +189,7 @@ def wanted_pause(after: str | None, now: str | None) -> float | None:
     with contextlib.suppress(ValueError):
         seconds = float(after)
         return max(seconds, 0.0) if math.isfinite(seconds) else None
-    with contextlib.suppress(ValueError, TypeError):  # of what is no date, and of dates of which one has no time zone
+    with contextlib.suppress(ValueError, TypeError):  # no date, or two dates of which only one has a time zone
         begin = email.utils.parsedate_to_datetime(now) if now else datetime.now(UTC)
         return max((email.utils.parsedate_to_datetime(after) - begin).total_seconds(), 0.0)
     return None

@@ -1,4 +1,4 @@
-"""When a question is asked again: with growing pauses while a wait may mend its failure, until its deadline."""
+"""Retries of questions: with growing pauses, as long as a wait may mend the failure, until the deadline."""
 
 from __future__ import annotations
 

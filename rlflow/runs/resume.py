@@ -67,7 +67,8 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
 
 
 def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Reporter, begin: bool) -> RunStart:
-    """Where a run goes on. ``begin``: as of ``resume``. Raises PlanError where nothing of it is left, or no checkpoint can be used."""
+    """The point from which a run continues. ``begin``: as of ``resume``. Raises PlanError where nothing of it is left, or no checkpoint can
+    be used."""
     if begin and not any((folder / CHECKPOINTS).glob("step-*")):
         reporter.note(f"{name} has no checkpoint yet: it begins with its first iteration")
         return BEGUN

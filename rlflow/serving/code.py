@@ -50,8 +50,8 @@ class Code(BaseModel):
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
-    """The application that runs code, ``parallel`` processes at a time. ``unsafe``: also where this machine has not all walls. Raises
-    PlanError where it has not."""
+    """The application that runs code, ``parallel`` processes at a time. Raises PlanError if this machine lacks a wall,
+    unless ``unsafe``."""
     lacks = probe.missing("code")
     if lacks and not unsafe:
         raise PlanError.of("serve-unsafe", "code of strangers cannot be isolated here", found=f"no wall around {listed(lacks)}",
