@@ -68,7 +68,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from section("at the same time", [plain(f"  {line}") for line in together(explanation)])
     yield from section("memory of each rank, without activations", [memory(explanation.memory)] if explanation.memory else [])
     yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)])
-    yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(explanation)])
+    yield from section("copies in memory, from which a run recovers or is saved", [plain(f"  {line}") for line in commits(explanation)])
     yield from section("tokens that are computed", [plain(f"  {line}") for line in packed(explanation)])
     yield from section("passes", [plain(f"  {note}") for note in explanation.notes])
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])

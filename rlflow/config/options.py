@@ -55,10 +55,15 @@ class Options:
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     wait_for_nodes: Annotated[float, Ge(0)] = 30.0  # seconds to wait for a cluster (30 at least to join it), and for room there, also anew
     load_timeout: Annotated[float, Gt(0)] = 600.0  # seconds that workers may take to load their models
-    commit_every: Annotated[int, Ge(0)] = 1  # copy the state of workers every N iterations, to recover from a death; 0: it ends the run
+    commit_every: Annotated[int, Ge(0)] | None = None  # copy the models' state in memory every N iterations; 1 on pools, else 0: never
     weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall: by Ray's store between pools
     verify_every: Annotated[int, Ge(0)] = 16  # compare digests of weights on all ranks every N transfers; 0: never
     memory: ByteSize | None = None  # of models on each rank, such as 20GiB: parts that do not fit are moved in and out; without, no limit
     staleness: int = 0  # iterations by which the weights that sample may be older than those that train
     stream: Annotated[int, Ge(1), Le(1024)] = 1  # score sampled rows in N chunks while others are still sampled; 1: when all are sampled
     threads: Annotated[int, Ge(0), Le(1024)] = 0  # torch threads; 0: one per core
+
+    @property
+    def copies_every(self) -> int:
+        """Iterations between copies of the models' state in memory; 0: there are none. Pools recover from them when a worker dies."""
+        return self.commit_every if self.commit_every is not None else int(self.pools is not None)

@@ -49,7 +49,7 @@ class Explanation:
     time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
     warnings: tuple[Problem, ...] = ()  # of the check
     response_tokens: int = 0  # tokens of all responses, at most
-    commits: Commits | None = None  # what recovery copies out of workers
+    commits: Commits | None = None  # what is copied in memory
     lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
     residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
@@ -124,9 +124,9 @@ def _resident(course: MemorySchedule) -> dict[str, Any]:
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """None where a run recovers from nothing: in one process, and where it is told not to."""
+    """None where nothing is copied: in one process unless it is asked for, and on pools where ``--commit-every`` is 0."""
     changed = [role for role in plan.graph.changed_roles if role in models]
-    return Commits(every, {role: models[role].commit_bytes for role in changed}) if plan.placement and every else None
+    return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:

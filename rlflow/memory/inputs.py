@@ -25,7 +25,7 @@ def within_memory(
     where it cannot be done."""
     if options.memory is None:
         return plan
-    committed = plan.graph.changed_roles if plan.placement is not None and options.commit_every == 1 else ()
+    committed = plan.graph.changed_roles if options.copies_every == 1 else ()
     canaries = tuple(name for name, role in roles.items() if has_canary(role, options)) if options.canary == 1 else ()
     holdings = tuple(_holdings(plan, roles, rewards, placement, options.dtype))
     return residency(plan, placement, MemoryLimit(options.memory, holdings, committed, canaries, evaluated))

@@ -27,7 +27,7 @@ from rlflow.runs.guards import Guard, loss_warnings, mismatch_warnings, short_re
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
 from rlflow.runs.rescue import Between, took_steps
-from rlflow.runs.state import KeptState
+from rlflow.runs.state import Copy, KeptState, copied
 from rlflow.spans import flat
 from rlflow.trace.compile import all_nodes
 from rlflow.watch.reporter import Reporter
@@ -71,7 +71,8 @@ class Loop:
         self.between: Between | None = None  # the newest state between two iterations that the models still have
         self.lost = ""  # why the newest whole iteration of a run that an error ends cannot be saved
         self.taken = 0  # the iteration of the newest checkpoint that was taken, or with which the run began
-        self.recovery = Recovery(context.workers, self.options.commit_every, DriverState(self.capture, self.rewind, self.replay),
+        self.copy: Copy | None = None  # what a run in one process was before an iteration, where --commit-every asks for it
+        self.recovery = Recovery(context.workers, self.options.copies_every, DriverState(self.capture, self.rewind, self.replay),
                                  reporter.note)  # fmt: skip
 
     def run(self, start: RunStart) -> RunResult:
@@ -128,6 +129,7 @@ class Loop:
         self._end_where_lost(iteration, cursor)
         self._end_where_unsaved(iteration)
         self.recovery.commit(iteration)
+        self._copy(iteration, cursor)
         self.done = iteration
         self.look()
         try:
@@ -142,6 +144,12 @@ class Loop:
             self.evaluate(done)
         if options.save_every and done % options.save_every == 0 and done < options.iterations:
             self.save(done, self.context.prompts.state())
+
+    def _copy(self, iteration: int, cursor: Mapping[str, Any]) -> None:
+        """Copy what a run in one process is before an iteration, if it is time to."""
+        every = self.options.copies_every
+        if self.context.workers is None and every and iteration % every == 0:
+            self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
     def _end_where_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
         """End a run whose workers still answer, but whose pools could not be started anew: it is saved first. Raises RemoteError."""
@@ -249,9 +257,11 @@ class Loop:
                 states = self.context.workers.copied(point.commit)
                 kept = KeptState(states, point.commit.versions, point.driver.scalars, point.commit.queue)
                 self._save(point.iteration, point.driver.cursor, kept)
+            elif between is None and self.copy is not None and self.copy.iteration > taken:
+                self._save(self.copy.iteration, self.copy.cursor, self.copy.kept)
             elif between is None and self.context.engine.iteration > taken:
                 self.lost = (f"iteration {self.context.engine.iteration} was changing weights as it failed, and they are not those of a "
-                             "whole iteration (--save-every 1 saves each one)")  # fmt: skip
+                             "whole iteration (--save-every 1 saves each one, --commit-every 1 keeps a copy of it in memory)")  # fmt: skip
         except Exception as error:
             self.lost = f"the last whole iteration cannot be saved: {type(error).__name__}: {error}"
 

@@ -43,7 +43,7 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
     models = {name: replace(footprint(role, dtype, placed.placement), lent=shares_weights(role, config.options))
               for name, role in roles.items()}
     frozen = list(reward_models(graph, roles, where, placed.rewards, dtype))
-    return explain(plan, where, assumed, models, frozen, warnings, config.options.commit_every, transports(config.options))
+    return explain(plan, where, assumed, models, frozen, warnings, config.options.copies_every, transports(config.options))
 
 
 def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:

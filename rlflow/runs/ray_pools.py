@@ -89,6 +89,6 @@ def _room(
 
 def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
     """Bytes that two commits take at most, the last one and the next, as far as models are known."""
-    if not options.commit_every:
+    if not options.copies_every:
         return 0
     return 2 * sum(footprint(role, options.dtype).commit_bytes or 0 for name, role in roles.items() if name in changed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -81,6 +81,22 @@ def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor])
     raise StageError("", context.engine.iteration, 0, f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as "
                      f"{listed(bad, 3)}, and nothing of them is saved. {listed(repr(node.name) for node in nodes)} may change them",
                      blamed.place)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a run was before an iteration, in the memory of its own process."""
+
+    iteration: int
+    cursor: Mapping[str, Any]  # of the prompts
+    kept: KeptState
+
+
+def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> Copy:
+    """Copy what the models are now, before an iteration that comes next."""
+    kept = _state_now(context, iteration)
+    states = [(role, host_copy(state)) for role, state in kept.states]
+    return Copy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
 
 
 def _state_now(context: RunContext, iteration: int) -> KeptState:

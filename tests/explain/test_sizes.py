@@ -68,7 +68,9 @@ def test_a_plan_says_what_is_copied_out_of_the_workers_for_recovery(planned_as, 
     assert found.bytes["actor"] == 3 * 4 * facts.parameters
     assert planned_as(f"{line} --commit-every 10").commits.every == 10
     assert planned_as(f"{line} --commit-every 0").commits is None
-    assert planned_as(line.partition(" --pools")[0]).commits is None
+    alone = line.partition(" --pools")[0]
+    assert planned_as(alone).commits is None
+    assert planned_as(f"{alone} --commit-every 2").commits.bytes == found.bytes
 
 
 def test_the_cache_of_a_token(facts):

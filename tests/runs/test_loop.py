@@ -228,6 +228,13 @@ def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
 
 
+@pytest.mark.parametrize(("every", "whole"), [(1, 3), (2, 2)])
+def test_in_one_process_it_is_saved_from_a_copy_if_one_is_asked_for(tmp_path, every, whole):
+    with pytest.raises(StageError, match=rf"(?s)no memory is left.*saved as step-0*{whole}; go on with"):
+        start_run(context(tmp_path, failing_within, commit_every=every), Quiet())
+    assert saved_steps(tmp_path / "run") == (whole, whole)
+
+
 def test_on_pools_it_is_saved_from_the_copies_from_which_they_recover(tmp_path):
     failing = context(tmp_path, failing_within, commit_every=1)
     with pytest.raises(StageError, match=r"(?s)no memory is left.*saved as step-0*3; go on with"):
