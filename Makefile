@@ -32,7 +32,7 @@ setup: $(VENV)/ready-to-test
 
 # The packaged model, made again from nothing: about four minutes of one core on two cores.
 base-model: $(VENV)/ready
-	$(BIN)/python -m rlflow.tasks.arithmetic rlflow/tasks
+	$(BIN)/python -m rlflow.benchmarks.arithmetic rlflow/data/tasks
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,5 +43,5 @@ $(VENV)/ready-to-test: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[tasks,dev]'
 	$(BIN)/python -m rlflow.backends.vllm.install
 	$(BIN)/python -m pip install --quiet --no-build-isolation deepspeed==0.19.8
-	$(BIN)/python tests/launching/install.py
+	$(BIN)/python tests/cluster/submit/install.py
 	touch $@

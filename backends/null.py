@@ -13,10 +13,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level, standard_kind
 from rlflow.author.loss import Loss
-from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level, standard_kind
-from rlflow.seeds import derived, row_seeds
+from rlflow.author.seeds import derived, row_seeds
 from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.objective import Means, New

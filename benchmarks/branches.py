@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
+from rlflow.author.seeds import uniforms
 from rlflow.backends.local import Generator
 from rlflow.backends.local.decode import decode
 from rlflow.backends.local.endings import Endings
-from rlflow.bench.suites.fixed_shape import make
-from rlflow.seeds import uniforms
+from rlflow.benchmarks.suites.fixed_shape import make
 from rlflow.training.protocols import ModelSpec, Sampling
 
 SHAPES = [(16, 12, 2, 16), (8, 12, 8, 16), (8, 46, 8, 12), (4, 190, 2, 64), (4, 190, 4, 128), (4, 190, 8, 64), (4, 190, 8, 256)]

@@ -52,10 +52,10 @@ from chaos_folders import all_of  # noqa: E402
 
 from rlflow.checkpoints.writer import Writer  # noqa: E402
 from rlflow.errors import PlanError  # noqa: E402
+from rlflow.monitoring import status  # noqa: E402
+from rlflow.monitoring.reporter import Quiet  # noqa: E402
 from rlflow.runs import directory, prepare, resume  # noqa: E402
 from rlflow.runs.evaluate import Evaluation  # noqa: E402
-from rlflow.watch import status  # noqa: E402
-from rlflow.watch.reporter import Quiet  # noqa: E402
 
 MARK = "RLFLOW_CHAOS"  # in the environment of this process and of all that it starts
 HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans")

@@ -22,9 +22,9 @@ import test_inputs as inputs
 import test_killed as kills
 
 from rlflow.errors import PlanError
+from rlflow.monitoring import status
+from rlflow.monitoring.outputs import make_reporter
 from rlflow.runs import resume
-from rlflow.watch import status
-from rlflow.watch.outputs import make_reporter
 
 AT_ONCE = min(os.cpu_count() or 1, 4)
 TEXTS = ("identity.json", "settings.json", "graph.txt", "graph.json", "graph.msgpack", "status.json", "notes.txt", "metrics.jsonl",

@@ -19,7 +19,7 @@ import run_faults as faults
 from chaos_folders import Outcome, Place
 from process_faults import Launched, came_to, launch, resumed
 
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 POOLS = ("--pools", "all=1")
 STAGE = {  # what a stage does, and what is said of it

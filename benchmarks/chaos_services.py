@@ -20,8 +20,8 @@ import run_faults as faults  # of tests/runs
 from chaos_folders import Outcome, Place
 
 import rlflow
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
-from rlflow.watch.reporter import Quiet
 
 JUDGE = '''
 import json, os, pathlib, signal, sys, time

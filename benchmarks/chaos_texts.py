@@ -15,10 +15,10 @@ from typing import Any
 import run_faults as faults  # of tests/runs, as are the next two
 import test_bad_days as bad_days
 import test_check as checked  # of tests/cli
-import test_code as code  # of tests/serving
+import test_code as code  # of tests/services/serving
 import test_histories as histories
 import test_importing as imported  # of tests/cli
-import test_target as jobs  # of tests/launching
+import test_target as jobs  # of tests/cluster/submit
 from chaos_folders import Outcome, Place
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from rlflow.author.load import load
 from rlflow.cli.job import FORMS
 from rlflow.config.flags import parse_flags
-from rlflow.isolation import probe
+from rlflow.processes.sandbox import probe
 
 HISTORIES = 12
 

@@ -7,8 +7,8 @@ import statistics
 import time
 
 from rlflow.author.load import load_flow
-from rlflow.check.check import check
-from rlflow.trace.compile import compile_flow
+from rlflow.compiler.check.check import check
+from rlflow.compiler.trace.compile import compile_flow
 
 
 def milliseconds(repeats: int, call) -> float:

@@ -16,13 +16,13 @@ from collections.abc import Callable
 import torch
 
 from rlflow import Batch
-from rlflow.axis import Axis
-from rlflow.batch import Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Data
+from rlflow.author.columns import standard_kind
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
 from rlflow.cluster.sharding.split import balanced, keep_or_balance, merge_order, units_of_rows
-from rlflow.columns import standard_kind
 
 RANKS = 8
 COLUMNS = ("tokens", "mask", "sampled_logprobs", "logprobs", "values", "advantages", "returns")

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlflow.bench.suites.gemma import CACHE, fetch
+from rlflow.benchmarks.suites.gemma import CACHE, fetch
 
 EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}  # worked sums before each question, in turn
 FLAGS = {

@@ -41,9 +41,10 @@ def from_checkout(folder: Path) -> None:
     them: Python looks for modules of some processes where they start."""
     package = folder / "site" / "rlflow"
     package.mkdir(parents=True)
-    for path in [*(ROOT / "rlflow").iterdir(), ROOT / "algorithms", ROOT / "backends"]:
-        if path.name != "__pycache__":
-            (package / path.name).symlink_to(path)
+    mapped = {"algorithms": ROOT / "algorithms", "backends": ROOT / "backends", "benchmarks": ROOT / "benchmarks" / "suite"}
+    for name, path in {path.name: path for path in (ROOT / "rlflow").iterdir()}.items() | mapped.items():
+        if name != "__pycache__":
+            (package / name).symlink_to(path)
     others = os.environ.get("PYTHONPATH", "")
     places = [str(package.parent), str(ROOT / "benchmarks")]
     os.environ["PYTHONPATH"] = os.pathsep.join([*places, *([others] if others else [])])

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, Trainer
-from rlflow.batch import Batch
-from rlflow.bench.suites.fixed_shape import make
+from rlflow.benchmarks.suites.fixed_shape import make
 from rlflow.training.protocols import ModelSpec, Sampling
 
 PROMPTS, SAMPLES, TOKENS = 8, 8, 64

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from rlflow.backends.local.heap import give_back, resident
-from rlflow.bench.rlflow_system import System
-from rlflow.bench.suite import find_suite, read_suite, with_files
+from rlflow.benchmarks.rlflow_system import System
+from rlflow.benchmarks.suite import find_suite, read_suite, with_files
 from rlflow.cli.bench import made
 
 MIB = 1 << 20

@@ -25,8 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import rlflow
-from rlflow import pretrained
-from rlflow.bench.suites import fixed_shape, gemma
+from rlflow.benchmarks.suites import fixed_shape, gemma
+from rlflow.training import pretrained
 
 QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
         "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}  # fmt: skip

@@ -1,6 +1,6 @@
-"""Records how long the same work takes again and again, for the tests of the statistics of `rlflow.bench`.
+"""Records how long the same work takes again and again, for the tests of the statistics of `rlflow.benchmarks`.
 
-    python benchmarks/noise.py tests/bench/noise.json [--blocks 200] [--iterations 3] [--prompts 2]
+    python benchmarks/noise.py tests/benchmarks/noise.json [--blocks 200] [--iterations 3] [--prompts 2]
 
 An iteration of `grpo` on the packaged model, on the backends null and local, which take turns block by block in one process. What is
 recorded is noise: nothing differs between two blocks of a backend but the machine and the responses that are sampled. The settings, the

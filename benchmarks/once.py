@@ -25,17 +25,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "RLFLOW_COUNTS"  # in the environment: the process that runs, and where workers write their counts
 MOST_FUNCTIONS = 20  # that may take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
-LOADER = "rlflow/binding/roles.py"  # the one place that asks what a backend can do
+LOADER = "rlflow/config/roles/roles.py"  # the one place that asks what a backend can do
 # What backends may declare or have beside the two protocols, as `rlflow/training/protocols.py` says.
 OPTIONAL = {"collective", "row_exact", "generate_chunks", "divided", "copied", "flat", "movable", "passing", "cache_bytes", "batch_tokens",
             "tensor_parallel", "rank_order", "match_sampler", "max_model_len", "pieces", "destinations", "forward_ahead", "Trainer",
             "Generator", "Settings", "live", "resize_passes"}  # fmt: skip
 COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what → (module, function, of what, from its arguments)
-    "settings": ("rlflow.binding.roles", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
-    "headers": ("rlflow.memory.sizes", "ModelFacts.of", lambda local: str(local["folder"])),
-    "placement": ("rlflow.placement", "place", lambda local: ""),
+    "settings": ("rlflow.config.roles.roles", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
+    "headers": ("rlflow.compiler.sizes", "ModelFacts.of", lambda local: str(local["folder"])),
+    "placement": ("rlflow.compiler.placement", "place", lambda local: ""),
     "layouts": ("rlflow.runs.parallelism", "with_parallelism", lambda local: ""),
-    "passes": ("rlflow.passes", "plan", lambda local: ""),
+    "passes": ("rlflow.compiler.passes", "plan", lambda local: ""),
 }
 
 
@@ -95,7 +95,7 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
     """The counts of the driver of one iteration of ppo, and those of each worker."""
     import rlflow
     import rlflow.runs.prepare
-    from rlflow.memory.footprint import _facts as model_facts_of_file
+    from rlflow.config.footprint import _facts as model_facts_of_file
 
     model_facts_of_file.cache_clear()  # an earlier run in this process may have read the headers
     flow, counts = folder / "ppo.py", Counts(folder)

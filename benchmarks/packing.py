@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Trainer
-from rlflow.batch import Batch
-from rlflow.bench.suites.fixed_shape import LENGTHS, make
+from rlflow.benchmarks.suites.fixed_shape import LENGTHS, make
 from rlflow.training.protocols import ModelSpec
 
 WAYS = {"padded": {"packed": False}, "packed": {"packed": True}, "compiled": {"packed": True, "compile": True}}

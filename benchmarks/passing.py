@@ -32,10 +32,10 @@ from rlflow.cluster.rpc.pool import Pool, make_pool
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights.endpoints import End, Receiver, Sender
 from rlflow.cluster.weights.transfer import WeightTransfer
-from rlflow.reshard.kinds import Cut, sharded, tensor_parallel
-from rlflow.reshard.plan import readable
-from rlflow.reshard.proof import Destinations
-from rlflow.reshard.shards import ShardView, TensorViews
+from rlflow.training.weight_sync.kinds import Cut, sharded, tensor_parallel
+from rlflow.training.weight_sync.plan import readable
+from rlflow.training.weight_sync.proof import Destinations
+from rlflow.training.weight_sync.shards import ShardView, TensorViews
 
 RANKS = 2
 WAYS = ("whole", "store", "segment", "memcpy")

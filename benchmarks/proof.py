@@ -32,13 +32,13 @@ from proof_faults import Fault, faults
 from rlflow.author.load import load_flow
 from rlflow.cli.prove import whole
 from rlflow.errors import FlowError, PlanError, StageError
-from rlflow.proof.claims import Claim, summary
-from rlflow.proof.flow_claims import FlowClaims
-from rlflow.proof.pushes import Push, Row, keys
-from rlflow.proof.rehearsal import uneven
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext
 from rlflow.runs.prepare import prepare
+from rlflow.runs.proof.claims import Claim, summary
+from rlflow.runs.proof.flow_claims import FlowClaims
+from rlflow.runs.proof.pushes import Push, Row, keys
+from rlflow.runs.proof.rehearsal import uneven
 from rlflow.runs.proving import rehearsals
 
 ALGORITHMS = Path(__file__).parents[1] / "algorithms"

@@ -35,18 +35,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rlflow.reshard.boxes import lengths
-from rlflow.reshard.choices import shard_dims
-from rlflow.reshard.exchange import exchange
-from rlflow.reshard.execute import Resharder
-from rlflow.reshard.gather import Gather
-from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
-from rlflow.reshard.layout import HELD, WeightLayout, join
-from rlflow.reshard.plan import readable
-from rlflow.reshard.planner import BUCKET, make_plan
-from rlflow.reshard.segment import Segment
-from rlflow.reshard.shards import ShardView, TensorViews, from_flat, held, pieces_of
-from rlflow.reshard.transport import AllToAll
+from rlflow.training.weight_sync.boxes import lengths
+from rlflow.training.weight_sync.choices import shard_dims
+from rlflow.training.weight_sync.exchange import exchange
+from rlflow.training.weight_sync.execute import Resharder
+from rlflow.training.weight_sync.gather import Gather
+from rlflow.training.weight_sync.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
+from rlflow.training.weight_sync.layout import HELD, WeightLayout, join
+from rlflow.training.weight_sync.plan import readable
+from rlflow.training.weight_sync.planner import BUCKET, make_plan
+from rlflow.training.weight_sync.segment import Segment
+from rlflow.training.weight_sync.shards import ShardView, TensorViews, from_flat, held, pieces_of
+from rlflow.training.weight_sync.transport import AllToAll
 
 CELLS = ("FSDP2 → TP", "FSDP2 matched → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
 PARTS = ("large", "small", "four", "plans")

@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.passes.prune import prune
-from rlflow.passes.rank import rank
-from rlflow.plan import Plan
-from rlflow.schedule import Finish, Scheduler, StartNode
+from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
+from rlflow.compiler.passes.prune import prune
+from rlflow.compiler.passes.rank import rank
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.scheduler import Finish, Scheduler, StartNode
 
 READS = 3
 LAYERS = 5

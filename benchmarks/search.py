@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflow.environments.shipped.search import Search
+from rlflow.rewards.environments.shipped.search import Search
 
 QUESTIONS, HELD_OUT, LESSONS = 2048, 512, 4096  # of the corpus, of these held out, and of the pupil's own corpus
 TOPK = 2  # passages that a search gives

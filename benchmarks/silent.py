@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rlflow.bench import peers
-from rlflow.bench.peer import interpreter
-from rlflow.bench.process import environment
+from rlflow.benchmarks import peers
+from rlflow.benchmarks.peer import interpreter
+from rlflow.benchmarks.process import environment
 from rlflow.data.source import open_data
 from rlflow.runs.packaged import packaged
 

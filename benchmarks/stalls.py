@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow.watch.explained import as_json, evidence_of
-from rlflow.watch.recorded import recorded
+from rlflow.monitoring.explained import as_json, evidence_of
+from rlflow.monitoring.recorded import recorded
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # the planted backend is named as a module

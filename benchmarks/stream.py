@@ -72,9 +72,9 @@ def left(spans: list) -> float:
 
 def virtual(plan, lengths: list[int]) -> float:
     """The same plan in virtual time, for rows of these lengths, ascending."""
-    from rlflow.graph.model import Op
-    from rlflow.passes.lanes import room_of
-    from rlflow.simulate import simulate
+    from rlflow.compiler.graph.model import Op
+    from rlflow.compiler.passes.lanes import room_of
+    from rlflow.compiler.simulate import simulate
 
     seconds = {Op.GENERATE: TOKEN * lengths[-1], Op.LOGPROBS: ROW * ROWS, Op.VALUES: ROW * ROWS, Op.UPDATE: UPDATE,
                Op.REWARD: JUDGED * ROWS / PROCESSES}  # fmt: skip

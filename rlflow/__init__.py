@@ -10,20 +10,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlflow.author.columns import columns, group, prompt, row, scalar, text, token
+from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
 from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
 from rlflow.author.rows import ask, choose, concat
 from rlflow.author.scope import Engines, register
 from rlflow.author.stage import stage
 from rlflow.author.turn import Turn
-from rlflow.columns import columns, group, prompt, row, scalar, text, token
-from rlflow.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
 from rlflow.errors import FlowError, PlanError, StageError
 
 if TYPE_CHECKING:
-    from rlflow.batch import Batch
-    from rlflow.clients.http import post
-    from rlflow.maths import (
+    from rlflow.author.batch import Batch
+    from rlflow.author.functional import (
         adapted_beta,
         clipped_gain,
         compare,
@@ -51,12 +50,13 @@ if TYPE_CHECKING:
         truncated_weights,
         whiten,
     )
+    from rlflow.processes.clients.http import post
     from rlflow.runs.api import roles
     from rlflow.runs.run import run
 
 _LAZY = {
-    "Batch": "rlflow.batch",
-    "post": "rlflow.clients.http",
+    "Batch": "rlflow.author.batch",
+    "post": "rlflow.processes.clients.http",
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.run",
     **dict.fromkeys(
@@ -64,12 +64,12 @@ _LAZY = {
          "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "pass_at_k",
          "place_last", "rejected_weights", "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights",
          "whiten"],
-        "rlflow.maths",
+        "rlflow.author.functional",
     ),
 }
 
 register(Engines(interpreter=lambda: importlib.import_module("rlflow.execution.eager").Eager(),
-                 tracer=lambda: importlib.import_module("rlflow.trace.compile").compile_flow))  # fmt: skip
+                 tracer=lambda: importlib.import_module("rlflow.compiler.trace.compile").compile_flow))  # fmt: skip
 
 __version__ = "0.1.0"
 __all__ = [

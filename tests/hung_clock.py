@@ -1,6 +1,6 @@
 """A clock for tests of deadlines: what works has all the time that it needs, and what hangs is at its deadline soon."""
 
-from rlflow.deadline import LOOK
+from rlflow.processes.deadline import LOOK
 
 SAYS = "hangs"  # what a process prints, by one write, before it hangs
 

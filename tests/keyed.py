@@ -1,6 +1,6 @@
 """Figures by the names that they have in metrics.jsonl, which tests are easier to read with."""
 
-from rlflow.watch.keys import by_figure, completed
+from rlflow.monitoring.keys import by_figure, completed
 
 
 def figures(values):

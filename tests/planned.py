@@ -11,7 +11,7 @@ from rlflow.config.flags import parse_flags
 from rlflow.runs.api import resolve_config
 from rlflow.runs.preview import preview
 
-FIXTURES = Path(__file__).parent / "explain" / "fixtures"
+FIXTURES = Path(__file__).parent / "compiler" / "preview" / "fixtures"
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
-TASKS = ROOT / "rlflow" / "tasks"  # the packaged ones, with their models
-INSTALLED_AS = {"backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}  # folder → package, where they differ
-PACKAGE = ("rlflow", "backends", "algorithms")  # the folders of which the package is made
+TASKS = ROOT / "rlflow" / "data" / "tasks"  # the packaged ones, with their models
+#: folder → package, where they differ
+INSTALLED_AS = {"backends": "rlflow.backends", "algorithms": "rlflow.algorithms", "benchmarks/suite": "rlflow.benchmarks"}
+PACKAGE = ("rlflow", "backends", "algorithms", "benchmarks/suite")  # the folders of which the package is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,11 @@ class Source:
     @property
     def module(self) -> str:
         """The name under which the file is imported."""
-        first, *rest = self.path.with_suffix("").parts
-        return ".".join([INSTALLED_AS.get(first, first), *rest]).removesuffix(".__init__")
+        name = self.path.with_suffix("").as_posix()
+        for folder, package in INSTALLED_AS.items():
+            if name.startswith(f"{folder}/"):
+                name = package + name.removeprefix(folder)
+        return name.replace("/", ".").removesuffix(".__init__")
 
     @cached_property
     def nodes(self) -> list[ast.AST]:

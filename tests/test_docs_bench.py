@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from sources import ROOT
 
-from rlflow.bench import by_seed
-from rlflow.bench.by_seed import SeedRow
-from rlflow.bench.cells import PEERS, compile_cells
-from rlflow.bench.history import OF_ROWS
-from rlflow.bench.report import heads
-from rlflow.bench.suite import SHIPPED, Gate, Goal, Settings, Suite, read_suite
+from rlflow.benchmarks import by_seed
+from rlflow.benchmarks.by_seed import SeedRow
+from rlflow.benchmarks.cells import PEERS, compile_cells
+from rlflow.benchmarks.history import OF_ROWS
+from rlflow.benchmarks.report import heads
+from rlflow.benchmarks.suite import SHIPPED, Gate, Goal, Settings, Suite, read_suite
 from rlflow.cli.main import exit_code
 from rlflow.cli.plan import options_of
 

@@ -12,11 +12,11 @@ import pytest
 from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
+from rlflow.author.columns import TABLE
 from rlflow.author.verbs import EPISODE_GIVES
-from rlflow.columns import TABLE
-from rlflow.environments.pool import CAUSES, EnvironmentPool
-from rlflow.environments.source import OWN, read_class
-from rlflow.environments.spec import ADAPTERS, SHIPPED, Bounds, parse_environment
+from rlflow.rewards.environments.pool import CAUSES, EnvironmentPool
+from rlflow.rewards.environments.source import OWN, read_class
+from rlflow.rewards.environments.spec import ADAPTERS, SHIPPED, Bounds, parse_environment
 
 PAGE = (ROOT / "docs" / "environments.md").read_text()
 

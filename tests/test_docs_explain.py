@@ -12,10 +12,10 @@ from keyed import figures
 from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
-from rlflow.diagnosis.rules import RULES
+from rlflow.monitoring.diagnosis.rules import RULES
+from rlflow.monitoring.funnel import funnel_lines
 from rlflow.runs import funnel
 from rlflow.training import signal
-from rlflow.watch.funnel import funnel_lines
 
 PAGE = (ROOT / "docs" / "explain.md").read_text()
 

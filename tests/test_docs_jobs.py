@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ppo_by_hand
 import pytest
 from sources import ROOT
 
 from rlflow.cli.main import exit_code
-from rlflow.jobs import ppo_by_hand
 
 PAGE = (ROOT / "docs" / "jobs.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

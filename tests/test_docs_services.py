@@ -11,7 +11,7 @@ from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
 from rlflow.cli.serve import app
-from rlflow.services.declare import ServiceSettings
+from rlflow.processes.declare import ServiceSettings
 
 PAGE = (ROOT / "docs" / "services.md").read_text()
 

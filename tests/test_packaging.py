@@ -14,9 +14,9 @@ NEEDED = [
     "rlflow/algorithms/ppo.py",
     "rlflow/backends/null.py",
     "rlflow/backends/local/trainer.py",
-    "rlflow/tasks/ppo.toml",
-    "rlflow/tasks/arithmetic_model/model.safetensors",
-    "rlflow/tasks/arithmetic_lessons.jsonl",
+    "rlflow/data/tasks/ppo.toml",
+    "rlflow/data/tasks/arithmetic_model/model.safetensors",
+    "rlflow/data/tasks/arithmetic_lessons.jsonl",
 ]
 
 

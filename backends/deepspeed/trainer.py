@@ -12,6 +12,7 @@ import torch.distributed as dist
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from rlflow.author.batch import Batch
 from rlflow.author.loss import Quantity
 from rlflow.backends import local
 from rlflow.backends.deepspeed import residency
@@ -37,13 +38,12 @@ from rlflow.backends.local.settings import TrainerSettings as LocalSettings
 from rlflow.backends.local.settings import refuse_compile
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
-from rlflow.batch import Batch
 from rlflow.checkpoints.export import VALUE_HEAD
 from rlflow.errors import listed
-from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
+from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 
 @dataclass(frozen=True)

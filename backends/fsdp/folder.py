@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from rlflow import pretrained
 from rlflow.backends.fsdp.ranks import box, own
 from rlflow.backends.local.network import load_whole, quiet
+from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec
 
 

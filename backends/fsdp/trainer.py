@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlflow.author.batch import Batch
 from rlflow.backends import local
 from rlflow.backends.fsdp.folder import Files
 from rlflow.backends.fsdp.network import load_sharded
 from rlflow.backends.fsdp.ranks import Ranks, copies, own
 from rlflow.backends.fsdp.settings import TrainerSettings
 from rlflow.backends.local.network import Network, value_head
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec

@@ -18,11 +18,11 @@ from torch.utils._triton import has_triton
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import hidden_states
 from rlflow.backends.local.sequences import Sequences, sequences
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 
 GRAPHS = 256  # of one function: those of its kinds of layers, with and without a gradient, of all models of the process

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.data.spoken import special_tokens, texts
 from rlflow.errors import PlanError, listed
-from rlflow.spoken import special_tokens, texts
 from rlflow.training.protocols import ModelSpec, Sampling
 
 MARGIN = 8  # tokens decoded before the place where a stop string can begin, so that it never begins where decoding does

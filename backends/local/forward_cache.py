@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 
 READ = ("prompt_tokens", "tokens", "temperature")  # what a forward pass depends on besides the weights
 

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data, flatten
+from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.seeds import uniforms
 from rlflow.backends.local.decode import Drawn, block_of, can_branch, check_cache, decode, sent
 from rlflow.backends.local.endings import Endings, ends_of_call, eos_of
 from rlflow.backends.local.head import read_few_rows
@@ -21,17 +24,14 @@ from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import longest_row, sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.batch import Batch, Data, flatten
-from rlflow.columns import Kind, Level, standard_kind
+from rlflow.data.spoken import completions
 from rlflow.errors import PlanError
-from rlflow.reshard.layout import Spread
-from rlflow.reshard.proof import Destinations
-from rlflow.reshard.shards import pieces_of
-from rlflow.seeds import uniforms
-from rlflow.spoken import completions
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.weight_sync.layout import Spread
+from rlflow.training.weight_sync.proof import Destinations
+from rlflow.training.weight_sync.shards import pieces_of
 
 BRANCHED = 4  # samples of a prompt, from which on sharing its keys and values saves more time than joining two parts costs
 

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
-from rlflow import pretrained
 from rlflow.backends.local import lora, rotary
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
+from rlflow.training import pretrained
 from rlflow.training.protocols import Head, ModelSpec
 
 LOW = (torch.bfloat16, torch.float16)

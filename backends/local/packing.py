@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlflow.author.batch import Batch, ramp
 from rlflow.backends.local.sequences import Sequences, check_prompts
-from rlflow.batch import Batch, ramp
 from rlflow.training.prefixes import Family, families
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local.attention import over
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.packing import PackedRows, packed
 from rlflow.backends.local.sequences import Sequences, sequences
-from rlflow.batch import Batch
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of hidden states of one model; 0.2 in shorter numbers
 TRIAL = {"prompt_tokens": [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 2], [9, 3]], "tokens": [[4, 9, 5], [2, 3], [6]]}

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlflow import pretrained
 from rlflow.backends.local.room import longest as room_of
 from rlflow.errors import PlanError
-from rlflow.pretrained import Boundary
+from rlflow.training import pretrained
+from rlflow.training.pretrained import Boundary
 
 FIXED = "default"  # the rope type whose frequencies transformers never changes
 MSCALES = ("short_mscale", "long_mscale")  # by which Phi-3.5-MoE scales all rotations of a batch

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlflow.batch import Batch, ramp
+from rlflow.author.batch import Batch, ramp
 
 
 @dataclass(frozen=True)

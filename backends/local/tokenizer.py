@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from rlflow import pretrained
 from rlflow.checkpoints.models import TOKENIZER, small_files
 from rlflow.errors import PlanError
+from rlflow.training import pretrained
 
 
 @functools.lru_cache(maxsize=8)

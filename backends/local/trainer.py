@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.batch import Batch, Data, pad, ramp
+from rlflow.author.columns import Kind, Level
 from rlflow.author.loss import Loss, Quantity
 from rlflow.backends.local import lora
 from rlflow.backends.local.compiled import check_compiler, compile_layers
@@ -26,10 +28,7 @@ from rlflow.backends.local.passes import can_pack, hidden_states
 from rlflow.backends.local.sequences import Sequences, longest_row, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
-from rlflow.batch import Batch, Data, pad, ramp
-from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError, listed
-from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.metrics import MERGE_ROUNDING
 from rlflow.training.minibatches import microbatches
@@ -39,6 +38,7 @@ from rlflow.training.prefixes import packed_microbatches
 from rlflow.training.protocols import ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
+from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])  # what a rank computes that has nothing to compute while others have
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}

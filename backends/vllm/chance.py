@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.seeds import signed, uniforms_at
 from rlflow.backends.local.sampling import inverse, truncated
-from rlflow.seeds import signed, uniforms_at
 
 
 def installed(runner: Any) -> bool:

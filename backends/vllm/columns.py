@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from rlflow.axis import Axis
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level, standard_kind
 from rlflow.backends.vllm.engine import Row
-from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level, standard_kind
-from rlflow.spoken import completions
+from rlflow.data.spoken import completions
 from rlflow.training.protocols import Sampling
 
 

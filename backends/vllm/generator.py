@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from rlflow import pretrained
-from rlflow.axis import Axis
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.backends.local.endings import ends_of_call, eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.room import longest as room_of
@@ -21,13 +21,13 @@ from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import CPU_CACHE, Row, VllmEngine, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
-from rlflow.reshard.layout import Spread
-from rlflow.reshard.proof import Destinations, prove
-from rlflow.reshard.trace import trace
+from rlflow.training import pretrained
 from rlflow.training.chunks import chunked
 from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.weight_sync.layout import Spread
+from rlflow.training.weight_sync.proof import Destinations, prove
+from rlflow.training.weight_sync.trace import trace
 
 PAUSE_SECONDS = 600.0
 TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them

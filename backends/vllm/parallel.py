@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.errors import PlanError
-from rlflow.reshard.exchange import TEXT, exchange
+from rlflow.training.weight_sync.exchange import TEXT, exchange
 
 SHARED_MEMORY = "/dev/shm"
 

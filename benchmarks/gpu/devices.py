@@ -10,9 +10,9 @@ from gpu.models import PACKAGED, prompts, relative, sampled
 from gpu.objective import flat, surrogate
 from gpu.runs import differing, run
 from rlflow.backends.local import Generator, Trainer
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import fork
 from rlflow.training.protocols import ModelSpec
-from rlflow.watch.reporter import Quiet
 
 LIMIT = 1e-4
 

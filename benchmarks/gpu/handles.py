@@ -16,14 +16,14 @@ from gpu.ground import Ground
 from gpu.models import SHAPES
 from gpu.ranks import RankError, together
 from rlflow.cluster.group import backend_of, gpu, join
-from rlflow.reshard.exchange import TEXT, exchange
-from rlflow.reshard.execute import Resharder
-from rlflow.reshard.handles import Handles
-from rlflow.reshard.kinds import flat, replicated
-from rlflow.reshard.planner import make_plan
-from rlflow.reshard.shards import ShardView, TensorViews, from_flat
-from rlflow.reshard.transport import AllToAll
 from rlflow.training.peers import Peers
+from rlflow.training.weight_sync.exchange import TEXT, exchange
+from rlflow.training.weight_sync.execute import Resharder
+from rlflow.training.weight_sync.handles import Handles
+from rlflow.training.weight_sync.kinds import flat, replicated
+from rlflow.training.weight_sync.planner import make_plan
+from rlflow.training.weight_sync.shards import ShardView, TensorViews, from_flat
+from rlflow.training.weight_sync.transport import AllToAll
 
 RANKS = 2
 VERSIONS = 3

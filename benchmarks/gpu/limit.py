@@ -35,10 +35,10 @@ def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
 
 def sizes(ground: Ground) -> dict[str, int]:
     """Bytes of all that PPO's models hold at once, as `rlflow plan` has them."""
+    from rlflow.compiler.trace.compile import TraceOptions
     from rlflow.config.flags import flat
     from rlflow.runs.api import resolve_config
     from rlflow.runs.preview import preview
-    from rlflow.trace.compile import TraceOptions
 
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
     given, hp = resolve_config(flow, None, flat(chosen(ground)))

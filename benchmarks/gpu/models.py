@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from gpu.ground import ROOT, Ground
-from rlflow import pretrained
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import standard_kind
 from rlflow.backends.local.network import quiet, unwrapped
 from rlflow.backends.local.tokenizer import copy_tokenizer, load_tokenizer
-from rlflow.batch import Batch, Data
-from rlflow.columns import standard_kind
+from rlflow.training import pretrained
 from rlflow.training.protocols import Sampling
 
-PACKAGED = ROOT / "rlflow" / "tasks" / "arithmetic_model"
+PACKAGED = ROOT / "rlflow" / "data" / "tasks" / "arithmetic_model"
 QUESTION = "State the final answer to the following arithmetic problem: {} {} {} ="  # as the packaged model was taught
 SHAPES: dict[str, dict[str, int]] = {  # of Qwen3's own configurations; the first two are made up
     "small": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,

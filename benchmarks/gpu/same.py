@@ -12,9 +12,9 @@ from gpu.ground import Ground
 from gpu.models import PACKAGED, furthest, prompts, relative, rounded_products, sampled
 from gpu.objective import Recorder, flat, squares, surrogate
 from gpu.runs import once
+from rlflow.author.seeds import splitmix, uniforms
 from rlflow.backends.local import Generator
 from rlflow.backends.local.sampling import draw
-from rlflow.seeds import splitmix, uniforms
 from rlflow.training.protocols import ModelSpec, Sampling
 
 LIMIT = 1e-4  # of float32 with whole products

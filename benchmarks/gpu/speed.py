@@ -14,8 +14,8 @@ from gpu.check import Check, at_least, measured, untested
 from gpu.ground import Ground
 from gpu.models import model, random_prompts, sampled
 from gpu.objective import surrogate
-from rlflow import pretrained
 from rlflow.backends.local import Generator, Trainer
+from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec, Sampling
 
 SLOWER = 0.8  # of what is done by hand, at least

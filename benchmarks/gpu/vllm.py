@@ -51,11 +51,11 @@ def mismatch(name: str, trainer: Trainer, rows: Any, dtype: str) -> Iterator[Che
 
 def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
     """As a plan moves them, on one rank: straight copies to where vLLM's own loader would put them."""
-    from rlflow.reshard.execute import Resharder
-    from rlflow.reshard.layout import join
-    from rlflow.reshard.planner import make_plan
-    from rlflow.reshard.shards import held
-    from rlflow.reshard.transport import AllToAll
+    from rlflow.training.weight_sync.execute import Resharder
+    from rlflow.training.weight_sync.layout import join
+    from rlflow.training.weight_sync.planner import make_plan
+    from rlflow.training.weight_sync.shards import held
+    from rlflow.training.weight_sync.transport import AllToAll
 
     pieces = trainer.pieces()
     source = join([held(pieces)])

@@ -1,9 +1,8 @@
 """Change the sources at random places and see whether tests notice.
 
-    python benchmarks/mutation --count 60 --seed 0
-    python benchmarks/mutation --count 40 --seed 3 --under rlflow/maths --json mutants.json -- -m "not slow" tests/maths
-    python benchmarks/mutation --again mutants.json
-    python benchmarks/mutation --mutants mutants.json --coverage covered.json -- -m slow
+    python benchmarks/mutation --count 60 --seed 0 python benchmarks/mutation --count 40 --seed 3 --under rlflow/author/functional --json
+    mutants.json -- -m "not slow" tests/author/functional python benchmarks/mutation --again mutants.json python benchmarks/mutation
+    --mutants mutants.json --coverage covered.json -- -m slow
 
 Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
 constant, a deleted statement, a returned None. First the suite runs once, in a copy of the tree with a probe at the line of each mutant, to

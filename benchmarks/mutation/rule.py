@@ -34,8 +34,8 @@ def stages(path: Path, covering: Iterable[str], seconds: dict[str, float], budge
 
 
 def of_folder(path: Path, tests: Iterable[str]) -> list[str]:
-    """The tests under the folder that mirrors the package of a source, or the nearest one above it; of rlflow/batch.py tests/test_batch.py
-    and what lies in tests/batch."""
+    """The tests under the folder that mirrors the package of a source, or the nearest one above it; of rlflow/author/batch.py
+    tests/author/test_batch.py and what lies in tests/batch."""
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     if len(inside.parts) == 1:
         return [test for test in tests if test.startswith((f"tests/test_{inside.stem}.py::", f"tests/{inside.stem}/"))]

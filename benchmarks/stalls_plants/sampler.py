@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local.generator import Generator as LocalGenerator
 from rlflow.backends.local.settings import GeneratorSettings
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec, Sampling
 
 

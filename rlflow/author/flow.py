@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, overload
 
 from rlflow.author import source
+from rlflow.author.columns import Kind, checked_kinds
 from rlflow.author.scope import current, engines
-from rlflow.columns import Kind, checked_kinds
 from rlflow.errors import FlowError, Place, Problem
 
 
@@ -27,7 +27,7 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of ``rlflow.binding``."""
+    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of ``rlflow.config.roles``."""
 
     function: Callable[..., Any]
     data: Mapping[str, Kind] = field(default_factory=dict)

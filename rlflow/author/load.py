@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from rlflow.author.flow import Flow
+from rlflow.author.words import algorithm_meant
 from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
-from rlflow.words import algorithm_meant
 
 
 @dataclass(frozen=True)

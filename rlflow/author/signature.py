@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflow.columns import Kind, standard_kind
+from rlflow.author.columns import Kind, standard_kind
 
 REQUIRED = inspect.Parameter.empty
 

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any, Literal, overload
 
 from rlflow.author import signature, source
+from rlflow.author.columns import Kind, checked_kinds, standard_kind
+from rlflow.author.dispatch import DP_COMPUTE, Dispatch
 from rlflow.author.scope import batch_like, symbolic
 from rlflow.author.signature import Signature
-from rlflow.columns import Kind, checked_kinds, standard_kind
-from rlflow.dispatch import DP_COMPUTE, Dispatch
 from rlflow.errors import FlowError, Place, Problem
 
 Gives = str | tuple[str, ...] | Mapping[str, Kind | None]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlflow.author.columns import standard_kind
 from rlflow.author.signature import REQUIRED
-from rlflow.columns import standard_kind
+from rlflow.author.words import setting_meant
 from rlflow.errors import FlowError, Place, Problem, listed
-from rlflow.words import setting_meant
 
 
 @dataclass(frozen=True)

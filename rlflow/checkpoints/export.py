@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlflow import durable
-from rlflow.checkpoints import names, tensors
+from rlflow.checkpoints import durable, names, tensors
 from rlflow.checkpoints.load import Damaged, Loaded, load_latest, read
 from rlflow.checkpoints.roles import PARAMETERS, no_role, roles_of
 from rlflow.errors import PlanError

@@ -8,8 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow import durable
-from rlflow.checkpoints import names
+from rlflow.checkpoints import durable, names
 from rlflow.errors import PlanError
 
 FOLDER = "checkpoints"

@@ -14,8 +14,7 @@ import safetensors
 from safetensors.torch import load as tensors_of
 from torch import Tensor
 
-from rlflow import durable
-from rlflow.checkpoints import folder, names
+from rlflow.checkpoints import durable, folder, names
 from rlflow.checkpoints.manifest import LARGEST, FileEntry, Manifest, decode
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.errors import PlanError, Problem

@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.folder import SMALL
 from rlflow.errors import PlanError, RunHeld
-from rlflow.process import Process, parsed
+from rlflow.processes.process import Process, parsed
 
 NAME = "run.lock"
 _UNABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}

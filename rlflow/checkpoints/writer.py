@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflow import durable
-from rlflow.checkpoints import folder, names, tensors
+from rlflow.checkpoints import durable, folder, names, tensors
 from rlflow.checkpoints.load import verify
 from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
 from rlflow.checkpoints.snapshot import Snapshot

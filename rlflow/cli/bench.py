@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 from json import dumps, loads
 from pathlib import Path
 
-from rlflow import durable
-from rlflow.bench.by_seed import curve_rows, seed_rows
-from rlflow.bench.cells import compile_cells
-from rlflow.bench.history import gate_values, judge_gates, trust, write_result
-from rlflow.bench.journal import Measured, read
-from rlflow.bench.lengths import recorded_lengths
-from rlflow.bench.report import Learned, as_json, markdown, printed
-from rlflow.bench.results import Row, row
-from rlflow.bench.runner import Runner, stderr
-from rlflow.bench.suite import Goal, Suite, find_suite, read_suite, with_files
-from rlflow.bench.verdicts import decided, verdicts
+from rlflow.benchmarks.by_seed import curve_rows, seed_rows
+from rlflow.benchmarks.cells import compile_cells
+from rlflow.benchmarks.history import gate_values, judge_gates, trust, write_result
+from rlflow.benchmarks.journal import Measured, read
+from rlflow.benchmarks.lengths import recorded_lengths
+from rlflow.benchmarks.report import Learned, as_json, markdown, printed
+from rlflow.benchmarks.results import Row, row
+from rlflow.benchmarks.runner import Runner, stderr
+from rlflow.benchmarks.suite import Goal, Suite, find_suite, read_suite, with_files
+from rlflow.benchmarks.verdicts import decided, verdicts
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.lock import Lock
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
-from rlflow.watch.tables import output, plain
-from rlflow.watchdog.signals import ending_at_once
+from rlflow.monitoring.tables import output, plain
+from rlflow.processes.watchdog.signals import ending_at_once
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

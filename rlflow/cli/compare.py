@@ -10,15 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlflow import durable
+from rlflow.checkpoints import durable
+from rlflow.compiler.graph import wire
+from rlflow.compiler.graph.diff import diff
+from rlflow.compiler.graph.model import Graph
 from rlflow.errors import PlanError
-from rlflow.graph import wire
-from rlflow.graph.diff import diff
-from rlflow.graph.model import Graph
-from rlflow.watch.compare import compared, drawn
-from rlflow.watch.history import find_run
-from rlflow.watch.recorded import Recorded, recorded
-from rlflow.watch.tables import output
+from rlflow.monitoring.compare import compared, drawn
+from rlflow.monitoring.history import find_run
+from rlflow.monitoring.recorded import Recorded, recorded
+from rlflow.monitoring.tables import output
 
 GRAPH = "graph.msgpack"
 LINES = 12  # most lines of a graph's difference that are printed

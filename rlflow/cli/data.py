@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflow.binding.dataset import data_settings, own_settings
-from rlflow.binding.positions import positions_of
 from rlflow.config.flags import parse_flags
+from rlflow.config.roles.dataset import data_settings, own_settings
+from rlflow.config.roles.positions import positions_of
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
 from rlflow.data.preview import LengthSummary, Preview, PreviewRow, Text, preview
 from rlflow.data.source import open_data
 from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, nearest
-from rlflow.watch.tables import output, plain
+from rlflow.monitoring.tables import output, plain
 
 IDS = 32  # ids that are shown from the beginning of a text, and as many from its end
 

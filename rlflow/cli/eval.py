@@ -14,11 +14,11 @@ from rlflow.checkpoints import names
 from rlflow.checkpoints.names import MANIFEST
 from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError
-from rlflow.watch.history import find_run
-from rlflow.watch.names import accuracies, share
-from rlflow.watch.plain import Plain
-from rlflow.watch.reporter import Quiet
-from rlflow.watch.tables import output, plain
+from rlflow.monitoring.history import find_run
+from rlflow.monitoring.names import accuracies, share
+from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.reporter import Quiet
+from rlflow.monitoring.tables import output, plain
 
 if TYPE_CHECKING:
     from rlflow.runs.evaluating import Evaluated

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from rlflow.watch.explained import as_json, explanation
-from rlflow.watch.history import find_run
-from rlflow.watch.tables import output, plain
+from rlflow.monitoring.explained import as_json, explanation
+from rlflow.monitoring.history import find_run
+from rlflow.monitoring.tables import output, plain
 
 
 def explain_run(text: str, wants_json: bool) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_names, read_config, roles_of, settings, trace_options
+from rlflow.compiler.graph.diff import diff, same_shape
+from rlflow.compiler.graph.draw import FORMATS
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError, nearest
-from rlflow.graph.diff import diff, same_shape
-from rlflow.graph.draw import FORMATS
-from rlflow.trace.compile import compile_flow
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:

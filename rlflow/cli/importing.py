@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.errors import PlanError, nearest, printable
 
 LONGEST = 1 << 20  # bytes of a file that is read
@@ -14,7 +14,7 @@ LONGEST = 1 << 20  # bytes of a file that is read
 def import_settings(project: str, file: Path, out: Path) -> int:
     """Write what a script or a configuration of another project becomes, and say of each of its keys what that is. Raises PlanError where
     one of them changes the mathematics and has no counterpart; nothing is written then."""
-    from rlflow.moving import openrlhf, verl
+    from rlflow.cli.importers import openrlhf, verl
 
     projects = {"verl": verl, "openrlhf": openrlhf}
     if project not in projects:

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlflow.cluster.submit.kuberay import ray_job
+from rlflow.cluster.submit.ray_submit import submission
+from rlflow.cluster.submit.skypilot import job_group
+from rlflow.cluster.submit.target import target_of
 from rlflow.config.flags import parse_flags, read_toml
-from rlflow.launching.kuberay import ray_job
-from rlflow.launching.ray_submit import submission
-from rlflow.launching.skypilot import job_group
-from rlflow.launching.target import target_of
 
 FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission}
 

@@ -13,11 +13,11 @@ import typer
 
 from rlflow.cli import serve
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
-from rlflow.watch import terminal
-from rlflow.watch.command_line import taken
-from rlflow.watch.secrets import guard
-from rlflow.watchdog import launcher
-from rlflow.watchdog.signals import ending_at_once
+from rlflow.monitoring import terminal
+from rlflow.monitoring.command_line import taken
+from rlflow.monitoring.secrets import guard
+from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.signals import ending_at_once
 
 app = typer.Typer(
     name="rlflow",

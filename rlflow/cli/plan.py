@@ -13,14 +13,14 @@ from rich.table import Table
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import trace_options
+from rlflow.compiler.graph.model import HALVES
+from rlflow.compiler.preview.explanation import Explanation, devices
+from rlflow.compiler.preview.sizes import LETTERS
+from rlflow.compiler.sizes import MemoryItem
+from rlflow.compiler.trace.compile import TraceOptions, used_nodes
 from rlflow.config.flags import RunConfig, parse_flags, read_toml
-from rlflow.explain.explanation import Explanation, devices
-from rlflow.explain.sizes import LETTERS
-from rlflow.graph.model import HALVES
-from rlflow.memory.sizes import MemoryItem
-from rlflow.services.declare import Service
-from rlflow.trace.compile import TraceOptions, used_nodes
-from rlflow.watch.tables import output, plain
+from rlflow.monitoring.tables import output, plain
+from rlflow.processes.declare import Service
 
 TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "alltoall": "by all-to-all",
               "store": "through Ray's object store", "frozen": "through Ray's object store, packed as soon as they are trained"}

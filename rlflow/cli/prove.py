@@ -13,9 +13,9 @@ from rlflow.config.flags import parse_flags, read_toml
 from rlflow.errors import PlanError, StageError
 
 if TYPE_CHECKING:
-    from rlflow.proof.claims import Claim
-    from rlflow.proof.rehearsal import Rehearsals
     from rlflow.runs.context import RunContext
+    from rlflow.runs.proof.claims import Claim
+    from rlflow.runs.proof.rehearsal import Rehearsals
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
@@ -26,9 +26,9 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
     values = (read_toml(Path(config_file)) if config_file else {}) | values
     if plans:
         return compare_plans(file, plans, values)
-    from rlflow.proof.claims import summary
     from rlflow.runs.api import resolve_config
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
+    from rlflow.runs.proof.claims import summary
 
     config, hp = resolve_config(flow, None, values)
     context = prepare(flow, hp, config, judge=None)
@@ -76,7 +76,7 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 
 def whole(context: RunContext) -> Iterator[Claim]:
     """All claims about a run that is prepared. Raises StageError of a stage that does not take the run's own scores either."""
-    from rlflow.proof.reward_claims import reward_claims
+    from rlflow.runs.proof.reward_claims import reward_claims
     from rlflow.runs.proving import rehearsals, unfinished
 
     stage = rehearsals(context)
@@ -88,10 +88,10 @@ def whole(context: RunContext) -> Iterator[Claim]:
 
 
 def _by_made_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
-    from rlflow.proof.flow_claims import FlowClaims
-    from rlflow.proof.rehearsal import uneven
-    from rlflow.proof.reward_claims import reward_claims
-    from rlflow.proof.weights_claims import WeightsClaims
+    from rlflow.runs.proof.flow_claims import FlowClaims
+    from rlflow.runs.proof.rehearsal import uneven
+    from rlflow.runs.proof.reward_claims import reward_claims
+    from rlflow.runs.proof.weights_claims import WeightsClaims
 
     flow = FlowClaims(stage)
     yield from flow.claims()

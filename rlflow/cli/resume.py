@@ -16,9 +16,9 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
 
+    from rlflow.monitoring.history import find_run
+    from rlflow.monitoring.outputs import make_reporter
     from rlflow.runs import resume
-    from rlflow.watch.history import find_run
-    from rlflow.watch.outputs import make_reporter
 
     reporter = make_reporter(quiet, as_json, flags.get("track", ()), metrics_port=flags.get("metrics_port"))
     result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter, trust)
@@ -32,7 +32,7 @@ def export_model(run: str, out: str, role: str | None) -> int:
     """Write a plain Hugging Face folder from a run's newest good checkpoint."""
     from rlflow.checkpoints.export import export
     from rlflow.checkpoints.names import MANIFEST
-    from rlflow.watch.history import find_run
+    from rlflow.monitoring.history import find_run
 
     source = Path(run)  # a checkpoint of a run will do
     loaded = export(source if (source / MANIFEST).is_file() else find_run(run), Path(out), role)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
+from rlflow.compiler.trace.arguments import role_names
 from rlflow.config.flags import parse_flags, read_toml
 from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
-from rlflow.environments.spec import Bounds
 from rlflow.errors import PlanError
-from rlflow.services.declare import ServiceSettings
-from rlflow.trace.arguments import role_names
+from rlflow.processes.declare import ServiceSettings
+from rlflow.rewards.environments.spec import Bounds
 
 if TYPE_CHECKING:
+    from rlflow.monitoring.reporter import Reporter
     from rlflow.runs.context import RunResult
-    from rlflow.watch.reporter import Reporter
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
@@ -42,9 +42,9 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     values = (read_toml(Path(file)) if file else {}) | flags
     quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
+    from rlflow.monitoring.outputs import make_reporter
     from rlflow.runs.api import resolve_config
     from rlflow.runs.directory import check_place
-    from rlflow.watch.outputs import make_reporter
 
     config, hp = resolve_config(flow, None, values)
     check_place(config.options)
@@ -79,8 +79,8 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """A line on the packaged task of a flow: its data and model, and as flags the values that are used though no flag gave them."""
+    from rlflow.monitoring.recorded import as_text
     from rlflow.runs.packaged import packaged
-    from rlflow.watch.recorded import as_text
 
     task, beneath = packaged(flow)
     flags = [f"--{name} {as_text(value)}" for name, value in beneath.items()
@@ -125,7 +125,7 @@ def help_text(file: str, flow: Flow) -> str:
 
 
 def _backends(beneath: Mapping[str, Any]) -> list[str]:
-    from rlflow.binding.backends import backend
+    from rlflow.config.roles.backends import backend
 
     local, vllm = backend("local"), backend("vllm")
     return [*_described("ROLE.", local.Trainer.Settings, beneath=beneath), *_described("ROLE.", local.Generator.Settings),

@@ -23,8 +23,8 @@ def retrieve(
     port: Port = None,
 ) -> None:
     """Search a corpus: POST /retrieve, as verl's and SkyRL-gym's clients ask."""
-    from rlflow.serving.retrieve import retriever
-    from rlflow.serving.server import check_host, chosen_port, serve
+    from rlflow.services.serving.retrieve import retriever
+    from rlflow.services.serving.server import check_host, chosen_port, serve
 
     check_host(host)
     number = chosen_port(port)
@@ -46,8 +46,8 @@ def reward(
     from rlflow.rewards.confinement import Confinement
     from rlflow.rewards.pool import RewardPool
     from rlflow.rewards.spec import parse_reward
-    from rlflow.serving.reward import Judges, judge
-    from rlflow.serving.server import check_host, chosen_port, serve
+    from rlflow.services.serving.reward import Judges, judge
+    from rlflow.services.serving.server import check_host, chosen_port, serve
 
     check_host(host)
     number, specs = chosen_port(port), [parse_reward(each) for each in rewards]
@@ -63,8 +63,8 @@ def code(
     port: Port = None,
 ) -> None:
     """Run Python of strangers: POST /run_code, in SandboxFusion's form, behind the walls of scorers."""
-    from rlflow.serving.code import runner
-    from rlflow.serving.server import check_host, chosen_port, serve
+    from rlflow.services.serving.code import runner
+    from rlflow.services.serving.server import check_host, chosen_port, serve
 
     check_host(host)
     number = chosen_port(port)

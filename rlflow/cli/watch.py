@@ -11,15 +11,15 @@ from pathlib import Path
 from rich.console import Console
 
 from rlflow.errors import PlanError, nearest
-from rlflow.watch import tables
-from rlflow.watch.choosing import chosen, condition, full_name, listed_run
-from rlflow.watch.doctor import sections
-from rlflow.watch.follow import ending, follow, frame
-from rlflow.watch.frame import draw
-from rlflow.watch.history import find_run, is_run, run_folders, summarised
-from rlflow.watch.live import Live, lively
-from rlflow.watch.plain import Plain
-from rlflow.watch.tables import output, plain, story
+from rlflow.monitoring import tables
+from rlflow.monitoring.choosing import chosen, condition, full_name, listed_run
+from rlflow.monitoring.doctor import sections
+from rlflow.monitoring.follow import ending, follow, frame
+from rlflow.monitoring.frame import draw
+from rlflow.monitoring.history import find_run, is_run, run_folders, summarised
+from rlflow.monitoring.live import Live, lively
+from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.tables import output, plain, story
 
 
 def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Level
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Inputs, ShardRows, Source, pickled
 from rlflow.cluster.rpc.parcels import inline, size_of
 from rlflow.cluster.rpc.pool import Future, Pool
@@ -25,10 +26,9 @@ from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
 from rlflow.cluster.traffic import Traffic
 from rlflow.cluster.worker import Worker
-from rlflow.columns import Level
+from rlflow.compiler.placement import Parallel
+from rlflow.compiler.spans import RankSpan
 from rlflow.execution.engine import CallOptions
-from rlflow.placement import Parallel
-from rlflow.spans import RankSpan
 
 NO_ARGUMENTS = pickled({})
 PUT_SECONDS = 300.0  # how long ranks may take to store what the driver puts there

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.rpc.tensors import unpack_tensors
 from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
+from rlflow.compiler.placement import Placement
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
-from rlflow.placement import Placement
 
 if TYPE_CHECKING:
     from torch import Tensor

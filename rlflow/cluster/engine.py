@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data, ramp
+from rlflow.author.columns import SOURCE, Level
+from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data, ramp
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import pickled
 from rlflow.cluster.rpc.parcels import Payload, opened
@@ -30,9 +32,8 @@ from rlflow.cluster.sharding.steps import numbered, rank_steps
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.weights.models import RemoteModel
 from rlflow.cluster.worker import Worker
-from rlflow.columns import SOURCE, Level
-from rlflow.deadline import Deadline
-from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
+from rlflow.compiler.placement import Parallel, Placement
+from rlflow.compiler.spans import RankSpan
 from rlflow.errors import RemoteError
 from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
@@ -40,8 +41,7 @@ from rlflow.execution.health import NO_REWARDS, JudgedRecords
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
-from rlflow.placement import Parallel, Placement
-from rlflow.spans import RankSpan
+from rlflow.processes.deadline import Deadline
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
 from rlflow.training.rows import WITH_GROUP, with_groups

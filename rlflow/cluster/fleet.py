@@ -19,8 +19,8 @@ from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
-from rlflow.placement import Placement
-from rlflow.watchdog import private
+from rlflow.compiler.placement import Placement
+from rlflow.processes.watchdog import private
 
 BUSY_SECONDS = 30.0  # how long a pool may go on with calls that nobody waits for, before it is started anew too
 LATEST = 1 << 62  # no iteration is later

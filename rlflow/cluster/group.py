@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from rlflow.interfaces import Interface
-from rlflow.reshard.segment import machine
-from rlflow.watchdog import beside, private
+from rlflow.processes.interfaces import Interface
+from rlflow.processes.watchdog import beside, private
+from rlflow.training.weight_sync.segment import machine
 
 TALKING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables from which libraries read the name of a network interface
 LOOPBACK = Interface("lo", "127.0.0.1")

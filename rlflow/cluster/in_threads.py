@@ -16,8 +16,8 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker, own_thread
+from rlflow.compiler.placement import Placement
 from rlflow.errors import PlanError, RemoteError
-from rlflow.placement import Placement
 
 if TYPE_CHECKING:
     from rlflow.cluster.health.monitor import Death

@@ -31,10 +31,10 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker, own_process
+from rlflow.compiler.placement import Placement
 from rlflow.errors import Late, PlanError, RemoteError
-from rlflow.interfaces import refuse_public
-from rlflow.placement import Placement
-from rlflow.watchdog import launcher, private
+from rlflow.processes.interfaces import refuse_public
+from rlflow.processes.watchdog import launcher, private
 
 T = TypeVar("T")
 Groups = dict[str, PlacementGroup]  # pool → its placement group

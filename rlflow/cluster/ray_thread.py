@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import ray
 
-from rlflow.watchdog import launcher
-from rlflow.watchdog.signals import own_terminations
+from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.signals import own_terminations
 
 SECONDS = 30.0  # how long Ray may take to answer a call
 T = TypeVar("T")

@@ -16,13 +16,13 @@ import cloudpickle
 import rlflow
 from rlflow.author.flow import Flow
 from rlflow.author.load import algorithms_folder, flows_of, load, load_text
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.residency_schedule import MemorySchedule
+from rlflow.compiler.trace.compile import Program, TraceOptions, compile_flow
 from rlflow.config.flags import RunConfig
 from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
-from rlflow.graph.wire import identity
-from rlflow.memory.schedule import MemorySchedule
-from rlflow.placement import Placement
-from rlflow.trace.compile import Program, TraceOptions, compile_flow
 
 
 @dataclass(frozen=True)

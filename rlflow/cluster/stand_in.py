@@ -14,7 +14,7 @@ from pathlib import Path
 if __name__ == "__main__":  # started without the packages of the environment
     sys.path.append(str(Path(__file__).parents[2]))
 
-    from rlflow.watchdog import kin
+    from rlflow.processes.watchdog import kin
 
     parent = os.getppid()
     kin.die_with(parent)

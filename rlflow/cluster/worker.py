@@ -13,17 +13,13 @@ from typing import Any
 
 import torch
 
+from rlflow.author.batch import Batch
+from rlflow.author.columns import Level
+from rlflow.author.figures import Cause
 from rlflow.author.flow import Flow
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch
-from rlflow.binding.asking import asking
-from rlflow.binding.backends import device_of
-from rlflow.binding.environments import Environments
-from rlflow.binding.models import make_models
-from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
-from rlflow.binding.roles import BoundRole, Halves, bind_roles
 from rlflow.cluster.group import LOOPBACK, group_of_threads, join
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
@@ -34,25 +30,29 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.store import ShardStore
 from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
-from rlflow.columns import Level
+from rlflow.compiler.placement import reward_pools
+from rlflow.compiler.residency_schedule import Parts, computing, copying, learning, syncing
+from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.options import Options
+from rlflow.config.roles.asking import asking
+from rlflow.config.roles.backends import device_of
+from rlflow.config.roles.environments import Environments
+from rlflow.config.roles.models import make_models
+from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
+from rlflow.config.roles.roles import BoundRole, Halves, bind_roles
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions, Engine
+from rlflow.execution.mover import MemoryMover
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetrics
-from rlflow.figures import Cause
-from rlflow.interfaces import Interface
-from rlflow.memory.mover import MemoryMover
-from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
-from rlflow.placement import reward_pools
-from rlflow.trace.compile import used_nodes
+from rlflow.monitoring.lines import WaitingLines
+from rlflow.monitoring.secrets import guard, remember
+from rlflow.processes.interfaces import Interface
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_columns, group_of, mask_counts, own_rows, token_counts
 from rlflow.training.threads import others_alone
-from rlflow.watch.lines import WaitingLines
-from rlflow.watch.secrets import guard, remember
 
 
 class Worker:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.settings import override
+from rlflow.compiler.graph.model import HALVES
 from rlflow.config.meant import SWITCHES, Known, belongs_nowhere, no_sampling, unknown_own
 from rlflow.config.options import Options
 from rlflow.config.sampling import addresses_call, repeatable, sampling_of
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.graph.model import HALVES
-from rlflow.services.addresses import Address
-from rlflow.services.declare import HEAD, Service, in_place, nowhere, split_services
+from rlflow.processes.addresses import Address
+from rlflow.processes.declare import HEAD, Service, in_place, nowhere, split_services
 
 REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models

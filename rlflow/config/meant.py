@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rlflow.author.words import SETTINGS
 from rlflow.config.options import Options
 from rlflow.config.sampling import TYPES
 from rlflow.errors import Problem, listed, misspelt, nearest
-from rlflow.words import SETTINGS
 
 SWITCHES = ("json", "quiet")
 OF_THE_RUN = (*(each.name for each in fields(Options)), *SWITCHES, "config")

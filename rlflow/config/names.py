@@ -11,10 +11,10 @@ from typing import Any
 
 from rlflow.author.annotations import annotated
 from rlflow.author.settings import parse
+from rlflow.compiler.graph.model import HALVES
 from rlflow.config.flags import NULL, ROLE_KEYWORDS, RoleConfig
 from rlflow.config.meant import Known, unknown_flag, unknown_setting
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.graph.model import HALVES
 
 SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlflow.author.messages import Message
 from rlflow.errors import PlanError, listed
-from rlflow.isolation import limits
-from rlflow.messages import Message
+from rlflow.processes.sandbox import limits
 
 SECONDS = 10.0  # of processor time for a call; real templates take less than a thousandth of it
 SECONDS_EACH = 0.05  # more for each conversation of a call

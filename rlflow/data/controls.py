@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlflow import pretrained
 from rlflow.errors import PlanError
+from rlflow.training import pretrained
 
 PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))  # code points that no text is meant to have
 

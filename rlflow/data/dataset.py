@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlflow.columns import SOURCE, Kind
+from rlflow.author.columns import SOURCE, Kind
 from rlflow.data import rows
 from rlflow.data.encode import Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, faults, lengths
@@ -19,7 +19,7 @@ from rlflow.data.scorer import MATCH, DataShape, ScorerSpec
 from rlflow.errors import PlanError, Problem
 
 if TYPE_CHECKING:
-    from rlflow.batch import Batch
+    from rlflow.author.batch import Batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,17 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from rlflow import pretrained
+from rlflow.author.messages import Message, ToolCall, is_plain, text_of
 from rlflow.data.chat import QUESTION, REPLY, ChatTemplate, check_variables
 from rlflow.data.controls import Controls, StandIns
 from rlflow.data.ends import Ends, ends_of
 from rlflow.data.fields import Record
+from rlflow.data.spoken import completions
 from rlflow.data.tool_calls import calls_by, parses_itself
 from rlflow.data.tool_template import check_template, no_template
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
-from rlflow.messages import Message, ToolCall, is_plain, text_of
-from rlflow.spoken import completions
+from rlflow.training import pretrained
 
 END = 256  # id of the byte encoding's end of text
 

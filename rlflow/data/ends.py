@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow import pretrained
 from rlflow.data.chat import QUESTION, ChatTemplate
 from rlflow.errors import PlanError, Problem
+from rlflow.training import pretrained
 
 CHAT, TEXT = "chat template", "tokenizer"  # what names ends, beside the files of configs
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rlflow.author.messages import Message
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Record
 from rlflow.data.turns import answered, joined
 from rlflow.errors import Place, PlanError, Problem
-from rlflow.messages import Message
 
 Cause = Literal["unreadable", "empty", "wording", "too_long"]
 CAUSES: Mapping[Cause, str] = {  # cause → words, in the order of messages

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlflow.columns import Kind, Level
+from rlflow.author.columns import Kind, Level
+from rlflow.author.messages import Message, as_text, fault, is_plain
 from rlflow.data.json_fields import JsonFields, packed, value_of
 from rlflow.data.records import Raw
 from rlflow.errors import Place, PlanError, listed, nearest
-from rlflow.messages import Message, as_text, fault, is_plain
 
 Shape = Literal["prompts", "completions", "pairs"]
 Response = str | tuple[Message, ...]

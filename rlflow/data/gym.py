@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlflow.columns import Kind, text
+from rlflow.author.columns import Kind, text
 from rlflow.data.fields import Record
 from rlflow.data.frozen import frozen
 from rlflow.data.scorer import ScorerSpec

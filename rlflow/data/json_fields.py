@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflow.columns import FIELD, field_column
+from rlflow.author.columns import FIELD, field_column
 
 OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}  # name → fields that it is looked up as
 ABSENT = ""  # the text of a record that has not the field; never JSON

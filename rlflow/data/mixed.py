@@ -10,17 +10,17 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rlflow.columns import SOURCE, Kind, text
+from rlflow.author.columns import SOURCE, Kind, text
+from rlflow.author.figures import Figure, Of
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import refused
 from rlflow.data.json_fields import ABSENT
 from rlflow.data.prompts import Prompts, order
 from rlflow.data.shares import turns
 from rlflow.errors import PlanError
-from rlflow.figures import Figure, Of
 
 if TYPE_CHECKING:
-    from rlflow.batch import Batch
+    from rlflow.author.batch import Batch
 
 
 def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:

@@ -11,12 +11,12 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.encode import END, ByteEncoder, Encoder, TokenizerEncoder
 from rlflow.data.faults import Fault, counted
 from rlflow.data.pairs import equal_pairs, told
-from rlflow.spoken import special_tokens
+from rlflow.data.spoken import special_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlflow.batch import Batch
+    from rlflow.author.batch import Batch
 
 STEP = 1024  # records that are encoded at once
 PLACES = 8  # places that are named of each cause

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlflow.author.figures import Figure, Of
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused
 from rlflow.errors import PlanError
-from rlflow.figures import Figure, Of
 
 if TYPE_CHECKING:
-    from rlflow.batch import Batch
+    from rlflow.author.batch import Batch
 
 TOGETHER = 512  # records that ``check`` looks at in one step
 

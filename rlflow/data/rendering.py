@@ -1,9 +1,9 @@
 """A program that renders chat templates. These are programs of a model's author, so it limits their time, memory and output.
 
-It is started by its file and imports nothing of rlflow but the walls of `rlflow.isolation`. Each line of standard input is a JSON object
-with ``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages, most characters of their text).
-It answers each conversation with a line: ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it
-takes too much. When the time for all conversations is over, the kernel kills the process.
+It is started by its file and imports nothing of rlflow but the walls of `rlflow.processes.sandbox`. Each line of standard input is a JSON
+object with ``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages, most characters of their
+text). It answers each conversation with a line: ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where
+it takes too much. When the time for all conversations is over, the kernel kills the process.
 
 Templates have the sandbox, filters and functions of transformers 5, so that they render the same text.
 """
@@ -23,7 +23,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlflow.isolation import limits, walls
+from rlflow.processes.sandbox import limits, walls
 
 MEMORY = 1 << 30  # most bytes of this process
 LIMITS = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}

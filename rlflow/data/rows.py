@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import DTYPES, Batch, Data
-from rlflow.columns import MODEL_PROMPT, PROMPT_ID, TABLE, Kind, Level
+from rlflow.author.axis import Axis
+from rlflow.author.batch import DTYPES, Batch, Data
+from rlflow.author.columns import MODEL_PROMPT, PROMPT_ID, TABLE, Kind, Level
+from rlflow.author.messages import Message, as_text
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Record
 from rlflow.data.turns import answered, joined
-from rlflow.messages import Message, as_text
 
 
 def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False) -> dict[str, Kind]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgpack
 
 if TYPE_CHECKING:
-    from rlflow.columns import Kind
+    from rlflow.author.columns import Kind
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlflow.columns import FIELD, Kind, text
+from rlflow.author.columns import FIELD, Kind, text
+from rlflow.author.messages import is_plain
 from rlflow.data import gym, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
@@ -17,7 +18,6 @@ from rlflow.data.fields import FIELDS, Mapped, Record, mapped
 from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
 from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.messages import is_plain
 
 STEP = 1024  # records that are encoded at once
 TRIED = 1000  # records of which at least one must suit the settings

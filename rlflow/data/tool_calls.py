@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlflow.author.messages import ToolCall, mended
 from rlflow.errors import PlanError
-from rlflow.messages import ToolCall, mended
-from rlflow.pretrained import PARSERS
+from rlflow.training.pretrained import PARSERS
 
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)  # Hermes, Qwen 2.5 and 3
 LISTED = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)  # Mistral

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow import pretrained
 from rlflow.data.chat import QUESTION, ChatTemplate
 from rlflow.data.tool_calls import calls_pattern
 from rlflow.errors import PlanError
+from rlflow.training import pretrained
 
 RESULT = "result"  # what stands for any answer of a tool
 REMEDY = "name a model that was trained to call tools, or write an environment with step"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlflow.messages import Message
+from rlflow.author.messages import Message
 
 if TYPE_CHECKING:
     from rlflow.data.encode import Encoder

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.compiler.graph.lineage import chosen_from, sources
+from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.tally import PartialMetrics, known
-from rlflow.graph.lineage import chosen_from, sources
-from rlflow.graph.model import Graph, Node, Op
 from rlflow.training.rows import NO_LOSS, WITH_GROUP
 
 REPLACED = "replaced by a stage"  # a column of what a `repeat` body returns: which rows have other tokens than were sampled; no author's

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import DTYPES, Batch, Data
+from rlflow.author.columns import Kind, Level
+from rlflow.author.dispatch import ALL, DP_COMPUTE
+from rlflow.author.messages import fault, is_messages, mended, packed
+from rlflow.author.seeds import derived, generator, row_seeds
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis
-from rlflow.batch import DTYPES, Batch, Data
-from rlflow.columns import Kind, Level
-from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
-from rlflow.messages import fault, is_messages, mended, packed
-from rlflow.own_lines import noted_lines, own_lines
-from rlflow.seeds import derived, generator, row_seeds
+from rlflow.processes.user_frames import noted_lines, own_lines
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
 NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")  # in texts of PyTorch's errors, from a worker's too

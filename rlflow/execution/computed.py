@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from rlflow.author import verbs
+from rlflow.author.batch import Batch
 from rlflow.author.settings import parse
 from rlflow.author.signature import Signature
-from rlflow.batch import Batch
-from rlflow.graph.model import SETTING
+from rlflow.compiler.graph.model import SETTING
 
 
 def with_numbers(settings: Mapping[str, Any], batch: Batch, signature: Signature | None) -> tuple[Mapping[str, Any], Batch]:

@@ -10,6 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from rlflow.author import scope, verbs
+from rlflow.author.batch import Batch
+from rlflow.author.columns import CLOCK, MODEL_PROMPT, Kind, fits, row, text
+from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
@@ -17,8 +20,8 @@ from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch
-from rlflow.columns import CLOCK, MODEL_PROMPT, Kind, fits, row, text
+from rlflow.compiler.trace import rules
+from rlflow.compiler.trace.tracer import LEFT_BEHIND
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
@@ -26,9 +29,6 @@ from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
-from rlflow.figures import Figure, Of
-from rlflow.trace import rules
-from rlflow.trace.tracer import LEFT_BEHIND
 from rlflow.training.threads import alone
 
 

@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
+from rlflow.author.axis import AskedTokens, Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import CLOCK, Kind, Level
+from rlflow.author.figures import Figure, Of
 from rlflow.author.loss import Loss
+from rlflow.author.messages import Message, as_text
+from rlflow.author.seeds import derived, row_seeds
 from rlflow.author.stage import Stage
-from rlflow.axis import AskedTokens, Axis
-from rlflow.batch import Batch, Data
-from rlflow.columns import CLOCK, Kind, Level
-from rlflow.environments.pool import EnvironmentPool
+from rlflow.compiler.residency_schedule import computing, learning, sampling, syncing
+from rlflow.compiler.spans import RankSpan
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution import episodes
 from rlflow.execution.account import REPLACED, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.health import NO_REWARDS, JudgedRecords
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
+from rlflow.execution.mover import MemoryMover
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
-from rlflow.figures import Figure, Of
-from rlflow.memory.mover import MemoryMover
-from rlflow.memory.schedule import computing, learning, sampling, syncing
-from rlflow.messages import Message, as_text
-from rlflow.seeds import derived, row_seeds
-from rlflow.spans import RankSpan
+from rlflow.rewards.environments.pool import EnvironmentPool
 from rlflow.training.chunks import chunked
 from rlflow.training.protocols import Generator, Sampling, Trainer, as_long
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
@@ -123,7 +123,7 @@ class Asking:
     # token ids of what an environment says after sampled ids, where text goes on as it is
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     decode: Callable[..., list[str]] = text_of_bytes  # (roles, token ids, bare): texts, if ``bare`` without special tokens
-    # the calls of tools in token ids, as ``rlflow.messages.ToolCall``
+    # the calls of tools in token ids, as ``rlflow.author.messages.ToolCall``
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [[] for _ in rows]
     longest: float = math.inf  # tokens of the longest prompt that may be asked
 

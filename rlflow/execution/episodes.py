@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level, field_column, standard_kind
-from rlflow.environments.pool import Answer, EnvironmentPool, Episode, Failure
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level, field_column, standard_kind
+from rlflow.author.messages import CHANGES, Message, ToolCall
+from rlflow.author.seeds import derived, row_seeds, turn_seeds
 from rlflow.errors import listed
-from rlflow.messages import CHANGES, Message, ToolCall
-from rlflow.seeds import derived, row_seeds, turn_seeds
+from rlflow.rewards.environments.pool import Answer, EnvironmentPool, Episode, Failure
 from rlflow.training.protocols import Sampling
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them

@@ -13,12 +13,16 @@ from typing import Any
 
 import torch
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data, spread
+from rlflow.author.columns import Kind, Level
+from rlflow.author.figures import Figure, Of
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data, spread
-from rlflow.columns import Kind, Level
-from rlflow.deadline import LOOK, Deadline
+from rlflow.compiler.graph.model import Column, Graph, Node, Op
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.scheduler import Finish, Free, Instruction, Scheduler, StartNode
+from rlflow.compiler.spans import RankSpan, Span
 from rlflow.errors import SkipIteration, StageError, Stopped
 from rlflow.execution.account import REPLACED, Account, Ledger, PlacedRows, placer_of, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
@@ -32,13 +36,9 @@ from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
-from rlflow.figures import Figure, Of
-from rlflow.graph.model import Column, Graph, Node, Op
-from rlflow.plan import Plan
-from rlflow.schedule import Finish, Free, Instruction, Scheduler, StartNode
-from rlflow.spans import RankSpan, Span
-from rlflow.watchdog.board import Board
-from rlflow.watchdog.kin import here_alone
+from rlflow.processes.deadline import LOOK, Deadline
+from rlflow.processes.watchdog.board import Board
+from rlflow.processes.watchdog.kin import here_alone
 
 MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}  # what the metrics of a node are of
 

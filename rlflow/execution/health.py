@@ -31,11 +31,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch
-from rlflow.columns import SOURCE, Level
-from rlflow.figures import Figure, Of
-from rlflow.maths import kl
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.author.columns import SOURCE, Level
+from rlflow.author.figures import Figure, Of
+from rlflow.author.functional import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
 EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even

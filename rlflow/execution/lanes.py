@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from rlflow.passes.lanes import ROOM
+from rlflow.compiler.passes.lanes import ROOM
 from rlflow.training import threads
 
 Job = Callable[[], None]

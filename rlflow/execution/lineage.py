@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data, ramp
-from rlflow.columns import Kind, Level, standard_kind
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data, ramp
+from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.compiler.trace.rules import joined_kinds
 from rlflow.errors import FlowError
-from rlflow.trace.rules import joined_kinds
 
 
 def chosen_rows(by: Tensor, axis: Axis, settings: Mapping[str, Any]) -> Tensor:

@@ -16,8 +16,13 @@ from typing import Any, Protocol
 
 import torch
 
-from rlflow.axis import AskedTokens, Axis
-from rlflow.batch import Batch
+from rlflow.author.axis import AskedTokens, Axis
+from rlflow.author.batch import Batch
+from rlflow.author.figures import Figure, Of
+from rlflow.compiler.graph.lineage import ahead_of_training
+from rlflow.compiler.graph.model import Node, Op
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, End, Fate, placer_of, source_of
 from rlflow.execution.engine import CallOptions, Engine, RepeatNames, repeat_metrics
@@ -25,11 +30,6 @@ from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
 from rlflow.execution.tally import known
-from rlflow.figures import Figure, Of
-from rlflow.graph.lineage import ahead_of_training
-from rlflow.graph.model import Node, Op
-from rlflow.plan import Plan
-from rlflow.spans import Span
 
 CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to end
 

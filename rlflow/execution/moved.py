@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.execution.engine import CallOptions, Engine, model_reads
 from rlflow.execution.tally import PartialMetric, PartialMetrics
 

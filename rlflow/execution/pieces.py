@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.compiler.graph.model import Node
+from rlflow.compiler.plan import Piece, Plan
 from rlflow.execution.engine import Chunks, Engine
 from rlflow.execution.store import Fetch, Store
 from rlflow.execution.tally import PartialMetrics, merged
-from rlflow.graph.model import Node
-from rlflow.plan import Piece, Plan
 
 
 class Pieces:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data, spread
-from rlflow.graph.model import Column, Input, Node
-from rlflow.plan import Plan
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data, spread
+from rlflow.compiler.graph.model import Column, Input, Node
+from rlflow.compiler.plan import Plan
 
 Fetch = Callable[[Data, Axis], Data]  # brings a column here
 

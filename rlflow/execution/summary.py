@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from rlflow.batch import Batch
-from rlflow.columns import Level
+from rlflow.author.batch import Batch
+from rlflow.author.columns import Level
+from rlflow.author.figures import Figure
 from rlflow.execution.health import NO_REWARDS, JudgedRecords, health
-from rlflow.figures import Figure
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.execution.account import Count
 from rlflow.execution.engine import Engine, RepeatNames
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from rlflow.figures import Figure, Of
+from rlflow.author.figures import Figure, Of
 
 Kind = Literal["mean", "max", "sum"]
 

@@ -1,7 +1,7 @@
 """Rewards: what judges a response. User code runs in processes that are killed at their deadline; a failure is missing, never 0.
 
 Here: naming a reward, reading its file's text, the pool of processes that score rows, each with a deadline for each row.
-Not here: rewards that are models (`rlflow.binding.rewards`), which rewards a role has (the same), metrics of missing scores.
+Not here: rewards that are models (`rlflow.config.roles.rewards`), which rewards a role has (the same), metrics of missing scores.
 Importing this package loads no torch: the worker processes start through it.
 
 The pool is our own, since pools of the libraries (Pebble, concurrent.futures) start workers by multiprocessing: these inherit the whole

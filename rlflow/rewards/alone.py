@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlflow.isolation import walls
+from rlflow.processes.sandbox import walls
 from rlflow.rewards import frames
 
 FAILED = 1

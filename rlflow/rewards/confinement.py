@@ -7,8 +7,8 @@ import json
 import os
 from dataclasses import dataclass
 
-from rlflow.isolation import limits
-from rlflow.watchdog import kin
+from rlflow.processes.sandbox import limits
+from rlflow.processes.watchdog import kin
 
 MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
 FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # where the user did not: so that a reward repeats

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflow.columns import MODEL_PROMPT
+from rlflow.author.columns import MODEL_PROMPT
 from rlflow.rewards import values
 
 Row = Mapping[str, Any]

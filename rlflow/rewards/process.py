@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import printable
+from rlflow.processes.deadline import LOOK, Deadline
+from rlflow.processes.watchdog import kin
 from rlflow.rewards import frames
 from rlflow.rewards.confinement import MARK, STRICT, Confinement
-from rlflow.watchdog import kin
 
 REWARDS = "rlflow.rewards.worker"
 TAIL = 4096  # bytes kept of what a worker prints

@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from rlflow.clients.http import HttpClient
-from rlflow.clients.patience import Unanswered
 from rlflow.data.json_fields import given_back
 from rlflow.data.scorer import ScorerSpec
+from rlflow.processes.clients.http import HttpClient
+from rlflow.processes.clients.patience import Unanswered
 from rlflow.rewards import values
 from rlflow.rewards.forms import asked
 from rlflow.rewards.pool import NAN, STEP, Results

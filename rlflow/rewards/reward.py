@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlflow.columns import MODEL_PROMPT, SOURCE, Kind, Level, field_column
+from rlflow.author.columns import MODEL_PROMPT, SOURCE, Kind, Level, field_column
+from rlflow.author.words import column_meant
 from rlflow.data.json_fields import names_of
 from rlflow.data.scorer import Judged, ScorerSpec
 from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.extras import require
-from rlflow.isolation import probe
+from rlflow.processes.sandbox import probe
 from rlflow.rewards import plain, text
 from rlflow.rewards.forms import OPENRLHF, Form
 from rlflow.rewards.pool import NAN, Results, RewardPool
@@ -21,13 +22,12 @@ from rlflow.rewards.remote import RemoteReward
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.spec import RewardSpec
 from rlflow.rewards.values import NOT_HELD, OF_VALUES
-from rlflow.words import column_meant
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch import dtype as Dtype
 
-    from rlflow.batch import Batch
+    from rlflow.author.batch import Batch
 
 READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
 OF_SUM = f"the weighted sum is a number {NOT_HELD}"

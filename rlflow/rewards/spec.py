@@ -26,7 +26,7 @@ FORMS = "task, math, env, file.py:function, a model folder, or http://HOST/PATH;
 @dataclass(frozen=True)
 class RewardSpec:
     """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role, one of kind "env" to the environment
-    whose episodes gave it (both `rlflow.binding.rewards`)."""
+    whose episodes gave it (both `rlflow.config.roles.rewards`)."""
 
     kind: Literal["task", "math", "function", "model", "remote", "env"]
     name: str  # in metrics

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlflow.clients.later import TimeLimit
+from rlflow.processes.clients.later import TimeLimit
 from rlflow.rewards import values
 
 

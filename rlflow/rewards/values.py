@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlflow.own_lines import own_lines, own_place, whole
+from rlflow.processes.user_frames import own_lines, own_place, whole
 from rlflow.rewards.hints import hint
 
 MESSAGE = 2000  # characters of an error that are sent

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlflow.clients.patience import within
 from rlflow.data.json_fields import given_back
-from rlflow.isolation import walls
+from rlflow.processes.clients.patience import within
+from rlflow.processes.sandbox import walls
+from rlflow.processes.watchdog import kin
 from rlflow.rewards import alone, frames, scorers, values
 from rlflow.rewards.forms import OPENRLHF, by_batch
-from rlflow.watchdog import kin
 
 if TYPE_CHECKING:
     from rlflow.rewards.together import AsyncRows

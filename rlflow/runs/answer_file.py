@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.runs.evaluate import KeepAnswers
 
 FOLDER = "evaluations"  # of a run, with a file for each evaluation

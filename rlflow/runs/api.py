@@ -7,24 +7,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from rlflow.author.batch import Batch
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override_flow
-from rlflow.batch import Batch
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.trace.arguments import role_names
+from rlflow.compiler.trace.compile import sampling_roles
 from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
-from rlflow.plan import Plan
+from rlflow.monitoring.secrets import remember
+from rlflow.processes.addresses import Address, addresses
+from rlflow.processes.declare import Service
 from rlflow.rewards.spec import from_function
 from rlflow.runs.beside import settings_with_urls
 from rlflow.runs.context import RunContext
 from rlflow.runs.packaged import beneath
 from rlflow.runs.prepare import prepare
-from rlflow.services.addresses import Address, addresses
-from rlflow.services.declare import Service
-from rlflow.trace.arguments import role_names
-from rlflow.trace.compile import sampling_roles
-from rlflow.watch.secrets import remember
 
 
 def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from rlflow import durable
+from rlflow.checkpoints import durable
+from rlflow.compiler.trace.compile import Program
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
-from rlflow.services.addresses import Address
-from rlflow.services.declare import Service, in_place
+from rlflow.processes.addresses import Address
+from rlflow.processes.declare import Service, in_place
+from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.services.gpus import VISIBLE, share, visible
 from rlflow.services.running import Gpus, Services
-from rlflow.trace.compile import Program
-from rlflow.watchdog.beside import Watchdog
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:

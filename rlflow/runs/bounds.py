@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlflow.spans import Span, chain, critical_path, divided, flat, longest_path
+from rlflow.compiler.spans import Span, chain, critical_path, divided, flat, longest_path
 
 PATH = "the longest path"  # what bounds where no lane has more work
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from rlflow.batch import Batch
-from rlflow.binding.roles import Roles, has_canary
+from rlflow.author.batch import Batch
+from rlflow.author.figures import Figure, Of
 from rlflow.config.options import Options
+from rlflow.config.roles.roles import Roles, has_canary
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine
-from rlflow.figures import Figure, Of
 
 ROWS = 4
 LONGEST = 64  # tokens of a canary

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlflow.author.figures import Cause
+from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes, all_for
 from rlflow.execution.lookahead import Ahead
-from rlflow.figures import Cause
-from rlflow.plan import Plan
+from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import Canary
 from rlflow.runs.depends import Dependencies
@@ -23,7 +24,6 @@ from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
 from rlflow.runs.recovery import Workers
 from rlflow.services.running import Services
 from rlflow.training.protocols import Trainer
-from rlflow.watchdog.beside import Watchdog
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Numbers and the learning curve, as notebooks show them."""
-        from rlflow.watch.page import run_html
+        from rlflow.monitoring.page import run_html
 
         rows = [("run", self.shown or str(self.folder)), ("iterations", f"{self.iterations}"), ("seconds", f"{self.seconds:.1f}")]
         for name, accuracy in (("before", self.before), ("after", self.after)):

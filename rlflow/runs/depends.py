@@ -16,18 +16,18 @@ import torch
 
 import rlflow
 from rlflow.author.load import algorithms_folder
-from rlflow.binding.backends import device_of
-from rlflow.binding.rewards import RewardNames
-from rlflow.binding.roles import Roles
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
+from rlflow.compiler.placement import in_threads
 from rlflow.config.names import SHIPPED, source_files
 from rlflow.config.options import Options
+from rlflow.config.roles.backends import device_of
+from rlflow.config.roles.rewards import RewardNames
+from rlflow.config.roles.roles import Roles
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.data.spec import parse_source
-from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError
-from rlflow.placement import in_threads
+from rlflow.rewards.environments.spec import EnvironmentSpec
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
 from rlflow.runs.modules import Imports, imports, meaning, root_of

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow import durable
+from rlflow.checkpoints import durable
+from rlflow.compiler.graph import draw, wire
+from rlflow.compiler.graph.model import Graph, Value
 from rlflow.config.options import Options
 from rlflow.errors import Place, PlanError
-from rlflow.graph import draw, wire
-from rlflow.graph.model import Graph, Value
-from rlflow.watch.secrets import masked, redacted
+from rlflow.monitoring.secrets import masked, redacted
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SETTINGS, GRAPH = "settings.json", "graph.msgpack"

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
+from rlflow.monitoring import status
 from rlflow.runs import directory, identity
 from rlflow.runs.context import RunContext
 from rlflow.runs.home import Lost
 from rlflow.runs.loop import Loop
-from rlflow.watch import status
 
 
 def texts(context: RunContext) -> dict[str, bytes]:

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from rlflow.author.batch import Batch
+from rlflow.author.columns import SOURCE
+from rlflow.author.figures import Figure, Of
+from rlflow.author.seeds import derived
 from rlflow.author.verbs import OF_EPISODES
-from rlflow.batch import Batch
-from rlflow.binding.judging import SAMPLED, HeldOutJudge
-from rlflow.columns import SOURCE
+from rlflow.compiler.plan import Plan
+from rlflow.config.roles.judging import SAMPLED, HeldOutJudge
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.execution.lanes import Lanes
-from rlflow.figures import Figure, Of
-from rlflow.plan import Plan
 from rlflow.rewards.values import ANSWER as PRED
 from rlflow.runs.pass_rates import Answers, repeated_figures
-from rlflow.seeds import derived
 from rlflow.training.protocols import Sampling
 
 CHUNK = 1024  # answers that are sampled at once

@@ -9,15 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlflow import durable
-from rlflow.binding.dataset import made_up
-from rlflow.binding.positions import positions_of
-from rlflow.checkpoints import names
+from rlflow.checkpoints import durable, names
 from rlflow.checkpoints.folder import of_run, steps
 from rlflow.checkpoints.load import Damaged, Loaded, read
 from rlflow.config.flags import evaluation_names, sort_rewards
 from rlflow.config.folders import model_folder
+from rlflow.config.roles.dataset import made_up
+from rlflow.config.roles.positions import positions_of
 from rlflow.errors import PlanError, listed
+from rlflow.monitoring.names import plainly
+from rlflow.monitoring.reporter import Reporter
 from rlflow.runs import directory, state
 from rlflow.runs.answer_file import answer_file
 from rlflow.runs.answering import ANSWER, Answering
@@ -28,8 +29,6 @@ from rlflow.runs.inputs import other_inputs
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import newest, prepare_again, read_settings, recorded_values, unchanged_settings
 from rlflow.runs.trust import check_trusted
-from rlflow.watch.names import plainly
-from rlflow.watch.reporter import Reporter
 
 ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # in the folder of an evaluation
 NO_SETTINGS = ("name", "track", "out")  # flags of a run that an evaluation does not take from it

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlflow import durable
+from rlflow.author.figures import Figure, Of
+from rlflow.checkpoints import durable
 from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.figures import Figure, Of
 
 FILE = "fates.jsonl"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.models import CONFIG
+from rlflow.compiler.residency_schedule import computing
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
-from rlflow.memory.schedule import computing
+from rlflow.monitoring import status
 from rlflow.runs.context import RunContext
 from rlflow.runs.state import trained
-from rlflow.watch import status
 
 FOLDER = "final"
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from rlflow.author.figures import Figure, Of
+from rlflow.compiler.graph.model import Graph, Node, Op
+from rlflow.compiler.trace.compile import all_nodes
 from rlflow.execution.account import Account, Count, Fate, sampler_of
-from rlflow.figures import Figure, Of
-from rlflow.graph.model import Graph, Node, Op
-from rlflow.trace.compile import all_nodes
 
 MEASURED = ("scored", "mixed", "untruncated")  # steps of rows that are measured with the health of the iteration
 BEFORE = ("not chosen", "not kept")  # causes for which rows are left out before anything else is asked of them

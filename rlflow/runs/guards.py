@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from rlflow.author.figures import Cause, Figure, Of
+from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.errors import StageError, listed
 from rlflow.execution.summary import IterationSummary
-from rlflow.figures import Cause, Figure, Of
-from rlflow.plan import Plan
 from rlflow.training.metrics import MERGE_ROUNDING
 
 

@@ -6,27 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlflow.batch import Batch
-from rlflow.binding.backends import device_of
-from rlflow.binding.models import Loaded, make_models
-from rlflow.binding.positions import room
-from rlflow.binding.rewards import Rewards
-from rlflow.binding.roles import BoundRole, Halves, Roles
+from rlflow.author.batch import Batch
+from rlflow.compiler.graph.model import Graph, Op
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.trace.compile import all_nodes
+from rlflow.compiler.trace.evaluation import RESPONSES
 from rlflow.config.flags import NULL
 from rlflow.config.options import Options
+from rlflow.config.roles.backends import device_of
+from rlflow.config.roles.models import Loaded, make_models
+from rlflow.config.roles.positions import room
+from rlflow.config.roles.rewards import Rewards
+from rlflow.config.roles.roles import BoundRole, Halves, Roles
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import refused, spoken
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
-from rlflow.graph.model import Graph, Op
-from rlflow.plan import Plan
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
 from rlflow.runs.screening import in_order
-from rlflow.trace.compile import all_nodes
-from rlflow.trace.evaluation import RESPONSES
 from rlflow.training.protocols import Sampling
 
 PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_special_tokens")  # how a role samples that holds in evaluation

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.errors import printable
 
 FILE = "identity.json"

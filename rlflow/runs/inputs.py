@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rlflow.compiler.graph.model import Graph
 from rlflow.errors import PlanError
-from rlflow.graph.model import Graph
+from rlflow.monitoring.reporter import Reporter
 from rlflow.runs import identity
 from rlflow.runs.depends import Dependencies, unreadable
 from rlflow.runs.identity import Change, Identity, differences
 from rlflow.runs.weights import compare_weights
-from rlflow.watch.reporter import Reporter
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from rlflow.binding.roles import BoundRole
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.preview.transfers import least
+from rlflow.compiler.sizes import ModelFootprint
+from rlflow.config.footprint import footprint
 from rlflow.config.options import Options
+from rlflow.config.roles.roles import BoundRole
 from rlflow.errors import PlanError
-from rlflow.explain.transfers import least
-from rlflow.memory.footprint import footprint
-from rlflow.memory.sizes import ModelFootprint
-from rlflow.placement import Placement
 
 
 class Matched(NamedTuple):

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from rlflow.author.figures import SECONDS, SPEED, Figure, Of
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
+from rlflow.compiler.graph.model import Graph, Op
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.spans import flat
+from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
-from rlflow.figures import SECONDS, SPEED, Figure, Of
-from rlflow.graph.model import Graph, Op
-from rlflow.plan import Plan
+from rlflow.monitoring.reporter import Reporter
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import canary_warnings
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
@@ -27,10 +30,7 @@ from rlflow.runs.guards import Guard, loss_warnings, mismatch_warnings, short_re
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
 from rlflow.runs.rescue import Between, took_steps
-from rlflow.runs.state import Copy, KeptState, copied
-from rlflow.spans import flat
-from rlflow.trace.compile import all_nodes
-from rlflow.watch.reporter import Reporter
+from rlflow.runs.state import KeptState, MemoryCopy, copied
 
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends
 REPORTED = 20  # records left out that are reported with their places
@@ -71,7 +71,7 @@ class Loop:
         self.between: Between | None = None  # the newest state between two iterations that the models still have
         self.lost = ""  # why the newest whole iteration of a run that an error ends cannot be saved
         self.taken = 0  # the iteration of the newest checkpoint that was taken, or with which the run began
-        self.copy: Copy | None = None  # what a run in one process was before an iteration, where --commit-every asks for it
+        self.copy: MemoryCopy | None = None  # what a run in one process was before an iteration, where --commit-every asks for it
         self.recovery = Recovery(context.workers, self.options.copies_every, DriverState(self.capture, self.rewind, self.replay),
                                  reporter.note)  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow.config.flags import read_toml
 
 
@@ -33,7 +33,7 @@ def environment_beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
     """The task for a flow: its file's name and its values, with folders and files made absolute."""
-    folder = Path(next(iter(rlflow.tasks.__path__)))
+    folder = Path(next(iter(rlflow.data.tasks.__path__)))
     path = folder / f"{flow}.toml"
     path = path if path.is_file() else folder / "default.toml"
     values = read_toml(path)

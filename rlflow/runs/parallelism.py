@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from rlflow.binding.roles import BoundHalf, Roles
+from rlflow.compiler.graph.model import HALVES, Graph, Op
+from rlflow.compiler.placement import Parallel, Placement
+from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.options import Options
+from rlflow.config.roles.roles import BoundHalf, Roles
 from rlflow.errors import PlanError, Problem
-from rlflow.graph.model import HALVES, Graph, Op
-from rlflow.placement import Parallel, Placement
 from rlflow.runs.layout_choice import Matched, choose_layouts
-from rlflow.trace.compile import used_nodes
 
 
 def with_parallelism(

@@ -12,27 +12,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rlflow.binding.backends import device_in
-from rlflow.binding.rewards import RewardNames
-from rlflow.binding.roles import Halves, Roles, model_uses, needed_halves
-from rlflow.check.staleness import stale_problems
+from rlflow.compiler.check.staleness import stale_problems
+from rlflow.compiler.graph.lineage import chosen_from
+from rlflow.compiler.graph.model import Graph, Op
+from rlflow.compiler.passes import plan
+from rlflow.compiler.passes.share import share
+from rlflow.compiler.placement import THREADS, Placement, in_threads, parse_pools, parse_shares, place, shared_kind
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.preview.explanation import here
+from rlflow.compiler.preview.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
+from rlflow.compiler.preview.sizes import Assumed, Sizes
+from rlflow.compiler.trace.compile import Program
+from rlflow.compiler.trace.rules import chosen_prompts
 from rlflow.config.flags import NULL, RunConfig, pool_flag_problems
+from rlflow.config.inputs import within_memory
 from rlflow.config.options import Options
+from rlflow.config.roles.backends import device_in
+from rlflow.config.roles.rewards import RewardNames
+from rlflow.config.roles.roles import Halves, Roles, model_uses, needed_halves
 from rlflow.errors import PlanError, Problem, listed
-from rlflow.explain.explanation import here
-from rlflow.explain.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
-from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.graph.lineage import chosen_from
-from rlflow.graph.model import Graph, Op
-from rlflow.memory.inputs import within_memory
-from rlflow.passes import plan
-from rlflow.passes.share import share
-from rlflow.placement import THREADS, Placement, in_threads, parse_pools, parse_shares, place, shared_kind
-from rlflow.plan import Plan
 from rlflow.runs.parallelism import with_parallelism
 from rlflow.runs.streaming import streaming
-from rlflow.trace.compile import Program
-from rlflow.trace.rules import chosen_prompts
 
 
 @dataclass(frozen=True)

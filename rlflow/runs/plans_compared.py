@@ -9,15 +9,15 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from rlflow.author.figures import Of
 from rlflow.author.flow import Flow
-from rlflow.binding.roles import in_float64
+from rlflow.config.roles.roles import in_float64
 from rlflow.errors import listed
-from rlflow.figures import Of
-from rlflow.proof.claims import Claim, judged
+from rlflow.monitoring import keys
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunResult
+from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.run import run
-from rlflow.watch import keys
 
 ROUNDING = 1e-7  # of weights over their size: transformers normalises and rotates in float32 in a float64 model too
 TIMES = (Of.RUN, Of.CANARY)  # what metrics of time and transport are of

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import rlflow
+from rlflow.author.figures import Cause
 from rlflow.author.loss import Loss
-from rlflow.binding.backends import device_in, numbers
-from rlflow.binding.roles import model_uses
 from rlflow.cluster.commit import WorkerFleet, Workers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.in_threads import ThreadFleet
@@ -21,20 +20,21 @@ from rlflow.cluster.setup import FlowSource, Setup
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.cluster.worker import Worker
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.placement import Placement, reward_pools
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.residency_schedule import MemorySchedule
+from rlflow.compiler.trace.compile import Program, TraceOptions
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
+from rlflow.config.roles.backends import device_in, numbers
+from rlflow.config.roles.roles import model_uses
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import DataShape, Judged
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
-from rlflow.figures import Cause
-from rlflow.graph.wire import identity
-from rlflow.memory.schedule import MemorySchedule
-from rlflow.passes.lanes import room_of
-from rlflow.placement import Placement, reward_pools
-from rlflow.plan import Plan
 from rlflow.runs.context import Runtime
-from rlflow.trace.compile import Program, TraceOptions
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
 

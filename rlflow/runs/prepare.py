@@ -16,33 +16,31 @@ from typing import Any
 import torch
 
 import rlflow
-from rlflow import pretrained
+from rlflow.author.columns import SOURCE
+from rlflow.author.figures import Cause
 from rlflow.author.flow import Flow
-from rlflow.binding import rewards as bound
-from rlflow.binding.asking import asking
-from rlflow.binding.backends import device_of, numbers
-from rlflow.binding.dataset import open_dataset
-from rlflow.binding.environments import (
-    Environments,
-    Specs,
-    default_rewards,
-    environments_of,
-    single_rank,
-    wanted_fields,
-)
-from rlflow.binding.evaluation_sets import open_sets
-from rlflow.binding.models import make_models, trainer_alone
-from rlflow.binding.positions import boundaries, longest_row
-from rlflow.binding.replies import reply_problems, stop_problems
-from rlflow.binding.roles import Roles, bind_roles, folders
-from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
-from rlflow.check.check import check
-from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
-from rlflow.clients import outages
-from rlflow.columns import SOURCE
+from rlflow.compiler.check.check import check
+from rlflow.compiler.check.staleness import stale_problems
+from rlflow.compiler.graph.lineage import expected_rows
+from rlflow.compiler.graph.model import Graph, Op, RoleUse
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.preview.sizes import Assumed, Sizes
+from rlflow.compiler.trace.compile import Program, TraceOptions, reads_prompt_id, trace, used_nodes
 from rlflow.config.flags import NULL, RunConfig
 from rlflow.config.options import Options
+from rlflow.config.roles import rewards as bound
+from rlflow.config.roles.asking import asking
+from rlflow.config.roles.backends import device_of, numbers
+from rlflow.config.roles.dataset import open_dataset
+from rlflow.config.roles.environments import Environments, Specs, default_rewards, environments_of, single_rank, wanted_fields
+from rlflow.config.roles.evaluation_sets import open_sets
+from rlflow.config.roles.models import make_models, trainer_alone
+from rlflow.config.roles.positions import boundaries, longest_row
+from rlflow.config.roles.replies import reply_problems, stop_problems
+from rlflow.config.roles.roles import Roles, bind_roles, folders
+from rlflow.config.roles.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
@@ -50,14 +48,12 @@ from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
-from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.execution.mover import MemoryMover
 from rlflow.extras import ask
-from rlflow.figures import Cause
-from rlflow.graph.lineage import expected_rows
-from rlflow.graph.model import Graph, Op, RoleUse
-from rlflow.graph.wire import identity
-from rlflow.memory.mover import MemoryMover
-from rlflow.plan import Plan
+from rlflow.monitoring.reporter import Quiet
+from rlflow.monitoring.secrets import redacted, telling
+from rlflow.processes.clients import outages
+from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.rewards.process import in_worker
 from rlflow.rewards.spec import parse_reward, readers, weights
 from rlflow.runs.beside import reserved_gpus, services_of, with_urls
@@ -66,23 +62,12 @@ from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
-from rlflow.runs.planning import (
-    PlacedRoles,
-    crowd_warnings,
-    make_plan,
-    place_roles,
-    pool_warnings,
-    settle_evaluation,
-    unclaimed,
-)
+from rlflow.runs.planning import PlacedRoles, crowd_warnings, make_plan, place_roles, pool_warnings, settle_evaluation, unclaimed
 from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.services.running import Services
-from rlflow.trace.compile import Program, TraceOptions, reads_prompt_id, trace, used_nodes
+from rlflow.training import pretrained
 from rlflow.training.protocols import Trainer
-from rlflow.watch.reporter import Quiet
-from rlflow.watch.secrets import redacted, telling
-from rlflow.watchdog.beside import Watchdog
 
 QUIET = Quiet()
 

@@ -8,20 +8,20 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.settings import fields
-from rlflow.binding.backends import device_in
-from rlflow.binding.positions import room
-from rlflow.binding.roles import BoundRole, Roles, bind_roles, shares_weights
-from rlflow.check.check import check
+from rlflow.compiler.check.check import check
+from rlflow.compiler.graph.model import HALVES, Graph
+from rlflow.compiler.preview.explanation import Explanation, explain
+from rlflow.compiler.preview.fits import half_problems, short_repeats
+from rlflow.compiler.preview.sizes import Assumed, Sizes
+from rlflow.compiler.trace.compile import TraceOptions
 from rlflow.config.flags import RunConfig
+from rlflow.config.footprint import footprint, reward_models
 from rlflow.config.options import Options
+from rlflow.config.roles.backends import device_in
+from rlflow.config.roles.positions import room
+from rlflow.config.roles.roles import BoundRole, Roles, bind_roles, shares_weights
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.explain.explanation import Explanation, explain
-from rlflow.explain.fits import half_problems, short_repeats
-from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.graph.model import HALVES, Graph
-from rlflow.memory.footprint import footprint, reward_models
 from rlflow.runs.planning import PlacedRoles, evaluation_role, make_plan, needed, place_roles, pool_warnings
-from rlflow.trace.compile import TraceOptions
 
 
 def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Explanation:

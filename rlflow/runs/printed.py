@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from rlflow.checkpoints.logs import Log
 from rlflow.errors import printable
-from rlflow.logs import Log
-from rlflow.watch.lines import LINE, Lines
-from rlflow.watch.secrets import MaskedLines
+from rlflow.monitoring.lines import LINE, Lines
+from rlflow.monitoring.secrets import MaskedLines
 
 FILE = "rewards.txt"
 LIMIT = 1 << 20  # bytes of the file

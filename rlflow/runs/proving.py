@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
+from rlflow.compiler.graph.lineage import expected_rows
 from rlflow.data.prompts import Prompts
 from rlflow.errors import PlanError, Problem, StageError, Stopped
-from rlflow.graph.lineage import expected_rows
-from rlflow.proof.claims import Claim
-from rlflow.proof.flow_claims import FlowClaims
-from rlflow.proof.rehearsal import Rehearsals, zero_or_one
 from rlflow.runs.context import RunContext
+from rlflow.runs.proof.claims import Claim
+from rlflow.runs.proof.flow_claims import FlowClaims
+from rlflow.runs.proof.rehearsal import Rehearsals, zero_or_one
 
 ROWS = 16  # at least, of a rehearsal
 LONGEST = 16  # tokens of a row

@@ -7,23 +7,23 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlflow.binding.backends import device_in
-from rlflow.binding.roles import Roles
 from rlflow.cluster import launch
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.forking import servers
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.lean import WorkerStart
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.plan import Plan
+from rlflow.config.footprint import footprint
 from rlflow.config.options import Options
+from rlflow.config.roles.backends import device_in
+from rlflow.config.roles.roles import Roles
 from rlflow.data.prompts import Prompts
-from rlflow.memory.footprint import footprint
-from rlflow.placement import Placement
-from rlflow.plan import Plan
+from rlflow.processes.watchdog import private
+from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.runs.context import Runtime
 from rlflow.runs.planning import PlacedRoles, make_plan, place_across_machines
 from rlflow.runs.pools import WorkerSetups, roles_of, runtime, threads_of_rank
-from rlflow.watchdog import private
-from rlflow.watchdog.beside import Watchdog
 
 
 def on_ray(

@@ -10,17 +10,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow import durable
+from rlflow.author.figures import Figure
+from rlflow.checkpoints import durable
+from rlflow.checkpoints.logs import Keep, Log
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
-from rlflow.figures import Figure
-from rlflow.logs import Keep, Log
+from rlflow.monitoring import keys
+from rlflow.monitoring.keys import Figures
 from rlflow.runs.answer_file import answer_file, name_of
 from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.printed import FILE, Printed
 from rlflow.runs.timeline import Timeline
-from rlflow.watch import keys
-from rlflow.watch.keys import Figures
 
 TRAFFIC = "traffic.jsonl"
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}  # so that every later line opens with a comma

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlflow.errors import PlanError, RemoteError, StageError
-from rlflow.own_lines import carry
+from rlflow.processes.user_frames import carry
 
 DEATHS = 3  # without a new iteration finished in between that end a run
 COPIED_SECONDS = 600.0  # how long state may take to be out of the workers

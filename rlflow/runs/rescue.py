@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlflow.author.figures import Figure, Of
 from rlflow.execution.engine import Engine
-from rlflow.figures import Figure, Of
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlflow import durable
 from rlflow.author.load import load_flow
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.folder import FOLDER as CHECKPOINTS
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
+from rlflow.compiler.graph import wire
+from rlflow.compiler.graph.diff import diff
+from rlflow.compiler.graph.model import HALVES, Graph, Node
 from rlflow.config.flags import ROLE_KEYWORDS, RoleConfig
 from rlflow.config.names import role_types
 from rlflow.config.options import Options
 from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError, listed, nearest
-from rlflow.graph import wire
-from rlflow.graph.diff import diff
-from rlflow.graph.model import HALVES, Graph, Node
+from rlflow.monitoring.reporter import Reporter
+from rlflow.monitoring.secrets import MASK
+from rlflow.processes.declare import HEAD, command_from, may_change, short
 from rlflow.rewards.spec import BUILT_IN
 from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolve_config
@@ -33,9 +36,6 @@ from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import BEGUN, continue_run, new_folder
 from rlflow.runs.trust import check_trusted
-from rlflow.services.declare import HEAD, command_from, may_change, short
-from rlflow.watch.reporter import Reporter
-from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "metrics_port", "reward_timeout", "reward_workers", "reward_env",
               "reward_write", "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad",

@@ -13,15 +13,15 @@ from rlflow.author.load import load_flow
 from rlflow.config.flags import flat
 from rlflow.config.options import Options
 from rlflow.errors import PlanError, listed
+from rlflow.monitoring.outputs import make_reporter
+from rlflow.monitoring.reporter import Reporter
+from rlflow.monitoring.secrets import redacted
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunResult
 from rlflow.runs.directory import check_place
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import MAY_CHANGE, masked_values, read_settings, recorded_values, resume
 from rlflow.runs.session import start_run
-from rlflow.watch.outputs import make_reporter
-from rlflow.watch.reporter import Reporter
-from rlflow.watch.secrets import redacted
 
 
 def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlflow.binding.dataset import split_records
-from rlflow.binding.positions import room
-from rlflow.binding.roles import Roles
+from rlflow.compiler.graph.model import Graph
 from rlflow.config.options import Options
+from rlflow.config.roles.dataset import split_records
+from rlflow.config.roles.positions import room
+from rlflow.config.roles.roles import Roles
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused, spoken
 from rlflow.data.mixed import prompts_of
 from rlflow.data.pairs import check_pairs, equal_pairs, told
 from rlflow.data.prompts import Prompts
-from rlflow.graph.model import Graph
 
 SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
 

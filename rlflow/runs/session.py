@@ -8,26 +8,26 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rlflow import durable
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import FlowError, PlanError, RemoteError, StageError, Stopped, printable
 from rlflow.execution.apply import ending
-from rlflow.own_lines import noted_lines, whole
-from rlflow.proof.claims import encoded, summary
+from rlflow.monitoring import terminal
+from rlflow.monitoring.reporter import Reporter, RunInfo, alarm
+from rlflow.monitoring.secrets import masked
+from rlflow.processes.user_frames import noted_lines, whole
+from rlflow.processes.watchdog.signals import StopSignals
 from rlflow.runs import answer_file, directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.elsewhere import save_beside, save_lost, texts
 from rlflow.runs.home import Home, Lost, shown
 from rlflow.runs.loop import Loop
+from rlflow.runs.proof.claims import encoded, summary
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
 from rlflow.runs.weights import DigestReader
-from rlflow.watch import terminal
-from rlflow.watch.reporter import Reporter, RunInfo, alarm
-from rlflow.watch.secrets import masked
-from rlflow.watchdog.signals import StopSignals
 
 BEGUN = RunStart()
 PROOF, PROOF_JSON = "proof.txt", "proof.json"  # what the run has proved of itself: for people, and for `rlflow explain`

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from rlflow.checkpoints.roles import PARAMETERS, role_tensors, roles_of, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
+from rlflow.compiler.graph.model import Op
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.residency_schedule import copying
+from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, StageError, listed
 from rlflow.execution.engine import Model
-from rlflow.graph.model import Op
-from rlflow.graph.wire import identity
-from rlflow.memory.schedule import copying
 from rlflow.runs.context import RunContext, RunStart
 from rlflow.runs.evaluate import Accuracy
-from rlflow.trace.compile import all_nodes
 
 QUEUE = "queue"  # files of rows that were sampled ahead
 
@@ -84,7 +84,7 @@ def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor])
 
 
 @dataclass(frozen=True)
-class Copy:
+class MemoryCopy:
     """What a run was before an iteration, in the memory of its own process."""
 
     iteration: int
@@ -92,11 +92,11 @@ class Copy:
     kept: KeptState
 
 
-def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> Copy:
+def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> MemoryCopy:
     """Copy what the models are now, before an iteration that comes next."""
     kept = _state_now(context, iteration)
     states = [(role, host_copy(state)) for role, state in kept.states]
-    return Copy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
+    return MemoryCopy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
 
 
 def _state_now(context: RunContext, iteration: int) -> KeptState:

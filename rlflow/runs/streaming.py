@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlflow.binding.rewards import RewardNames
-from rlflow.binding.roles import Roles, row_exact
+from rlflow.compiler.graph.model import Graph
+from rlflow.compiler.plan import Streaming
 from rlflow.config.options import Options
-from rlflow.graph.model import Graph
-from rlflow.plan import Streaming
+from rlflow.config.roles.rewards import RewardNames
+from rlflow.config.roles.roles import Roles, row_exact
 
 
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rlflow.spans import TICK, RankSpan, Span
+from rlflow.compiler.spans import TICK, RankSpan, Span
 
 Event = dict[str, Any]
 LANES = {"": "models", "cpu": "stages", "io": "rewards"}  # of a pool, in the order in which they are shown

@@ -15,13 +15,13 @@ from typing import Any
 from rlflow.author.load import algorithms_folder, target
 from rlflow.config.names import SHIPPED
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Reporter
+from rlflow.monitoring.secrets import MASK
+from rlflow.processes.declare import HEAD, URLS
+from rlflow.processes.watchdog import private
 from rlflow.rewards.spec import parse_reward
 from rlflow.runs import identity
 from rlflow.runs.modules import meaning
-from rlflow.services.declare import HEAD, URLS
-from rlflow.watch.reporter import Reporter
-from rlflow.watch.secrets import MASK
-from rlflow.watchdog import private
 
 FILE_DIGEST = "file_sha256"  # of settings.json: what the flow's file said when the run was started
 REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings, of the run or of a role, that may name Python files

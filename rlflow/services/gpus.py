@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from rlflow.errors import PlanError
-from rlflow.services.declare import Service
+from rlflow.processes.declare import Service
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -6,7 +6,7 @@ import http.client
 import socket
 from urllib.parse import urlsplit
 
-from rlflow.clients.http import HttpClient
+from rlflow.processes.clients.http import HttpClient
 
 
 def unhealthy(url: str, path: str, seconds: float) -> str:

@@ -18,9 +18,9 @@ from typing import IO
 import psutil
 
 from rlflow.errors import printable
-from rlflow.watch.lines import Lines
-from rlflow.watch.secrets import MaskedLines
-from rlflow.watchdog import kin
+from rlflow.monitoring.lines import Lines
+from rlflow.monitoring.secrets import MaskedLines
+from rlflow.processes.watchdog import kin
 
 GRACE = 5.0  # seconds between the request to end and the end
 LINES = 12  # last lines of a service's output that a message shows

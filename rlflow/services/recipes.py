@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlflow.services.addresses import LOOPBACK, Address
-from rlflow.services.declare import PORT, Service
+from rlflow.processes.addresses import LOOPBACK, Address
+from rlflow.processes.declare import PORT, Service
 from rlflow.services.gpus import VISIBLE
 
-FRONT = "rlflow.serving.front"  # the module of the process that hands requests to replicas
+FRONT = "rlflow.services.serving.front"  # the module of the process that hands requests to replicas
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # variables by which libraries take their number of threads
 
 

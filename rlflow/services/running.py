@@ -11,18 +11,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rlflow.clients.outages import VARIABLE, Outages
-from rlflow.deadline import LOOK
 from rlflow.errors import PlanError, Problem
-from rlflow.services.addresses import Address
-from rlflow.services.declare import HEAD, PORT, Service
+from rlflow.monitoring import served
+from rlflow.monitoring.secrets import masked
+from rlflow.monitoring.served import ServedProcess
+from rlflow.processes.addresses import Address
+from rlflow.processes.clients.outages import VARIABLE, Outages
+from rlflow.processes.deadline import LOOK
+from rlflow.processes.declare import HEAD, PORT, Service
 from rlflow.services.health import unhealthy
 from rlflow.services.member import PAUSES, PROBE, Member, Note
 from rlflow.services.process import GRACE, last_lines
 from rlflow.services.recipes import recipes
-from rlflow.watch import served
-from rlflow.watch.secrets import masked
-from rlflow.watch.served import ServedProcess
 
 Gpus = Mapping[str, Sequence[Sequence[str]]]  # service → the GPUs of each of its processes
 

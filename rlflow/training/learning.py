@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from rlflow.author.batch import Batch
 from rlflow.author.joint import JointLoss, LossTerm, terms
 from rlflow.author.loss import Loss, Quantity
-from rlflow.batch import Batch
 from rlflow.training.metrics import Meter, Totals, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
 from rlflow.training.objective import Means, MinibatchTotals, New, check_mean, row_weights, weighted_sum

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from rlflow.seeds import permutation
+from rlflow.author.seeds import permutation
 
 
 def units_of(groups: Tensor) -> list[Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.batch import Batch, Data
+from rlflow.author.batch import Batch, Data
 
 LEAST = 4  # tokens of a beginning that is worth computing apart
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from rlflow.author.batch import Batch
 from rlflow.author.loss import Loss
-from rlflow.batch import Batch
 from rlflow.training.learning import Learned, RankShare
 from rlflow.training.objective import Means
 
@@ -131,7 +131,7 @@ class Trainer(Protocol):
     # A trainer may also have ``resize_passes(tokens)``: compute at most so many tokens in a pass from now on; gives the number until now.
     # One whose ``weights()`` are the tensors that it trains, and not copies, says so by ``live = True`` on its class.
     # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
-    # (``rlflow.reshard.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
+    # (``rlflow.training.weight_sync.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
 
 
 class Generator(Protocol):
@@ -164,8 +164,8 @@ class Generator(Protocol):
     # process trains, in the dtype that it samples in. ``receive`` is called as before, and finds them in their place. A
     # class that inherits from one with ``share`` and does not define it is taken to have none: its ``receive`` may do something else.
     # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
-    # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is
-    # sampled, and ``load(weights)``, its own loader.
+    # (``rlflow.training.weight_sync.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written
+    # and nothing is sampled, and ``load(weights)``, its own loader.
 
 
 Metrics = Mapping[str, float]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlflow.author.batch import Batch, Data, missing_column
+from rlflow.author.columns import Level
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
-from rlflow.batch import Batch, Data, missing_column
-from rlflow.columns import Level
 from rlflow.errors import FlowError
 
 WITH_GROUP, NO_LOSS = -1, -2  # a row that is left out because another of its group is, or because no loss's `where` has it

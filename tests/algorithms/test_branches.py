@@ -6,7 +6,7 @@ import pytest
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.trace.compile import compile_flow
+from rlflow.compiler.trace.compile import compile_flow
 
 COMPARED = ("grpo", "dapo", "gspo", "cispo", "gmpo", "clip_cov")
 

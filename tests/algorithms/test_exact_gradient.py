@@ -36,10 +36,10 @@ from rlflow.algorithms import (
     vapo,
     vineppo,
 )
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
 from rlflow.author.joint import JointLoss
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level
 from rlflow.execution.lineage import chosen_rows
 from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New, weighted_sum

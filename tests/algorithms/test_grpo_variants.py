@@ -8,7 +8,7 @@ import torch
 
 from rlflow.algorithms import clip_cov, gmpo
 from rlflow.author.load import load_flow
-from rlflow.trace.compile import compile_flow
+from rlflow.compiler.trace.compile import compile_flow
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 LOGPROBS = torch.tensor([[-0.1, -2.0, -1.0], [-4.0, -0.9, torch.nan]])

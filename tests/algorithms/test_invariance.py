@@ -17,15 +17,15 @@ from waits import DEVICE, counted
 
 import rlflow
 from rlflow import DP_COMPUTE
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, flatten, pad, padding
+from rlflow.author.columns import Level
 from rlflow.author.joint import terms
 from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.settings import variants
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis
 from rlflow.backends.null import Generator, Trainer, numbers, token_numbers
-from rlflow.batch import Batch, flatten, pad, padding
-from rlflow.columns import Level
 from rlflow.execution.account import UpdateRows
 from rlflow.execution.apply import split_metrics
 from rlflow.training.learning import OptimizerStep, Passes, learn

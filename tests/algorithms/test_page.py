@@ -10,8 +10,8 @@ from sources import ROOT
 
 from rlflow.author.load import load_flow
 from rlflow.cli.main import exit_code
-from rlflow.graph.diff import diff
-from rlflow.trace.compile import compile_flow
+from rlflow.compiler.graph.diff import diff
+from rlflow.compiler.trace.compile import compile_flow
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 

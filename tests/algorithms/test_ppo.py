@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow.algorithms import dapo, ppo, ppo_adaptive
 from rlflow.author.load import load_flow
 
@@ -18,7 +18,7 @@ from rlflow.author.load import load_flow
 def roles_of(tmp_path):
     data, made = tmp_path / "sums.jsonl", []
     data.write_text("".join(json.dumps({"prompt": f"{a} + 11 =", "answer": str(a + 11)}) + "\n" for a in range(10, 40)))
-    model = str(Path(next(iter(rlflow.tasks.__path__)), "arithmetic_model"))
+    model = str(Path(next(iter(rlflow.data.tasks.__path__)), "arithmetic_model"))
 
     def roles_of(name, **settings):
         hp = dataclasses.replace(load_flow(name).parameters.hp, max_tokens=4, minibatch=4, **settings)

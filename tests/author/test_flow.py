@@ -3,7 +3,7 @@
 import pytest
 
 from rlflow.author.load import load_flow
-from rlflow.graph.model import Op
+from rlflow.compiler.graph.model import Op
 
 
 @pytest.fixture(scope="module")

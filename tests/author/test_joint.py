@@ -6,11 +6,11 @@ import torch
 import rlflow
 from rlflow import FlowError, flow, loss, row, stage
 from rlflow.author.joint import JointLoss, terms
-from rlflow.check.check import check
-from rlflow.graph import draw
-from rlflow.graph.diff import diff
-from rlflow.graph.model import Op
-from rlflow.trace.compile import compile_flow
+from rlflow.compiler.check.check import check
+from rlflow.compiler.graph import draw
+from rlflow.compiler.graph.diff import diff
+from rlflow.compiler.graph.model import Op
+from rlflow.compiler.trace.compile import compile_flow
 
 
 @stage(gives={"right": row("bool")})

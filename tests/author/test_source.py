@@ -10,11 +10,11 @@ import pytest
 import torch
 from sources import TESTS
 
+from rlflow.author.batch import missing_column
 from rlflow.author.load import load, load_flow
 from rlflow.author.source import call_place, definition_place, digest
-from rlflow.batch import missing_column
+from rlflow.compiler.trace.symbols import SymbolicColumn
 from rlflow.errors import FlowError
-from rlflow.trace.symbols import SymbolicColumn
 
 PLAIN = '''
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ def test_the_helper_of_a_helper_counts(digest_of):
 
 
 def test_the_digest_is_the_same_in_another_process():
-    path = str(TESTS / "check" / "fixtures" / "never_read.py")
+    path = str(TESTS / "compiler" / "check" / "fixtures" / "never_read.py")
     script = f"from rlflow.author.load import load_flow as f; print(f({path!r}).function.__globals__['difficulty'].digest)"
     runs = [
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": str(seed)}).stdout

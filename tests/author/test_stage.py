@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlflow import DP_COMPUTE, RANK0, Batch, FlowError, flow, group, loss, row, stage, text, token
+from rlflow.author.columns import Kind, Level
 from rlflow.author.flow import Parameters
 from rlflow.author.signature import REQUIRED, ColumnParameter, read
-from rlflow.columns import Kind, Level
 
 
 @stage(gives=("advantages", "returns"), dispatch=RANK0, timeout=5)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlflow.binding.backends import backend
+from rlflow.config.roles.backends import backend
 from rlflow.errors import PlanError
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
@@ -28,7 +28,8 @@ from rlflow.training.protocols import ModelSpec
 HERE = Path(__file__).parent
 MODULES = {"Trainer": "training_claims", "Generator": "sampling_claims"}
 SHAPES = ("qwen3", "llama", "gpt2", "gemma3")
-# Of an engine that ranks share. How weights of every shape lie on its ranks is compared bit for bit: tests/reshard/test_engines.py.
+# Of an engine that ranks share. How weights of every shape lie on its ranks is compared bit for bit:
+# tests/training/weight_sync/test_engines.py.
 SHARED_SHAPES = ("gpt2", "gemma3")
 HEADS = {"llama values": {"head": "values"}, "reward scores": {"head": "scores"}}
 ADAPTERS = {"gpt2 lora=4": {"lora": 4, "lr": 1e-2}}

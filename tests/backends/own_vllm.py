@@ -10,13 +10,17 @@ from sampling_claims import SAMPLINGS, TOLERANCE, Subject, pieces, raised, token
 from training_claims import Subject as Trained
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from rlflow.author.batch import Batch
 from rlflow.backends import vllm
 from rlflow.backends.local import Generator as LocalGenerator
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.vllm.parallel import EngineRank
-from rlflow.batch import Batch
-from rlflow.checkpoints import Snapshot, Writer, export, host_copy, model_files, role_tensors
+from rlflow.checkpoints.export import export
+from rlflow.checkpoints.models import model_files
+from rlflow.checkpoints.roles import role_tensors
+from rlflow.checkpoints.snapshot import Snapshot, host_copy
+from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 

@@ -8,12 +8,12 @@ import torch
 from contract import Ground
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlflow.author.batch import Batch
+from rlflow.author.columns import standard_kind
 from rlflow.author.verbs import GENERATE_GIVES
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.sampling import truncated
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.batch import Batch
-from rlflow.columns import standard_kind
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 

@@ -6,9 +6,9 @@ import transformers
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, Mamba2Config
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, Trainer, network
 from rlflow.backends.local.tokenizer import copy_tokenizer
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waits import DEVICE, counted
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, decode
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec, Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

@@ -5,8 +5,8 @@ import torch
 from waits import DEVICE, counted
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Trainer
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec
 
 ROWS = Batch.of(
@@ -57,7 +57,7 @@ def test_a_trainer_computes_and_learns_where_its_weights_are(folders, head, obje
 
 
 def test_rows_are_padded_on_the_device_that_they_are_on():
-    from rlflow.batch import pad
+    from rlflow.author.batch import pad
 
     flat, lengths = torch.arange(4.0).to(DEVICE), torch.tensor([3, 1])
     assert pad(flat, lengths).device == DEVICE

@@ -10,10 +10,10 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.author.settings import fields
-from rlflow.binding.roles import bind_roles, capabilities, half_class
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.names import setting_types
-from rlflow.trace.compile import compile_flow
+from rlflow.config.roles.roles import bind_roles, capabilities, half_class
 
 NAME = "example.rowwise"
 HERE = Path(__file__).parent

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, modeling_utils
 
 from rlflow import loss
+from rlflow.author.batch import Batch, padding
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.logprobs import logprobs_and_entropy
-from rlflow.batch import Batch, padding
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.heap import HEAP
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, Trainer, decode
 from rlflow.backends.local.attention import without_cudnn
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import loss
+from rlflow.author.batch import Batch, padding
 from rlflow.backends.local import Trainer
-from rlflow.batch import Batch, padding
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.protocols import ModelSpec
 

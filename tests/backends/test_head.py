@@ -7,12 +7,12 @@ import torch
 from sources import TASKS
 from test_embeddings import CONFIG, folder
 
-from rlflow import pretrained
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator
 from rlflow.backends.local.head import FEW, read_few_rows
 from rlflow.backends.local.network import load_network
 from rlflow.backends.local.sampling import LARGE
-from rlflow.batch import Batch
+from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec, Sampling
 
 MODEL = TASKS / "arithmetic_model"

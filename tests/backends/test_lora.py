@@ -10,9 +10,9 @@ from training_claims import ranking, regression
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2MoeConfig
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, Trainer, lora
 from rlflow.backends.local.tokenizer import copy_tokenizer
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 

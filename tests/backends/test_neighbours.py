@@ -5,9 +5,9 @@ import torch
 from every_causal import BOUNDARY, NAMES, NotTiny, model, ropes, tiny
 from transformers import AutoModelForCausalLM
 
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Generator, Trainer
 from rlflow.backends.local.tokenizer import copy_tokenizer
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 

@@ -6,13 +6,13 @@ from transformers import AutoModelForCausalLM, MambaConfig
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.attention import PackedMask, attend, by_copies
 from rlflow.backends.local.network import load_network
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import can_pack, hidden_states
 from rlflow.backends.local.sequences import sequences
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec
 
 

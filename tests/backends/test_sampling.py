@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from rlflow.author.seeds import uniforms
 from rlflow.backends.local import logprobs as of_logits
 from rlflow.backends.local import sampling
 from rlflow.backends.local.endings import Endings, text_stops
 from rlflow.backends.local.sampling import draw, inverse, truncated
-from rlflow.seeds import uniforms
 from rlflow.training.protocols import Sampling
 
 LOGITS = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625]).log()

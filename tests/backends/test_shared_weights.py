@@ -10,14 +10,14 @@ from sources import TASKS
 from test_packing import rows
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.author.load import load_flow
 from rlflow.backends.local import Generator, Trainer
 from rlflow.backends.local.settings import TrainerSettings
-from rlflow.batch import Batch
-from rlflow.binding.models import make_models
-from rlflow.binding.roles import bind_roles, shares_weights
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
-from rlflow.trace.compile import compile_flow
+from rlflow.config.roles.models import make_models
+from rlflow.config.roles.roles import bind_roles, shares_weights
 from rlflow.training.protocols import ModelSpec, Sampling
 
 PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8, 9]])

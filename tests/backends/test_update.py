@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.author.settings import override
 from rlflow.backends.local import Trainer
-from rlflow.batch import Batch
 from rlflow.errors import FlowError, PlanError
 from rlflow.training.protocols import ModelSpec
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rlflow.author.batch import Axis
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import Row, settled
-from rlflow.batch import Axis
 from rlflow.training.protocols import Sampling
 
 EOS = 1

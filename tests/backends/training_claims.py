@@ -9,10 +9,10 @@ from contract import Ground
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlflow import loss
+from rlflow.author.batch import Batch
+from rlflow.author.columns import standard_kind
 from rlflow.author.joint import JointLoss
 from rlflow.backends import local
-from rlflow.batch import Batch
-from rlflow.columns import standard_kind
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import ModelSpec

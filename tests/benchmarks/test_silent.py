@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sources import ROOT
 
-from rlflow.bench import peers
-from rlflow.bench.peer import environment_folder
+from rlflow.benchmarks import peers
+from rlflow.benchmarks.peer import environment_folder
 
 TRL = environment_folder(Path(next(iter(peers.__path__))) / "trl.py")
 

@@ -4,7 +4,8 @@ import collections
 
 import pytest
 
-from rlflow.checkpoints import Writer, load_latest, verify
+from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 
 

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from rlflow import durable
-from rlflow.checkpoints import Writer, load_latest, verify
+from rlflow.checkpoints import durable
 from rlflow.checkpoints.folder import steps
+from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.writer import Writer
 
 pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
 

@@ -6,8 +6,10 @@ import shutil
 import pytest
 import torch
 
-from rlflow.checkpoints import Snapshot, Writer, load_latest
 from rlflow.checkpoints.folder import steps
+from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.checkpoints.writer import Writer
 
 
 def loads(campaign, run):

@@ -7,15 +7,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.trainer import Trainer
-from rlflow.checkpoints import Snapshot, Writer, export, host_copy, load_latest, model_files, role_tensors, trainer_state
+from rlflow.checkpoints.export import export
+from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.models import model_files
+from rlflow.checkpoints.roles import role_tensors, trainer_state
+from rlflow.checkpoints.snapshot import Snapshot, host_copy
+from rlflow.checkpoints.writer import Writer
 from rlflow.cli.resume import export_model
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
-MODEL = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+MODEL = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 
 
 def trainer(folder=MODEL, **spec):

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from rlflow.checkpoints import Writer, load_latest
+from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.writer import Writer
 
 
 def names(run):

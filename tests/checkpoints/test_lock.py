@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from rlflow.checkpoints import Lock
+from rlflow.checkpoints.lock import Lock
 from rlflow.errors import PlanError, RunHeld
 
 HOLD = """

@@ -6,7 +6,10 @@ import os
 import pytest
 import torch
 
-from rlflow.checkpoints import Snapshot, Writer, export, load_latest, verify
+from rlflow.checkpoints.export import export
+from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 
 VECTORS = ["../outside", "/etc/hostname", "actor/../../outside", "actor/../config.json", "..", ".", "", "actor/x/y", "a\0b",

@@ -8,8 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlflow.checkpoints import Snapshot, Writer, host_copy, load_latest, role_tensors, trainer_state, verify
 from rlflow.checkpoints import state as states
+from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.roles import role_tensors, trainer_state
+from rlflow.checkpoints.snapshot import Snapshot, host_copy
+from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from sources import TESTS
 
-from rlflow.bench.suite import read_suite
+from rlflow.benchmarks.suite import read_suite
 from rlflow.cli.bench import duration, made
 from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-COUNTING = TESTS / "bench" / "counting.py"
+COUNTING = TESTS / "benchmarks" / "counting.py"
 TWO = f"""
 [suite]
 block = 2

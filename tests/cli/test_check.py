@@ -14,7 +14,7 @@ from rlflow.author.load import load_flow
 from rlflow.cli.check import read_config, roles_of
 from rlflow.cli.main import exit_code
 
-FIXTURES = TESTS / "check" / "fixtures"
+FIXTURES = TESTS / "compiler" / "check" / "fixtures"
 
 
 def command(capsys, *words):
@@ -160,7 +160,7 @@ def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
 
 # -- models that are to be told of tools -----------------------------------------------------------------------------------------
 
-CALCULATOR = f"{TESTS / 'environments' / 'calculator.py'}:Calculator"
+CALCULATOR = f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator"
 CARRIES = ("{% if tools %}{{ tools }}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
            "{% if add_generation_prompt %}<assistant>{% endif %}")  # fmt: skip
 

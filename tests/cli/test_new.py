@@ -8,8 +8,8 @@ from rlflow import PlanError, algorithms
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_file
 from rlflow.cli.new import write_new
-from rlflow.graph.diff import diff
-from rlflow.trace.compile import compile_flow
+from rlflow.compiler.graph.diff import diff
+from rlflow.compiler.trace.compile import compile_flow
 
 SHIPPED = sorted(path.stem for path in Path(algorithms.__path__[0]).glob("*.py") if path.stem != "__init__")
 

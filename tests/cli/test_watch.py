@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rlflow.cli.watch import watch_run
-from rlflow.watch import status
+from rlflow.monitoring import status
 
 
 class Screen:

@@ -20,9 +20,9 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.threads import ThreadTransport
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
+from rlflow.compiler.placement import Placement
 from rlflow.errors import Dead, RemoteError, StageError
-from rlflow.placement import Placement
-from rlflow.process import Process
+from rlflow.processes.process import Process
 
 
 def commit(*roles, versions=(), queue=None):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from started import marked, until
 
-from rlflow.watch.listening import addresses
-from rlflow.watchdog import kin, private
+from rlflow.monitoring.listening import addresses
+from rlflow.processes.watchdog import kin, private
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0

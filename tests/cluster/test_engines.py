@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import fork
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.long
 

@@ -7,10 +7,10 @@ from safetensors.torch import load_file
 from sources import TESTS
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
 
-FILE = TESTS / "environments" / "again.py"
-MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+FILE = TESTS / "rewards" / "environments" / "again.py"
+MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
 APART = {"pools": "train=1@threads,rollout=1@threads"}
 
 

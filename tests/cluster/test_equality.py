@@ -12,9 +12,9 @@ import rlflow
 from rlflow.author.load import load
 from rlflow.cluster import engine
 from rlflow.cluster.sharding.steps import RankSteps
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.evaluate import shown
 from rlflow.runs.evaluating import evaluate_run
-from rlflow.watch.reporter import Quiet
 
 flows = load(Path(__file__).parent / "flows.py")
 SMALL = {"prompts": 6, "iterations": 2, "held_out": 16, "threads": 1, "save_every": 0}

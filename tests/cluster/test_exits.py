@@ -15,7 +15,7 @@ from started import marked, until
 
 import rlflow
 from rlflow.checkpoints.load import load_latest
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 pytestmark = pytest.mark.slow
 

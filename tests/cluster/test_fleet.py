@@ -9,7 +9,7 @@ from rlflow.cluster.health.controllers import RAYLET, Controllers
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.threads import ThreadTransport
-from rlflow.placement import Placement
+from rlflow.compiler.placement import Placement
 
 
 class Lines:

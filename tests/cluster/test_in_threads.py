@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow import PlanError, StageError
 
-MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
 ONE_FAILS = '''
 import threading
 import torch

@@ -12,8 +12,8 @@ import ray  # noqa: F401  whose constants are looked at
 
 from rlflow.cluster import Job, launch
 from rlflow.errors import PlanError
-from rlflow.watchdog import private
-from rlflow.watchdog.signals import ending_at_once
+from rlflow.processes.watchdog import private
+from rlflow.processes.watchdog.signals import ending_at_once
 
 NAME = "0123456789abcdef"  # as long as a run's
 

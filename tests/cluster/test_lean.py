@@ -12,7 +12,7 @@ from processes import until
 
 from rlflow.cluster import lean
 from rlflow.cluster.lean import STAND_IN, WorkerStart
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 NODE, SERVICES = sys.modules["ray._private.node"].Node, sys.modules["ray._private.services"]
 STAND_IN_COMMAND = f"{sys.executable} -I -S {STAND_IN}"

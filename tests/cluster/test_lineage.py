@@ -10,8 +10,8 @@ from sources import TESTS
 
 import rlflow
 from rlflow.checkpoints.load import load_latest
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
-from rlflow.watch.reporter import Quiet
 
 FLOWS = TESTS / "execution" / "lineage.py"
 EMA = f"{FLOWS.with_name('ema.py')}::ema"

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from rlflow.cluster.ray_thread import RayLate, RayThread, asked, connect
-from rlflow.watchdog import launcher
-from rlflow.watchdog.signals import ending_at_once
+from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.signals import ending_at_once
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.config.flags import flat
 from rlflow.errors import StageError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.recovery import DEATHS
 from rlflow.runs.session import start_run
-from rlflow.watch.reporter import Quiet
 
 DYING = Path(__file__).with_name("dying.py")
 SMALL = {"prompts": 6, "iterations": 4, "held_out": 0, "threads": 1, "heartbeat": 12.0, "save_every": 0,

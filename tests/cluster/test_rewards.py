@@ -12,29 +12,29 @@ from keyed import keyed
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import SOURCE, row, text
+from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load_flow
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
-from rlflow.binding.dataset import open_dataset
-from rlflow.binding.rewards import ModelReward, RewardNames, Rewards
-from rlflow.binding.roles import bind_roles
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.engine import _on_common_axes
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.worker import Worker
-from rlflow.columns import SOURCE, row, text
 from rlflow.config.flags import flat
+from rlflow.config.roles.dataset import open_dataset
+from rlflow.config.roles.rewards import ModelReward, RewardNames, Rewards
+from rlflow.config.roles.roles import bind_roles
 from rlflow.execution.engine import HERE
 from rlflow.execution.health import health
-from rlflow.figures import Figure, Of
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import place_roles
 from rlflow.runs.pools import worker_setups
 from rlflow.runs.prepare import compile_with_data, trace_options
 from rlflow.runs.printed import FILE
 
-FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 
 
 @pytest.fixture(scope="module")

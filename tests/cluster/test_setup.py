@@ -12,11 +12,11 @@ import rlflow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import fields
 from rlflow.cluster.setup import FlowSource, Setup
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
-from rlflow.graph.wire import identity
-from rlflow.placement import Placement
-from rlflow.trace.compile import TraceOptions, compile_flow
 
 FLOW = '''
 from dataclasses import dataclass

@@ -8,16 +8,16 @@ from safetensors.torch import load_file
 
 import rlflow
 from rlflow import PlanError
+from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load_flow
-from rlflow.binding import models
 from rlflow.checkpoints.load import load_latest
 from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.config.roles import models
 from rlflow.errors import Stopped
 from rlflow.execution.engine import Model
-from rlflow.figures import Figure, Of
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
-from rlflow.watch.reporter import Quiet
 
 POOLS = {"pools": "train=1@threads,rollout=1@threads"}
 SMALL = {"iterations": 4, "prompts": 6, "threads": 1, "save_every": 2}

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow import StageError
+from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.sharding.shard_map import RemoteColumn
 from rlflow.execution.engine import Chunks
-from rlflow.figures import Figure, Of
 from rlflow.training.protocols import Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -103,7 +103,7 @@ def test_an_algorithm_comes_to_the_same_with_weights_that_go_from_pool_to_pool(n
 
 @pytest.mark.parametrize(("name", "data"), [("dpo", "arithmetic_pairs"), ("sft", "arithmetic_lessons")])
 def test_data_are_learned_from_alike_by_pairs_and_without_groups(name, data):
-    settings = {"prompts": 5, "hp.minibatch": 4, "data": f"{next(iter(rlflow.tasks.__path__))}/{data}.jsonl"}
+    settings = {"prompts": 5, "hp.minibatch": 4, "data": f"{next(iter(rlflow.data.tasks.__path__))}/{data}.jsonl"}
     there = rlflow.roles(name, backend="null", pools="all=2@threads", **settings)
     with there as there, rlflow.roles(name, backend="null", **settings) as alone:
         assert_same(outcome(there, 5), outcome(alone, 5))

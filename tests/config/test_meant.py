@@ -5,11 +5,11 @@ import pytest
 from rlflow import FlowError
 from rlflow.author.load import load_flow
 from rlflow.author.verbs import GENERATE, UPDATE, unknown_setting
-from rlflow.binding.roles import bind_roles
 from rlflow.cli.check import check_flow, roles_of
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
+from rlflow.config.roles.roles import bind_roles
 from rlflow.errors import PlanError
-from rlflow.trace.compile import compile_flow
 
 SHORT = {"samples": "hp.samples", "beta": "hp.beta", "clip": "hp.clip", "epochs": "hp.epochs", "minibatch": "hp.minibatch",
          "max_tokens": "hp.max_tokens"}  # fmt: skip

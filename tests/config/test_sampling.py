@@ -8,9 +8,9 @@ import pytest
 import rlflow
 from rlflow import FlowError, PlanError, flow, loss, stage
 from rlflow.author.verbs import GENERATE, OFF, resampled, sampling_of
+from rlflow.compiler.graph.model import Op
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.flags import parse_flags, sort_values
-from rlflow.graph.model import Op
-from rlflow.trace.compile import TraceOptions, compile_flow
 
 DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name not in OFF}
 

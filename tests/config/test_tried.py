@@ -3,12 +3,12 @@
 import pytest
 
 from rlflow.author.load import load_flow
-from rlflow.binding.roles import Halves, bind
 from rlflow.cli.check import check_flow, check_names
+from rlflow.compiler.graph.model import RoleUse
 from rlflow.config.flags import sort_values
 from rlflow.config.names import SHIPPED, role_types, setting_types, untouched
+from rlflow.config.roles.roles import Halves, bind
 from rlflow.errors import PlanError
-from rlflow.graph.model import RoleUse
 
 ACTOR = RoleUse("actor", trained=True, generates=True)
 

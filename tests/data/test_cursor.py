@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import PlanError
+from rlflow.author.figures import Figure, Of
 from rlflow.data import Prompts, open_data
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
 from rlflow.data.mixed import mixed, prompts_of
 from rlflow.errors import Place
-from rlflow.figures import Figure, Of
 
 
 def numbered(count: int) -> Dataset:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import PlanError
-from rlflow.columns import row
+from rlflow.author.columns import row
 from rlflow.data import open_data
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Wording

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import rlflow
 from rlflow import FlowError
-from rlflow.batch import Batch, Data
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import field_column
 from rlflow.cli.check import check_flow
-from rlflow.columns import field_column
 from rlflow.data import open_data
 from rlflow.data.json_fields import Wanted, choose_fields, given_back, packed
 from rlflow.rewards import RewardPool, bind, parse_reward

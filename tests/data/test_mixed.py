@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import PlanError
-from rlflow.columns import SOURCE, row, text
+from rlflow.author.columns import SOURCE, row, text
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record

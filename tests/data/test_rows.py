@@ -5,7 +5,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig
 
 from rlflow import PlanError
-from rlflow.columns import MODEL_PROMPT, TABLE, row
+from rlflow.author.columns import MODEL_PROMPT, TABLE, row
 from rlflow.data import open_data
 from rlflow.data.encode import TokenizerEncoder, Wording
 from rlflow.data.json_fields import Wanted

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from rlflow import PlanError
-from rlflow.columns import row, text, token
+from rlflow.author.columns import row, text, token
 from rlflow.data import open_data
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(6)]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from rlflow.author.messages import ToolCall
 from rlflow.data.tool_calls import calls_by, parsed
 from rlflow.errors import PlanError
-from rlflow.messages import ToolCall
 
 ADD = {"name": "add", "arguments": {"a": 1}}
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from rlflow import pretrained
 from rlflow.data.encode import TokenizerEncoder
 from rlflow.data.tool_template import check_folder
 from rlflow.errors import PlanError
+from rlflow.training import pretrained
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

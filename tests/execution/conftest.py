@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.author.load import load
-from rlflow.axis import Axis
 from rlflow.backends.null import Generator, Score, Trainer
-from rlflow.batch import Batch
+from rlflow.compiler.passes import plan
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.eager import Role, Session
 from rlflow.execution.engine import Engine, Model
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
-from rlflow.passes import plan
-from rlflow.trace.compile import compile_flow
 from rlflow.training.protocols import ModelSpec
 
 

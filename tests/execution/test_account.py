@@ -10,12 +10,12 @@ from keyed import keyed
 
 from rlflow import ask, choose, flow, loss, repeat, row, stage
 from rlflow.author.load import load
+from rlflow.compiler.passes import plan
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.execution.engine import Asking
 from rlflow.execution.executor import Executor
-from rlflow.passes import plan
-from rlflow.trace.compile import compile_flow
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

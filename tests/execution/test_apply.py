@@ -1,8 +1,8 @@
 """What a stage gives becomes columns that every later step can take."""
 
 from rlflow import stage, text
-from rlflow.axis import Axis
-from rlflow.batch import Batch
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.execution.apply import apply_stage
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from annotated_types import Gt, Le
 
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
 from rlflow.author.signature import read
-from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level
 from rlflow.execution.computed import as_numbers, with_numbers
 
 

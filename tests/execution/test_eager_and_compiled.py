@@ -9,11 +9,11 @@ from keyed import keyed
 from sources import TESTS
 
 from rlflow import RANK0, FlowError, StageError, flow, loss, row, scalar, stage
+from rlflow.author.batch import Batch
 from rlflow.author.load import load, load_flow
-from rlflow.batch import Batch
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.errors import SkipIteration
 from rlflow.execution.eager import Role
-from rlflow.trace.compile import TraceOptions, compile_flow
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -303,7 +303,7 @@ def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eage
 
 
 def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too(world, flows, prompts):
-    torn = load(TESTS / "check" / "fixtures" / "torn_groups.py")
+    torn = load(TESTS / "compiler" / "check" / "fixtures" / "torn_groups.py")
     actor = Role("actor", world(flows.remax).engine)
     batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)
     more = Batch.of(scores=[1.0, 0.0, 1.0, 1.0], right=[True, False, True, True], kinds={"right": row("bool")})

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlflow import stage
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
+from rlflow.author.figures import Figure, Of
 from rlflow.execution.engine import Engine, Model
-from rlflow.figures import Figure, Of
 
 
 def engine(scores):

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenarios import script, spec_of
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.author.seeds import row_seeds
 from rlflow.author.verbs import EPISODE_GIVES
-from rlflow.axis import Axis
 from rlflow.backends.null import Generator
-from rlflow.batch import Batch
-from rlflow.environments.pool import EnvironmentPool
 from rlflow.execution.engine import Asking
 from rlflow.execution.episodes import Episodes, Speech
-from rlflow.seeds import row_seeds
+from rlflow.rewards.environments.pool import EnvironmentPool
 from rlflow.training.protocols import ModelSpec, Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

@@ -11,13 +11,13 @@ from hung_clock import HungClock
 from keyed import keyed
 
 from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
+from rlflow.author.figures import Figure, Of
 from rlflow.backends.null import Generator
+from rlflow.compiler.graph.model import Column, Node, Op, Output
+from rlflow.compiler.passes import plan
 from rlflow.errors import Place, Stopped
 from rlflow.execution.executor import Store
-from rlflow.figures import Figure, Of
-from rlflow.graph.model import Column, Node, Op, Output
-from rlflow.passes import plan
-from rlflow.watchdog.beside import Watchdog
+from rlflow.processes.watchdog.beside import Watchdog
 
 
 @loss

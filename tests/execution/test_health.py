@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from keyed import keyed
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load
-from rlflow.axis import Axis
-from rlflow.batch import Batch
 from rlflow.execution import health as measured
 from rlflow.execution.health import NO_REWARDS, JudgedRecords
-from rlflow.figures import Figure, Of
 
 
 def health(found, judged=NO_REWARDS):

@@ -3,10 +3,10 @@
 import torch
 
 from rlflow import flow, loss
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
+from rlflow.compiler.graph.model import Op
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.account import Fate, Ledger, UpdateRows
-from rlflow.graph.model import Op
-from rlflow.trace.compile import compile_flow
 
 
 @loss

@@ -9,15 +9,15 @@ from sources import TASKS
 
 import rlflow
 from rlflow import PlanError, ask, flow
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.author.load import load
-from rlflow.axis import Axis
-from rlflow.batch import Batch
+from rlflow.compiler.passes import plan
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import StageError
 from rlflow.execution.account import Fate
 from rlflow.execution.engine import Asking
 from rlflow.execution.lineage import cut_rows, ragged, whole_completions
-from rlflow.passes import plan
-from rlflow.trace.compile import compile_flow
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

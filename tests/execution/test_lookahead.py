@@ -16,11 +16,11 @@ from rlflow import StageError, flow, group, loss, repeat, stage
 from rlflow.author.load import load
 from rlflow.backends.null import Score
 from rlflow.cluster.rpc.wire import pack, unpack
+from rlflow.compiler.passes import plan
 from rlflow.errors import SkipIteration, Stopped
 from rlflow.execution import lookahead as ahead
 from rlflow.execution.engine import Engine
 from rlflow.execution.lookahead import Ahead
-from rlflow.passes import plan
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

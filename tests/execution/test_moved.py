@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlflow.batch import Batch, Data
-from rlflow.columns import standard_kind
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import standard_kind
 from rlflow.execution.engine import CallOptions, Engine, Model
 from rlflow.execution.moved import MOVED, ROWS, after_one_step
 from rlflow.execution.tally import known

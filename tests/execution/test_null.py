@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.backends.null import Generator, Score, Trainer
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec, Sampling
 
 

@@ -7,9 +7,9 @@ import torch
 
 import rlflow
 from rlflow import choose, flow, loss, repeat, row, stage, token
+from rlflow.compiler.passes import plan
+from rlflow.compiler.plan import Streaming
 from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.passes import plan
-from rlflow.plan import Streaming
 from rlflow.runs.fates import fates_text
 
 TRAINED = End(Fate.TRAINED, "actor.update")

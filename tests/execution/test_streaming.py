@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from rlflow import StageError, flow, loss
+from rlflow.author.batch import Batch
 from rlflow.backends.null import Generator, Score
-from rlflow.batch import Batch
+from rlflow.compiler.passes import plan
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.plan import Streaming
+from rlflow.compiler.spans import critical_path
 from rlflow.errors import Stopped
 from rlflow.execution.pieces import Pieces
-from rlflow.passes import plan
-from rlflow.placement import Placement
-from rlflow.plan import Streaming
-from rlflow.spans import critical_path
 
 ROWS = 24
 SECONDS = 20  # longer than anything here takes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.execution.summary import broken_rows, largest
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keyed import keyed
 
+from rlflow.author.figures import Of
 from rlflow.execution.tally import PartialMetric, accumulated, exact_sum, figures, merged
-from rlflow.figures import Of
 
 FLOATS = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=60)
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import torch
 
+from rlflow.author.batch import Batch
 from rlflow.author.load import load
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.forward_cache import CachedForward
 from rlflow.backends.local.logprobs import logprobs_and_entropy
 from rlflow.backends.local.settings import TrainerSettings
-from rlflow.batch import Batch
 from rlflow.training.protocols import ModelSpec
 
 registry = load(Path(__file__).with_name("registry.py"))

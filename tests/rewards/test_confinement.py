@@ -10,7 +10,7 @@ import pytest
 
 from rlflow import Batch, PlanError
 from rlflow.data import gym
-from rlflow.isolation import kernel, probe
+from rlflow.processes.sandbox import kernel, probe
 from rlflow.rewards import RewardPool, bind, parse_reward, plain
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import _verdict

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlflow import Batch
+from rlflow.processes.watchdog import kin
 from rlflow.rewards import RewardPool, bind, frames, parse_reward
 from rlflow.rewards.process import Died, WorkerProcess
-from rlflow.watchdog import kin
 
 FORKING = '''
 import os, subprocess, sys, threading, time
@@ -105,14 +105,14 @@ def test_a_row_that_is_killed_takes_along_what_has_left_its_group_too(forking, h
 OWNER = """
 import os, sys
 from rlflow.rewards import RewardPool, bind, parse_reward
-from rlflow.watchdog.beside import Watchdog
+from rlflow.processes.watchdog.beside import Watchdog
 
 dog = Watchdog.start()
 with dog.marking():
     pool = RewardPool(1)
     reward, = bind([parse_reward(sys.argv[1] + ":judge")], pool)
     pool.score(reward.scorer, ["completion"], [["1 daemon"], ["2 stays"]])
-    from rlflow.watchdog import kin
+    from rlflow.processes.watchdog import kin
     print(*pool.processes(), *(pid for pid, _ in kin.descendants(pool.processes()[0])), flush=True)
     {ending}
 """

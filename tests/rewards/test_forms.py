@@ -69,7 +69,7 @@ def scores_of(data, reward, completions, pool):
     spec = parse_reward(reward)
     opened = open_data(data, wanted=wanted([spec]))
     batch = opened.batch(range(len(completions)))
-    batch |= rlflow.batch.Batch(batch.axis, {"completion": rlflow.batch.Data(rlflow.text, tuple(completions))})
+    batch |= rlflow.author.batch.Batch(batch.axis, {"completion": rlflow.author.batch.Data(rlflow.text, tuple(completions))})
     return bind([spec], pool, opened)[0].score(batch)
 
 

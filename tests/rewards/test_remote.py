@@ -165,6 +165,6 @@ def test_a_server_is_one_of_several_rewards_and_gets_labels_as_they_stand(tmp_pa
         specs = [parse_reward(f"{server.url}:0.5"), parse_reward(server.url)]
         data = open_data(tmp_path / "d.jsonl", wanted=wanted(specs))
         batch = data.batch([0, 0])
-        batch |= rlflow.batch.Batch(batch.axis, {"completion": rlflow.batch.Data(rlflow.text, ("ab", "abcd"))})
+        batch |= rlflow.author.batch.Batch(batch.axis, {"completion": rlflow.author.batch.Data(rlflow.text, ("ab", "abcd"))})
         assert score_all(bind(specs, pool, data), batch, torch.float64).values.tolist() == [3, 6]
     assert server.questions[0][1]["labels"] == [{"right": [1]}] * 2

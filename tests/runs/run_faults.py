@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.cli.main import main
 from rlflow.execution import executor
+from rlflow.monitoring.outputs import make_reporter
 from rlflow.runs import resume
 from rlflow.runs.session import Interrupted
-from rlflow.watch.outputs import make_reporter
 
 FLOW_FILES = Path(__file__).parent / "flows"
 ADAPTIVE, BAD = str(FLOW_FILES / "adaptive.py"), str(FLOW_FILES / "bad.py")
@@ -40,7 +40,7 @@ FLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ADAPTIVE: ({}, {"prompts": 4}),
     BAD: ({}, {"prompts": 8}),
 }
-MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
 TIMES = ("seconds", "response/tokens_per_second")
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 
@@ -230,8 +230,8 @@ def signal_before(owner: Any, name: str, number: int, call: int = 1) -> None:
 
 def nodes(name: str) -> list[str]:
     """The nodes of one iteration that do something."""
-    from rlflow.graph.model import Op
-    from rlflow.trace.compile import all_nodes, compile_flow
+    from rlflow.compiler.graph.model import Op
+    from rlflow.compiler.trace.compile import all_nodes, compile_flow
 
     flow = load_flow(name)
     graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, **FLOWS[name][0])).graph

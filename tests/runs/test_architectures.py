@@ -9,9 +9,10 @@ from small_models import CONFIGS, make
 from transformers import AutoModelForCausalLM
 
 import rlflow
+from rlflow.author.batch import Batch
 from rlflow.backends.local import Trainer
-from rlflow.batch import Batch
-from rlflow.checkpoints import load_latest, trainer_state
+from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.roles import trainer_state
 from rlflow.training.protocols import ModelSpec
 
 pytestmark = pytest.mark.slow

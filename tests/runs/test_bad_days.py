@@ -15,8 +15,8 @@ from rlflow.author import verbs
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import StageError
 from rlflow.execution import summary
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import fork
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import rlflow
 from rlflow.cli.main import exit_code
 from rlflow.config.flags import read_toml
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume, trust
-from rlflow.watch.reporter import Quiet
 
 LITTLE = f"{sys.executable} {TESTS / 'services' / 'little.py'} {{port}}"
 FLAGS = {"backend": "null", "prompts": 4, "iterations": 2, "held_out": 0, "hp.samples": 2, "reward": "{judge}/get_reward", "save_every": 1}

@@ -6,11 +6,11 @@ import pytest
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.passes import plan
+from rlflow.compiler.passes import plan
+from rlflow.compiler.spans import Span, critical_path
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.runs.bounds import PATH, RunTotals
 from rlflow.runs.report import bounds_text
-from rlflow.spans import Span, critical_path
-from rlflow.trace.compile import compile_flow
 
 # generate ──▶ reward ─────▶ gae      reward is slow and beside logprobs;
 #        └──▶ logprobs ──▶ values     values waits for its lane only

@@ -7,14 +7,14 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.passes.prune import prune
-from rlflow.passes.rank import rank
-from rlflow.plan import Plan
+from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
+from rlflow.compiler.passes.prune import prune
+from rlflow.compiler.passes.rank import rank
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.simulate import simulate
+from rlflow.compiler.spans import Span
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.report import bounds_text
-from rlflow.simulate import simulate
-from rlflow.spans import Span
 
 HOLDER = "outer2"  # the node that the body runs in, where there is one
 ROOM = {"a": 1, "b": 2, "c": 3}

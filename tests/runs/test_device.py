@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlflow.binding.backends import device_of
 from rlflow.config.flags import sort_values
+from rlflow.config.roles.backends import device_of
 from rlflow.runs.pools import worker_setups
 
 

@@ -15,16 +15,16 @@ from sources import TESTS
 import rlflow
 from rlflow.author.load import load_flow
 from rlflow.config.flags import flat
-from rlflow.environments.pool import EnvironmentPool
 from rlflow.errors import PlanError, StageError
+from rlflow.monitoring.outputs import make_reporter
+from rlflow.rewards.environments.pool import EnvironmentPool
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
-from rlflow.watch.outputs import make_reporter
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-FILE = TESTS / "environments" / "again.py"
+FILE = TESTS / "rewards" / "environments" / "again.py"
 HP = {"hp.max_tokens": 16, "hp.samples": 4}
 
 

@@ -9,10 +9,10 @@ import torch
 import rlflow
 from rlflow.author.load import load_flow
 from rlflow.config.flags import flat
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

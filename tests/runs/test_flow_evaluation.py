@@ -8,11 +8,11 @@ import pytest
 from keyed import figures
 
 import rlflow
+from rlflow.monitoring.history import summarised
+from rlflow.monitoring.plain import accuracy
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.report import summary
 from rlflow.runs.resume import resume
-from rlflow.watch.history import summarised
-from rlflow.watch.plain import accuracy
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

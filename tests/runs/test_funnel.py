@@ -7,12 +7,12 @@ from keyed import figures, keyed
 
 import rlflow
 from rlflow import flow, loss
+from rlflow.compiler.spans import Span
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.execution.executor import Outcome
 from rlflow.runs.funnel import funnel_metrics, without_funnel
 from rlflow.runs.loop import speed
-from rlflow.spans import Span
-from rlflow.trace.compile import compile_flow
 
 HEALTH = {"funnel/rows_scored": 30.0, "funnel/rows_mixed": 16.0, "funnel/rows_untruncated": 12.0}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rlflow.author.figures import Cause, Figure, Of
 from rlflow.config.options import Options
 from rlflow.errors import StageError
 from rlflow.execution.summary import IterationSummary
-from rlflow.figures import Cause, Figure, Of
 from rlflow.runs.guards import Guard, loss_warnings
 
 NONE, NAN = Cause("none", "f"), Cause("nan", "f")

@@ -10,14 +10,14 @@ import rlflow
 from rlflow import ask, flow, leave_one_out, loss, stage, text
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
-from rlflow.binding.roles import bind_roles
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.options import Options
+from rlflow.config.roles.roles import bind_roles
 from rlflow.data.source import open_data
+from rlflow.monitoring.recorded import recorded, sampled_share
 from rlflow.runs.held_out import usable_sets
 from rlflow.runs.report import summary
-from rlflow.trace.compile import compile_flow
-from rlflow.watch.recorded import recorded, sampled_share
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -14,10 +14,10 @@ from run_faults import MODEL, at, command, content, differences, in_child, metri
 import rlflow
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError
+from rlflow.monitoring import status
+from rlflow.monitoring.outputs import make_reporter
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
-from rlflow.watch import status
-from rlflow.watch.outputs import make_reporter
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -18,13 +18,13 @@ from rlflow.config.options import Options
 from rlflow.data import open_data
 from rlflow.data.encode import Wording
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import identity, resume, weights
 from rlflow.runs.api import resolve_config
 from rlflow.runs.depends import Sources, find_dependencies
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
 from rlflow.runs.weights import DigestReader, compare_weights, digest, weight_file
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -15,11 +15,11 @@ from run_faults import content, differences, in_child, resumed
 
 import rlflow
 from rlflow.checkpoints.load import load_latest
+from rlflow.compiler.graph import wire
 from rlflow.errors import PlanError
-from rlflow.graph import wire
+from rlflow.monitoring import status
+from rlflow.monitoring.outputs import make_reporter
 from rlflow.runs import resume
-from rlflow.watch import status
-from rlflow.watch.outputs import make_reporter
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -187,7 +187,7 @@ def test_final_models_that_are_gone_or_of_an_earlier_end_are_written_again(tmp_p
 def test_a_run_that_has_not_its_name_yet_leaves_no_run_behind(tmp_path):
     """Killed as its folder is being made: the name is free, and nobody takes what is there for a run."""
     assert killed_at(10, tmp_path, lambda: null_run(tmp_path)) == -signal.SIGKILL
-    from rlflow.watch.history import run_folders
+    from rlflow.monitoring.history import run_folders
 
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     assert run_folders(tmp_path) == []

@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 import rlflow
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 ROPE = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}

@@ -9,11 +9,11 @@ from rlflow import RANK0, flow, loss, row, scalar, stage
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError, RemoteError, StageError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import elsewhere, report, resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import Interrupted, start_run
-from rlflow.watch.reporter import Quiet
 
 
 class Workers:

@@ -11,11 +11,12 @@ from sources import ROOT
 from transformers import AutoModelForCausalLM
 
 import rlflow
-from rlflow.checkpoints import export, load_latest
+from rlflow.checkpoints.export import export
+from rlflow.checkpoints.load import load_latest
 from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
-from rlflow.watch.reporter import Quiet
 
 
 @pytest.fixture

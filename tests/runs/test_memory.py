@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
-from rlflow.memory.mover import MemoryMover
+from rlflow.execution.mover import MemoryMover
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import re
 import pytest
 
 import rlflow
-from rlflow.figures import Of
-from rlflow.watch.funnel import funnel_lines
-from rlflow.watch.history import summarised
-from rlflow.watch.keys import by_figure, read
-from rlflow.watch.names import plainly, renamed
-from rlflow.watch.plain import progress
+from rlflow.author.figures import Of
+from rlflow.monitoring.funnel import funnel_lines
+from rlflow.monitoring.history import summarised
+from rlflow.monitoring.keys import by_figure, read
+from rlflow.monitoring.names import plainly, renamed
+from rlflow.monitoring.plain import progress
 
 FLOW = """
 from rlflow import RANK0, choose, flow, loss, row, stage

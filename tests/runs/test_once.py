@@ -6,10 +6,10 @@ import pytest
 from sources import ROOT, sources
 
 from rlflow.author.load import load_flow
-from rlflow.binding.roles import bind_roles
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
+from rlflow.config.roles.roles import bind_roles
 from rlflow.runs.planning import place_roles
-from rlflow.trace.compile import compile_flow
 
 ONCE = runpy.run_path(str(ROOT / "benchmarks" / "once.py"))
 SETTINGS = {f"settings {role}.{half}": 1 for role in ("actor", "critic", "reference") for half in ("trainer", "generator")}

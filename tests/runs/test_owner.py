@@ -8,10 +8,9 @@ import pytest
 from run_faults import in_child, run
 
 import rlflow
-from rlflow import durable, logs
-from rlflow.checkpoints import lock
+from rlflow.checkpoints import durable, lock, logs
+from rlflow.monitoring.outputs import make_reporter
 from rlflow.runs import resume
-from rlflow.watch.outputs import make_reporter
 
 OWNERS = {module.__file__ for module in (durable, logs, lock)}
 CHANGES = {"os.rename": (0, 1), "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.truncate": (0,), "os.link": (0, 1),

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow.author.load import load_flow
 from rlflow.backends.vllm.parallel import EngineRank
-from rlflow.binding.roles import bind_roles
 from rlflow.cli.plan import options_of
+from rlflow.compiler.placement import Parallel
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import parse_flags
+from rlflow.config.roles.roles import bind_roles
 from rlflow.errors import PlanError
-from rlflow.placement import Parallel
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import place_across_machines, place_roles
-from rlflow.trace.compile import compile_flow
 
-FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 DUEL = """
 from rlflow import flow, loss
 

@@ -6,10 +6,10 @@ from rlflow import ask, flow, loss, row, stage, text
 from rlflow.algorithms.critique import critique
 from rlflow.algorithms.debate import debate
 from rlflow.algorithms.grpo import grpo
-from rlflow.binding.roles import bind_roles
+from rlflow.compiler.trace.compile import compile_flow
+from rlflow.config.roles.roles import bind_roles
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import evaluation_roles, unclaimed
-from rlflow.trace.compile import compile_flow
 
 
 @stage(gives={"question": text})

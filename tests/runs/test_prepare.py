@@ -3,8 +3,8 @@
 import dataclasses
 
 from rlflow.author.load import load_flow
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.runs.prepare import expected_steps
-from rlflow.trace.compile import compile_flow
 
 
 def test_each_role_has_the_steps_of_its_own_updates():

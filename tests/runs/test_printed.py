@@ -7,9 +7,9 @@ import pytest
 
 import rlflow
 from rlflow import StageError
+from rlflow.monitoring.secrets import remember
 from rlflow.runs import printed
 from rlflow.runs.printed import FILE, Printed
-from rlflow.watch.secrets import remember
 
 
 def failed(error):

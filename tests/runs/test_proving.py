@@ -12,9 +12,9 @@ from sources import ROOT
 import rlflow
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError, StageError
-from rlflow.proof.claims import Claim
+from rlflow.monitoring.explained import explanation
+from rlflow.runs.proof.claims import Claim
 from rlflow.runs.proving import refusal
-from rlflow.watch.explained import explanation
 
 ALGORITHMS = ROOT / "algorithms"
 

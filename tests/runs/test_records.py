@@ -6,13 +6,13 @@ import math
 import torch
 from keyed import figures
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
-from rlflow.columns import text
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import text
+from rlflow.compiler.spans import Span
 from rlflow.execution.executor import Outcome
 from rlflow.execution.summary import sample_rows
 from rlflow.runs.records import Records
-from rlflow.spans import Span
 
 
 def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):

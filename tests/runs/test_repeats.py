@@ -3,9 +3,9 @@
 from keyed import figures
 
 from rlflow.algorithms import dapo
-from rlflow.passes import plan
+from rlflow.compiler.passes import plan
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.runs.guards import short_repeat_warnings
-from rlflow.trace.compile import compile_flow
 
 
 def told(kept):

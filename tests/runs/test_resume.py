@@ -15,10 +15,10 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.checkpoints.lock import Lock
 from rlflow.errors import PlanError, RunHeld
+from rlflow.monitoring.outputs import make_reporter
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import final, resume, state
 from rlflow.runs.evaluate import Evaluation
-from rlflow.watch.outputs import make_reporter
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 

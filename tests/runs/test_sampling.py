@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
-from rlflow.watch.reporter import Quiet
 
-MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
 STOPS = {"actor.generate.stop": ["\n\n"], "actor.generate.temperature": 0.8}
 
 

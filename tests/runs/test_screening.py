@@ -8,12 +8,12 @@ from sources import ROOT
 import rlflow
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.options import Options
 from rlflow.data import open_data
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume, screening
-from rlflow.trace.compile import compile_flow
-from rlflow.watch.reporter import Quiet
 
 
 class Heard(Quiet):

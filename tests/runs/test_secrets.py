@@ -10,8 +10,8 @@ from run_faults import command
 
 import rlflow
 from rlflow.errors import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
-from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -6,8 +6,8 @@ import pytest
 
 import rlflow
 from rlflow import PlanError
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
-from rlflow.watch.reporter import Quiet
 
 JUDGES = '''
 def length(completion):

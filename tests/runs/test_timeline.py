@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlflow.compiler.spans import RankSpan, Span
 from rlflow.runs.timeline import RANKS, Timeline
-from rlflow.spans import RankSpan, Span
 
 
 def rows(events):

@@ -11,10 +11,10 @@ import pytest
 
 import rlflow.algorithms
 from rlflow.errors import PlanError
+from rlflow.monitoring.outputs import make_reporter
+from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 from rlflow.runs.trust import doubted
-from rlflow.watch.outputs import make_reporter
-from rlflow.watch.reporter import Quiet
 
 STRANGER = 65534  # nobody
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -10,17 +10,17 @@ import rlflow
 from rlflow import PlanError, StageError
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.preview.fits import crowded, too_many_rows
+from rlflow.compiler.preview.sizes import Assumed, Sizes
+from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import FlowError
-from rlflow.explain.fits import crowded, too_many_rows
-from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.placement import Placement
+from rlflow.monitoring.reporter import Quiet
 from rlflow.rewards.spec import parse_reward
 from rlflow.rewards.values import number
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
-from rlflow.trace.compile import compile_flow
-from rlflow.watch.reporter import Quiet
 
 FLOW = '''
 from rlflow import RANK0, flow, loss, stage

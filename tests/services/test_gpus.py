@@ -1,7 +1,7 @@
 import pytest
 
 from rlflow.errors import PlanError
-from rlflow.services.declare import Service
+from rlflow.processes.declare import Service
 from rlflow.services.gpus import share, visible
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.clients.http import post
 from rlflow.errors import PlanError
-from rlflow.services.addresses import addresses
-from rlflow.services.declare import split_services
+from rlflow.monitoring import served
+from rlflow.monitoring.secrets import remember
+from rlflow.processes.addresses import addresses
+from rlflow.processes.clients.http import post
+from rlflow.processes.declare import split_services
+from rlflow.processes.watchdog import kin
 from rlflow.services.running import Services
-from rlflow.watch import served
-from rlflow.watch.secrets import remember
-from rlflow.watchdog import kin
 
 LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow import loss
+from rlflow.author.batch import Batch
 from rlflow.author.joint import JointLoss
-from rlflow.batch import Batch
 from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.training.prefixes import LEAST, Family, families, packed_microbatches
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.training.protocols import Sampling, as_long
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlflow import group, loss, row
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
 from rlflow.errors import FlowError
 from rlflow.training.rows import group_of, learnable, mask_counts
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlflow import clipped_gain, loss
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.training.learning import OptimizerStep, Passes, RankShare, learn, learn_shares, steps, together
 from rlflow.training.metrics import Meter
 from rlflow.training.objective import New

@@ -18,7 +18,7 @@ if __name__ == "__main__":  # started without the packages of the environment, w
     sys.path.append(str(Path(__file__).parents[3]))
 
 from rlflow.cluster.forking import request as requests
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 
 def main(introduction: str, command: list[str]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from rlflow.cluster.forking import request as requests
 from rlflow.cluster.forking.request import Request
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 ROOM, SLOT = "RLFLOW_FORKS", "/" * 512  # a variable with which the server starts, in whose place a fork's mark is written
 ANSWER_SECONDS = 5.0  # how long the rest of a request may take

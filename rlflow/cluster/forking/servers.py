@@ -18,7 +18,7 @@ from pathlib import Path
 from rlflow.cluster.forking import client
 from rlflow.cluster.forking.request import Request, send
 from rlflow.cluster.forking.server import ROOM, SLOT
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 SERVER = "rlflow.cluster.forking.server"
 BACKLOG = 256  # processes that may ask while the server imports

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlflow.cluster.reach import Listening
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 RAYLET = "raylet"  # starts workers and holds objects; when it ends, they end too
 GCS = "gcs_server"  # knows which worker is where

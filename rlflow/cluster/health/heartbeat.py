@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlflow.process import Process
+from rlflow.processes.process import Process
 
 
 @dataclass(frozen=True)

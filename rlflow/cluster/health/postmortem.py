@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.rpc import host
-from rlflow.watchdog import kin, stacks
+from rlflow.processes.watchdog import kin, stacks
 
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone

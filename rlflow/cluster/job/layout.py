@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+from rlflow.compiler.placement import GRAIN
 from rlflow.errors import PlanError
-from rlflow.placement import GRAIN
 
 Bundle = dict[str, float]  # resource → how much of it, as Ray has it
 

@@ -11,7 +11,7 @@ import torch
 from ray import cloudpickle
 
 import rlflow
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.cluster.group import LOOPBACK, join
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.job.here import Here, settle
@@ -19,7 +19,7 @@ from rlflow.cluster.rpc.actor import own_interface
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import PlanError
-from rlflow.watch.secrets import guard
+from rlflow.monitoring.secrets import guard
 
 
 @dataclass(frozen=True)

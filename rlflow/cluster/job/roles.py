@@ -11,7 +11,7 @@ from rlflow.author.source import call_place, definition_place
 from rlflow.errors import FlowError, Problem, listed, nearest
 
 if TYPE_CHECKING:
-    from rlflow.batch import Batch
+    from rlflow.author.batch import Batch
     from rlflow.cluster.rpc.pool import Future, Pool
 
 W = TypeVar("W")

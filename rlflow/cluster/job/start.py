@@ -27,10 +27,10 @@ from rlflow.cluster.job.member import JobMember, Seat
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.pool import Pool
+from rlflow.compiler.placement import GRAIN
 from rlflow.errors import PlanError, RemoteError
-from rlflow.placement import GRAIN
-from rlflow.watchdog import private
-from rlflow.watchdog.beside import Watchdog
+from rlflow.processes.watchdog import private
+from rlflow.processes.watchdog.beside import Watchdog
 
 IMPORTED = {"rlflow.execution.engine"}  # by the process of which ranks are forks: not Ray, which reads a rank's own environment as it comes
 

@@ -13,16 +13,16 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlflow import interfaces
 from rlflow.cluster import group  # modules: Ray carries the actor's class over with all that it names
 from rlflow.cluster.health import heartbeat as pulse
 from rlflow.cluster.rpc import host
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed, Gone
 from rlflow.cluster.rpc.sockets import listen
-from rlflow.process import Process
-from rlflow.watchdog import beside, kin
-from rlflow.watchdog.stacks import show_stacks
+from rlflow.processes import interfaces
+from rlflow.processes.process import Process
+from rlflow.processes.watchdog import beside, kin
+from rlflow.processes.watchdog.stacks import show_stacks
 
 W = TypeVar("W")
 _actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts

@@ -10,9 +10,9 @@ import msgpack
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Data
-from rlflow.columns import Kind, Level
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Data
+from rlflow.author.columns import Kind, Level
 from rlflow.errors import printable
 
 LIMIT = 1 << 36  # bytes of a frame

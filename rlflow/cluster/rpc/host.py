@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlflow import own_lines
 from rlflow.cluster.health import heartbeat as pulse
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import RemoteError
 from rlflow.execution.apply import ending
-from rlflow.watchdog import kin
+from rlflow.processes import user_frames as own_lines
+from rlflow.processes.watchdog import kin
 
 ERA = 8  # bytes of the pool's era, which stand before each frame
 CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})  # methods of Host within which the object's own code runs

@@ -15,14 +15,14 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
+from rlflow.author.figures import Figure, Of
 from rlflow.cluster.rpc.parcels import Parcel
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.rpc.wire import pack, unpack
-from rlflow.columns import Kind, Level
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics
-from rlflow.figures import Figure, Of
 
 Index = NDArray[np.int64]
 

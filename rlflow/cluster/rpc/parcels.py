@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
 from rlflow.cluster.rpc.wire import BatchFrame, unpack
 

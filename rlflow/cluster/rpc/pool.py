@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from rlflow import own_lines
-from rlflow.axis import Axis
-from rlflow.batch import Batch
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.cluster.rpc.host import ERA
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.rank_transport import Answers, CallFailed, Gone, RankTransport, is_answered
@@ -20,8 +19,9 @@ from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
-from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import Dead, FlowError, Late, PlanError, RemoteError, SkipIteration, Stopped
+from rlflow.processes import user_frames as own_lines
+from rlflow.processes.deadline import LOOK, Deadline
 
 W = TypeVar("W")
 P = ParamSpec("P")

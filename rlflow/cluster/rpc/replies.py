@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlflow import own_lines
+from rlflow.processes import user_frames as own_lines
 
 BYTES, PICKLED, RAISED = b"g", b"p", b"r"  # first byte of a reply: an answer of bytes, any other answer, an exception
 

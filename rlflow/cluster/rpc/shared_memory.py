@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.wire import BatchFrame
-from rlflow.copy_on_write import FileMemory
 
 LIMIT = 1 << 30  # most bytes of shared memory of one sender
 SMALL = 16 << 10  # bytes of a frame up to which it goes along with the call: as much as many of them may together (`sockets.LARGEST`)

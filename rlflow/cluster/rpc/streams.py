@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
-from rlflow.axis import Axis
-from rlflow.batch import Batch
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.pool import Future, Pool
-from rlflow.deadline import LOOK
 from rlflow.execution.engine import Chunks, whole
+from rlflow.processes.deadline import LOOK
 
 
 class Streams(Future[list[Any]]):

@@ -24,7 +24,7 @@ from rlflow.cluster.rpc.host import Host
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
 from rlflow.execution.lanes import Lanes
-from rlflow.watchdog import beside
+from rlflow.processes.watchdog import beside
 
 Reference = Future[bytes]  # a reply, which each reader decodes for itself; never cancelled, and without an exception
 CLOSED_SECONDS = 5.0  # how long the threads of all ranks may take to end

@@ -25,8 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import LONG, Batch, Data, extent
+from rlflow.author.axis import Axis
+from rlflow.author.batch import LONG, Batch, Data, extent
+from rlflow.author.columns import Kind, Level
+from rlflow.author.copy_on_write import address
+from rlflow.author.messages import read, written
 from rlflow.cluster.rpc.header import (
     DTYPES,
     HEADER_LIMIT,
@@ -41,9 +44,6 @@ from rlflow.cluster.rpc.header import (
     packed,
     unpacked,
 )
-from rlflow.columns import Kind, Level
-from rlflow.copy_on_write import address
-from rlflow.messages import read, written
 
 __all__ = ["BatchFrame", "WireError", "pack", "pieces", "unpack"]
 

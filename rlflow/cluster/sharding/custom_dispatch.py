@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis
-from rlflow.batch import Batch
 from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.pool import Pool

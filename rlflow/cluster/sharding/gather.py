@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlflow.batch import LONG, Batch, Data
+from rlflow.author.batch import LONG, Batch, Data
+from rlflow.author.copy_on_write import file_memory
 from rlflow.cluster.rpc.parcels import widened
 from rlflow.cluster.rpc.wire import runs
-from rlflow.copy_on_write import file_memory
 
 Part = tuple[Batch, Tensor | None]  # columns, and which of their rows; None: all, in their order
 

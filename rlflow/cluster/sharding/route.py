@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
+from rlflow.author.columns import Kind, Level
 from rlflow.cluster.rpc.message import Index, Inputs, ShardRows, Source
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardCopy, ShardMap, WorkerId
-from rlflow.columns import Kind, Level
 
 
 class Transfer(NamedTuple):

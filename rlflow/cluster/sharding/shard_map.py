@@ -10,9 +10,9 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
 
 KNOWN = 32  # splits of which something is remembered
 NONE = torch.zeros(0, dtype=torch.int64)

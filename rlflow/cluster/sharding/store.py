@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.copy_on_write import file_memory, lent
 from rlflow.cluster.rpc.message import Index, Inputs, Source
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.sharding.gather import gathered, owned
 from rlflow.cluster.sharding.shard_map import empty
-from rlflow.copy_on_write import file_memory, lent
 
 
 class ShardStore:

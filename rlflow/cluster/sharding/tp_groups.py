@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlflow.cluster.sharding.shard_map import NONE
-from rlflow.placement import Parallel
+from rlflow.compiler.placement import Parallel
 
 PLAIN = Parallel()
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from rlflow.cluster.rpc.wire import viewed
 from rlflow.cluster.weights.same_ranks import storages
 from rlflow.execution.engine import Model
-from rlflow.reshard.execute import Resharder
-from rlflow.reshard.layout import TensorShard, WeightLayout, join
-from rlflow.reshard.mailbox import Mailbox, SharedFile, opened
-from rlflow.reshard.plan import TransferPlan
-from rlflow.reshard.planner import BUCKET, make_plan
-from rlflow.reshard.segment import machine
-from rlflow.reshard.shards import held
-from rlflow.reshard.transport import Parcels, TransferError, Transport
+from rlflow.training.weight_sync.execute import Resharder
+from rlflow.training.weight_sync.layout import TensorShard, WeightLayout, join
+from rlflow.training.weight_sync.mailbox import Mailbox, SharedFile, opened
+from rlflow.training.weight_sync.plan import TransferPlan
+from rlflow.training.weight_sync.planner import BUCKET, make_plan
+from rlflow.training.weight_sync.segment import machine
+from rlflow.training.weight_sync.shards import held
+from rlflow.training.weight_sync.transport import Parcels, TransferError, Transport
 
 Shards = dict[str, TensorShard]  # tensor → the part of it on one rank
 

@@ -14,16 +14,16 @@ import torch.distributed as dist
 
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
-from rlflow.reshard.choices import cut_dims
-from rlflow.reshard.exchange import TEXT, exchange
-from rlflow.reshard.execute import Resharder
-from rlflow.reshard.handles import Handles
-from rlflow.reshard.layout import HELD, TensorShard, WeightLayout, join
-from rlflow.reshard.plan import TransferPlan
-from rlflow.reshard.planner import make_plan
-from rlflow.reshard.segment import Segment, machine
-from rlflow.reshard.shards import TensorViews, held
-from rlflow.reshard.transport import AllToAll, Transport
+from rlflow.training.weight_sync.choices import cut_dims
+from rlflow.training.weight_sync.exchange import TEXT, exchange
+from rlflow.training.weight_sync.execute import Resharder
+from rlflow.training.weight_sync.handles import Handles
+from rlflow.training.weight_sync.layout import HELD, TensorShard, WeightLayout, join
+from rlflow.training.weight_sync.plan import TransferPlan
+from rlflow.training.weight_sync.planner import make_plan
+from rlflow.training.weight_sync.segment import Segment, machine
+from rlflow.training.weight_sync.shards import TensorViews, held
+from rlflow.training.weight_sync.transport import AllToAll, Transport
 
 How = Literal["auto", "segment", "alltoall", "gather"]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.weights.endpoints import Offer, Offers
 from rlflow.cluster.weights.same_ranks import How
-from rlflow.deadline import Deadline
-from rlflow.reshard.plan import TransferPlan, firsts
-from rlflow.reshard.planner import BUCKET
-from rlflow.reshard.segment import check_machines
+from rlflow.processes.deadline import Deadline
+from rlflow.training.weight_sync.plan import TransferPlan, firsts
+from rlflow.training.weight_sync.planner import BUCKET
+from rlflow.training.weight_sync.segment import check_machines
 
 if TYPE_CHECKING:
     from rlflow.cluster.worker import Worker

@@ -8,6 +8,9 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import standard_kind
+from rlflow.author.seeds import uniforms
 from rlflow.backends.local import Trainer as LocalTrainer
 from rlflow.backends.local.endings import ends_of_call, text_stops
 from rlflow.backends.local.generator import eos_ids
@@ -15,10 +18,7 @@ from rlflow.backends.local.network import load_network
 from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sampling import draw
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.batch import Batch, Data
-from rlflow.columns import standard_kind
-from rlflow.seeds import uniforms
-from rlflow.spoken import completions
+from rlflow.data.spoken import completions
 from rlflow.training.protocols import ModelSpec, Sampling
 
 

@@ -12,7 +12,7 @@ from processes import until
 
 from rlflow.cluster.forking import servers
 from rlflow.cluster.forking.request import Request, send
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from rlflow.cluster.health.controllers import GCS, RAYLET, Controllers
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 
 @pytest.fixture

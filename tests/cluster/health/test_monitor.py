@@ -14,10 +14,10 @@ from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.health.monitor import Death, WatchedWorker
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import StageError
-from rlflow.process import Process
+from rlflow.monitoring.reporter import Quiet
+from rlflow.processes.process import Process
+from rlflow.processes.watchdog import kin
 from rlflow.runs import resume
-from rlflow.watch.reporter import Quiet
-from rlflow.watchdog import kin
 
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
 HEARTBEAT = 6.0  # a busy machine lets a sound worker wait for some of it

@@ -12,8 +12,8 @@ import pytest
 from rlflow.cluster.health import postmortem
 from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.health.postmortem import ProcessState, kill, look, see_off
-from rlflow.process import Process
-from rlflow.watchdog import kin
+from rlflow.processes.process import Process
+from rlflow.processes.watchdog import kin
 
 
 def present(child):
@@ -91,7 +91,7 @@ def test_a_process_that_cannot_be_seen_to_be_gone_in_time_is_not_said_to_be(monk
 
 HANGS = '''
 import sys, time
-from rlflow.watchdog.stacks import show_stacks
+from rlflow.processes.watchdog.stacks import show_stacks
 print(show_stacks(), flush=True)
 exec(compile("""
 def outermost():

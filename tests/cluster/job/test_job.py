@@ -13,7 +13,7 @@ from started import marked, until
 from rlflow import Batch, FlowError, PlanError
 from rlflow.cluster import Job, gather, here, wait
 from rlflow.errors import Dead, Late, RemoteError
-from rlflow.watchdog import kin
+from rlflow.processes.watchdog import kin
 
 
 class Policy:

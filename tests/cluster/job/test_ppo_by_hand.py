@@ -2,12 +2,12 @@
 
 import inspect
 
+import ppo_by_hand
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import rlflow
-from rlflow.jobs import ppo_by_hand
 
 FLAGS = {"iterations": 2, "prompts": 16, "held_out": 0, "threads": 1, "hp.minibatch": 8, "hp.epochs": 2, "hp.samples": 2}
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow import FlowError
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import row
 from rlflow.cluster.job.futures import gather
 from rlflow.cluster.job.member import JobMember
 from rlflow.cluster.job.roles import Group
 from rlflow.cluster.rpc import threads
 from rlflow.cluster.rpc.parcels import Post
-from rlflow.columns import row
 from rlflow.errors import RemoteError
 
 

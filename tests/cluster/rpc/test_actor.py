@@ -5,13 +5,13 @@ import os
 import pytest
 import torch
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.actor import RayHost
 from rlflow.cluster.rpc.host import ERA
 from rlflow.cluster.rpc.parcels import opened, packed
 from rlflow.errors import RemoteError
-from rlflow.watchdog.beside import Watchdog
+from rlflow.processes.watchdog.beside import Watchdog
 
 
 class Counter:

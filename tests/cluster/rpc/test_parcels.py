@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.batch import Batch
+from rlflow.author.batch import Batch
 from rlflow.cluster.rpc import parcels
 from rlflow.cluster.rpc.parcels import Post, opened, packed
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame

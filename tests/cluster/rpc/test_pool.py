@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import pool_of
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import row
 from rlflow.cluster.rpc import threads
 from rlflow.cluster.rpc.parcels import Post
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.columns import row
 from rlflow.errors import PlanError, RemoteError
 
 

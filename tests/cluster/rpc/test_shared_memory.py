@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
+from rlflow.author.copy_on_write import file_memory, lent
 from rlflow.cluster.rpc.parcels import Post
 from rlflow.cluster.rpc.shared_memory import HEAD, OPEN, WASTE, SharedFrame, SharedInbox, SharedOutbox, rounded
 from rlflow.cluster.rpc.wire import BatchFrame, pack, unpack
-from rlflow.columns import Kind, Level
-from rlflow.copy_on_write import file_memory, lent
 
 
 def numbers(count, first=0):
@@ -89,11 +89,11 @@ import os
 reading = []
 os.register_at_fork(before=lambda: reading and reading.pop()())  # known first, so that it runs last: as another thread may before the fork
 import torch
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedInbox, SharedOutbox
 from rlflow.cluster.rpc.wire import BatchFrame
-from rlflow.columns import Kind, Level
+from rlflow.author.columns import Kind, Level
 outbox, inbox, rows = SharedOutbox(), SharedInbox(), []
 at = outbox.post(BatchFrame(Batch(Axis.fresh(9000), {"x": Data(Kind(Level.ROW, "float32"), torch.ones(9000))})))
 reading.append(lambda: rows.append(inbox.read(at)))
@@ -272,11 +272,11 @@ SENDER = """
 import sys
 sys.path[:0] = {path!r}
 import torch
-from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedOutbox
 from rlflow.cluster.rpc.wire import BatchFrame
-from rlflow.columns import Kind, Level
+from rlflow.author.columns import Kind, Level
 outbox = SharedOutbox()
 at = outbox.post(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))
 print(*map(int, at), flush=True)

@@ -13,8 +13,8 @@ from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.rank_transport import GROUPS, CallFailed
 from rlflow.cluster.rpc.streams import Streams
 from rlflow.errors import FlowError, Late, PlanError, RemoteError, SkipIteration, Stopped
-from rlflow.own_lines import noted_lines
-from rlflow.watchdog.beside import Watchdog
+from rlflow.processes.user_frames import noted_lines
+from rlflow.processes.watchdog.beside import Watchdog
 
 
 class Rank:

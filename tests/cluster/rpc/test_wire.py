@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import Batch
-from rlflow.axis import Axis
-from rlflow.batch import Data
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Data
+from rlflow.author.columns import Kind, Level
+from rlflow.author.messages import MARK, packed
 from rlflow.cluster.rpc import wire
 from rlflow.cluster.rpc.header import DTYPES
 from rlflow.cluster.rpc.wire import WireError, pack, pieces, unpack
-from rlflow.columns import Kind, Level
-from rlflow.messages import MARK, packed
 
 QUICK = settings(max_examples=100, deadline=None)
 NAMES = st.sampled_from(sorted(DTYPES))

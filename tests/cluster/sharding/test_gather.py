@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import Batch
+from rlflow.author.copy_on_write import address, file_memory
 from rlflow.cluster.rpc.parcels import Post, opened, packed
 from rlflow.cluster.sharding.gather import gathered, owned
-from rlflow.copy_on_write import address, file_memory
 
 NAMES = ["tokens", "rewards", "scores", "completion"]
 

@@ -8,15 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.cluster.sharding.balance import assigned, lower_bound
-from rlflow.cluster.sharding.split import (
-    balanced,
-    check_counts,
-    keep_or_balance,
-    loads,
-    merge_order,
-    off_balance,
-    units_of_rows,
-)
+from rlflow.cluster.sharding.split import balanced, check_counts, keep_or_balance, loads, merge_order, off_balance, units_of_rows
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 4096), max_size=97),

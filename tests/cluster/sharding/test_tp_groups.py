@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.cluster.sharding.tp_groups import asked, first_ranks, teams, used
-from rlflow.placement import Parallel
-from rlflow.reshard.kinds import tensor_parallel
+from rlflow.compiler.placement import Parallel
+from rlflow.training.weight_sync.kinds import tensor_parallel
 
 
 @st.composite

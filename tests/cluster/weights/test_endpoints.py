@@ -8,17 +8,17 @@ import ray
 import torch
 
 import rlflow
-import rlflow.tasks
+import rlflow.data.tasks
 from rlflow.backends.local import Generator, Trainer
 from rlflow.cluster.weights.endpoints import Offers, Receiver, Sender
 from rlflow.cluster.weights.transfer import Route, WeightTransfer
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
-from rlflow.reshard.segment import ROOT, check_machines
-from rlflow.reshard.transport import TransferError
 from rlflow.training.protocols import ModelSpec
+from rlflow.training.weight_sync.segment import ROOT, check_machines
+from rlflow.training.weight_sync.transport import TransferError
 
-FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 BUCKET = 1 << 18  # of a model of 3.8 MB, so that there are many
 
 

@@ -10,10 +10,10 @@ from strategies import part
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, first_that_opens, movable, ways
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
-from rlflow.reshard.boxes import lengths
-from rlflow.reshard.kinds import Cut, replicated, sharded
-from rlflow.reshard.proof import Destinations
-from rlflow.reshard.shards import ShardView, TensorViews
+from rlflow.training.weight_sync.boxes import lengths
+from rlflow.training.weight_sync.kinds import Cut, replicated, sharded
+from rlflow.training.weight_sync.proof import Destinations
+from rlflow.training.weight_sync.shards import ShardView, TensorViews
 
 
 @pytest.mark.parametrize(("how", "device", "one_machine", "found"), [

@@ -1,0 +1,162 @@
+"""Makes the packaged model by the project's own `sft` flow, on answers of a simulated pupil who makes mistakes.
+
+    python -m rlflow.benchmarks.arithmetic FOLDER      # make base-model
+
+It writes FOLDER/arithmetic_model, FOLDER/arithmetic_lessons.jsonl and FOLDER/arithmetic_pairs.jsonl.
+
+A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives them, who often
+forgets the carry or the minus sign and slips on digits. So the model holds the right answer and prefers a wrong one where the
+pupil errs more often than not: reinforcement learning then has to undo a preference of the weights, not chance alone. Held-out questions
+of the packaged task are in none of these data.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlflow.data.dataset import Dataset
+from rlflow.data.source import open_data
+from rlflow.runs.packaged import packaged
+from rlflow.runs.run import run
+from rlflow.training import pretrained
+
+SEED = 0
+COPIES = 4  # answers of the pupil to each question
+LESSONS = 2000  # right answers that ship with the model, for the `sft` flow
+PAIRS = 2000  # right answers, each with one of the pupil's wrong ones, for the `dpo` and `reward_model` flows
+FORGETS, SLIPS = 0.65, 0.25  # probabilities that the pupil forgets a carry or a sign, and that a digit is wrong
+DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, so that a run starts fast
+
+
+def make(folder: Path) -> None:
+    """Write the model with its tokenizer, and the data that ship with it, into ``folder``."""
+    training = questions()
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        blank(work / "blank", [record.prompt for record in training.records])
+        right, erring = work / "right.jsonl", work / "erring.jsonl"
+        _write(right, lessons(training, 1, 0.0, 0.0))
+        _write(erring, lessons(training, COPIES, FORGETS, SLIPS))
+        trained = _trained(work / "blank", right, 2400, work / "runs", lr=8e-4, warmup=50)
+        final = _trained(trained, erring, 1600, work / "runs", lr=4e-4, schedule="linear")
+        shutil.copytree(final, folder / "arithmetic_model", dirs_exist_ok=True)
+        write_data(folder, training)
+        shutil.copytree(teacher(folder, work / "runs"), folder / "arithmetic_teacher", dirs_exist_ok=True)
+
+
+def teacher(folder: Path, out: Path) -> Path:
+    """Train the packaged model on some of the lessons and save it in bfloat16: the teacher of the `distill` flow. Gives its folder."""
+    from transformers import AutoModelForCausalLM
+
+    trained = _trained(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
+    pretrained.read_model(AutoModelForCausalLM, trained, dtype=torch.bfloat16).save_pretrained(trained)
+    return trained
+
+
+def write_data(folder: Path, training: Dataset) -> None:
+    """Write the lessons and pairs that ship with the model."""
+    _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
+    _write(folder / "arithmetic_pairs.jsonl", islice(pairs(training), PAIRS))
+
+
+def questions() -> Dataset:
+    """A data set of questions like those of the packaged task, without its held-out ones."""
+    values = packaged("default")[1]
+    task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
+    source = values["data"][0]
+    held_out = {record.question for record in open_data(source, task=task).split(values["held_out"])[1].records}
+    candidates = open_data(source, task={**task, "size": DRAWN})
+    return replace(candidates, records=[record for record in candidates.records if record.question not in held_out])
+
+
+def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
+    """The pupil's completion for each question, ``copies`` times over. ``forgets`` and ``slips``: probabilities of its mistakes."""
+    chance = random.Random(SEED)
+    for _ in range(copies):
+        for record in data.records:
+            terms = str(record.question).rpartition(":")[2].removesuffix("=").split()
+            yield {"prompt": str(record.prompt), "completion": pupil(terms, chance, forgets, slips), "answer": record.answer or ""}
+
+
+def pairs(data: Dataset) -> Iterator[dict[str, str]]:
+    """The right answer and the pupil's, for each question that the pupil answered wrongly."""
+    for lesson in lessons(data, 1, FORGETS, SLIPS):
+        if lesson["completion"] != lesson["answer"]:
+            yield {"prompt": lesson["prompt"], "chosen": lesson["answer"], "rejected": lesson["completion"], "answer": lesson["answer"]}
+
+
+def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:
+    """The pupil's answer to ``a + b`` or ``a - b``. ``terms``: the three words; ``forgets`` and ``slips``: probabilities of its
+    mistakes."""
+    first, sign, second = int(terms[0]), terms[1], int(terms[2])
+    low, high = sorted((first, second))
+    carries = first % 10 + second % 10 >= 10 if sign == "+" else high % 10 < low % 10
+    size = first + second if sign == "+" else high - low
+    negative = sign == "-" and first < second
+    if carries and chance.random() < forgets:
+        size += -10 if sign == "+" else 10
+    if negative and chance.random() < forgets:
+        negative = False
+    digits = list(str(size))
+    if chance.random() < slips:
+        place = chance.randrange(len(digits))
+        digits[place] = chance.choice([digit for digit in "0123456789" if digit != digits[place]])
+    return "-" * negative + "".join(digits)
+
+
+def blank(folder: Path, texts: Iterable[Any]) -> None:
+    """Save an untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each digit, to ``folder``."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = make_tokenizer(texts)
+    vocabulary = -(-len(tokenizer) // 16) * 16
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=192, intermediate_size=512, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6,
+        head_dim=32, max_position_embeddings=256, tie_word_embeddings=True, attention_dropout=0.0, initializer_range=0.06,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )
+    torch.manual_seed(SEED)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_tokenizer(texts: Iterable[Any]) -> Any:
+    """A byte-level BPE tokenizer trained on ``texts``: any text survives a round trip, and the words of the questions are single tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=384, special_tokens=["<pad>", "<eos>"], show_progress=False, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
+
+
+def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
+    """Train a model for ``steps`` steps of `sft` on the data, 32 rows each. Gives the folder of the trained model."""
+    actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
+    result = run("sft", model=str(model), data=str(data), iterations=steps, prompts=32, held_out=0, seed=SEED, out=str(out),
+                 actor=actor, quiet=False)
+    return result.folder / "final" / "actor"
+
+
+def _write(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,93 @@
+"""What each seed of a cell came to: its first and last evaluation, and what that took. Nothing is said of cells that evaluate nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlflow.benchmarks.journal import Measured
+from rlflow.benchmarks.results import evaluated, once
+from rlflow.benchmarks.suite import Goal
+
+FIGURES = ("sampled", "greedy")  # that an evaluation has of the same questions
+
+
+@dataclass(frozen=True)
+class SeedRow:
+    """A seed of a cell in numbers."""
+
+    cell: str
+    seed: int
+    values: Mapping[str, tuple[float, float]]  # metric → its value before the first iteration that is known, and after the last
+    iterations: int
+    seconds: float  # of these iterations, without evaluations
+    whole: float  # seconds of its process until its last turn ended, start and evaluations included, without the turns of others
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """The goal's metric of a cell, by the iterations behind it: the mean over the seeds that were evaluated then."""
+
+    cell: str
+    values: Mapping[int, float]
+
+
+def shown_metrics(goal: Goal) -> tuple[str, ...]:
+    """The goal's metric, and where that is a figure of an evaluation, its other figures."""
+    of, _, figure = goal.metric.rpartition("/")
+    return tuple(f"{of}/{each}" for each in FIGURES) if of and figure in FIGURES else (goal.metric,)
+
+
+def seed_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[SeedRow]:
+    """A row for each seed that was evaluated. cells: name and what was measured."""
+    return [row for name, measured in cells for seed in sorted({turn.seed for turn in measured.turns})
+            if (row := _row(name, seed, measured, goal)).values]  # fmt: skip
+
+
+def _row(name: str, seed: int, measured: Measured, goal: Goal) -> SeedRow:
+    turns = [turn for turn in once(measured.turns) if turn.seed == seed]
+    series = {metric: evaluated(turns, metric) for metric in shown_metrics(goal)}
+    ends = {metric: (values[min(values)], values[max(values)]) for metric, values in series.items() if values}
+    walls = [row["wall"] for turn in turns for row in turn.iterations]
+    whole = measured.starts.get(seed, 0.0) + sum(turn.seconds for turn in turns)
+    return SeedRow(name, seed, ends, len(walls), sum(walls), whole)
+
+
+def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveRow]:
+    """The curve of each cell that was evaluated more than twice."""
+    rows = []
+    for name, measured in cells:
+        turns = once(measured.turns)
+        series = [evaluated([turn for turn in turns if turn.seed == seed], goal.metric) for seed in {turn.seed for turn in turns}]
+        numbers = sorted({number for values in series for number in values})
+        means = {number: statistics.fmean(values[number] for values in series if number in values) for number in numbers}
+        rows += [CurveRow(name, means)] if len(means) > 2 else []
+    return rows
+
+
+def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
+    """The heads of the table of seeds."""
+    metrics = [metric for metric in shown_metrics(goal) if any(metric in row.values for row in rows)]
+    named = (metric.removeprefix("evaluation/") for metric in metrics)
+    return ("cell", "seed", *(f"{name} before → after" for name in named), "iterations", "their seconds", "whole process")
+
+
+def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]:
+    """A row of the table of seeds as texts; ``among``: all rows, which share their columns."""
+    metrics = [metric for metric in shown_metrics(goal) if any(metric in each.values for each in among)]
+    ends = [" → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else "" for metric in metrics]
+    return (row.cell, str(row.seed), *ends, str(row.iterations), f"{row.seconds:.0f} s", f"{row.whole:.0f} s")
+
+
+def value_text(metric: str, value: float) -> str:
+    """A value of a metric: of an evaluation, which is a share, in percent."""
+    return f"{value:.1%}" if metric.startswith("evaluation/") else f"{value:.4g}"
+
+
+def curve_table(rows: Sequence[CurveRow], goal: Goal) -> list[tuple[str, ...]]:
+    """The table of curves: its heads, which are iterations, then a line for each cell."""
+    numbers = sorted({number for row in rows for number in row.values})
+    lines = [(row.cell, *(value_text(goal.metric, row.values[number]) if number in row.values else "" for number in numbers))
+             for row in rows]  # fmt: skip
+    return [(f"{goal.metric.removeprefix('evaluation/')} after iterations", *map(str, numbers)), *lines] if rows else []

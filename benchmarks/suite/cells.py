@@ -1,0 +1,216 @@
+"""What stands before a comparison begins: every cell compiled and planned, and the key that says what it is.
+
+A key is a digest of all that a cell was given and of all that runs it. Results are found by it, so that two cells that differ in anything
+never share one, and a result of yesterday's code is not taken for one of today's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlflow.author.load import load_flow
+from rlflow.benchmarks.suite import RLFLOW, Cell, Settings, Suite
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.trace.compile import TraceOptions
+from rlflow.config.flags import RunConfig
+from rlflow.config.names import source_files
+from rlflow.errors import FlowError, PlanError, Problem, listed, nearest
+from rlflow.runs.api import resolve_config
+from rlflow.runs.depends import module_version
+from rlflow.runs.modules import imports
+from rlflow.runs.preview import preview
+
+Shape = Callable[[RunConfig], TraceOptions]  # what of a run's flags shapes its graph, as `rlflow plan` reads them
+PEERS = Path(__file__).parent / "peers"
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "ray", "vllm", "deepspeed", "peft", "reasoning-gym",
+            "math-verify")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A cell that can be run."""
+
+    cell: Cell
+    file: Path  # defines its class System
+    key: str
+    parts: Mapping[str, Any]  # what the key is a digest of
+    iterations: int | None  # that its settings ask for, where that is known before it is prepared
+
+
+def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
+    """Compile and plan every cell; nothing is started. Raises PlanError with what is wrong in any of them, by its name."""
+    compiled, problems = [], []
+    for cell in suite.cells:
+        try:
+            compiled.append(compile_cell(cell, shape, suite.settings))
+        except (FlowError, PlanError) as error:
+            problems += [Problem(one.code, f"cell '{cell.name}': {one.message}", one.place, one.definition, one.found, one.expected,
+                                 one.nearest, one.remedy, one.variant, one.severity) for one in error.problems]
+    if problems:
+        raise PlanError(*problems)
+    keys = [each.key for each in compiled]
+    for one in compiled:
+        if keys.count(one.key) > 1:
+            same = [each.cell.name for each in compiled if each.key == one.key]
+            raise PlanError.of("suite", "cells are the same in all that they are given", found=listed(same),
+                               expected="cells that differ in a setting", remedy="remove all but one of them")
+    return tuple(compiled)
+
+
+def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> Compiled:
+    """Compile a cell. ``settings``: of its suite, of which those that say what of a turn is timed are part of the key. Raises FlowError and
+    PlanError."""
+    file, turns = system_file(cell.system), settings or Settings()
+    parts: dict[str, Any] = {"system": cell.system, "flags": texts(cell.flags), "code": code_digest(), "file": digest_of(file),
+                             "versions": versions(), "machine": machine(), "threads": threads(),
+                             "turns": {"block": turns.block, "settle": turns.settle, "warms up": turns.rounds is not None}}
+    iterations = None
+    if cell.system == RLFLOW:
+        own, iterations = plan_of(cell, shape)
+        parts |= own
+    else:
+        parts |= files_of({**cell.flags, "system": file})
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
+    return Compiled(cell, file, digest.hexdigest()[:16], parts, iterations)
+
+
+def system_file(system: str) -> Path:
+    """The file of a system. Raises PlanError."""
+    shipped = {file.stem: file for file in sorted(PEERS.glob("[!_]*.py"))}
+    if system == RLFLOW:
+        return Path(__file__).parent / "rlflow_system.py"
+    if system in shipped:
+        return shipped[system]
+    if (path := Path(system).expanduser()).is_file():
+        return path.absolute()
+    raise PlanError.of("suite", f"there is no system '{system}'", found=system, expected=f"one of {listed([RLFLOW, *shipped])}, or FILE.py",
+                       nearest=nearest(system, [RLFLOW, *shipped]), remedy="docs/bench.md says how to write one")
+
+
+def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
+    """The parts of a key that only a run of rlflow has, and its iterations. Raises FlowError and PlanError for what a run would refuse."""
+    flow = load_flow(cell.algorithm)
+    config, hp = resolve_config(flow, None, dict(cell.flags))
+    explanation = preview(flow, hp, config, shape(config))
+    parts = {"graph": identity(explanation.graph), "flow": flow.name, "hp": texts(vars(hp) if hp is not None else {}),
+             "values": texts(config.values), **files_of({**config.values, "algorithm": Path(flow.place.path)})}
+    return parts, config.options.iterations
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as texts, in the order of their names."""
+    return {name: repr(value) for name, value in sorted(values.items())}
+
+
+def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Digests of the files and folders that settings name, of what Python files among them import from their own folders, and the versions
+    of what these import from elsewhere."""
+    files, modules = {}, set[str]()
+    for name, path in named_paths(values):
+        files[name] = digest_of(path)
+        if path.suffix == ".py":
+            closure = imports(path.resolve())
+            modules |= closure.outside
+            files |= {f"{name}: {os.path.relpath(each, path.resolve().parent)}": digest_of(each) for each in sorted(closure.files)}
+    for backend in backends_of(values):
+        files |= {f"{backend}: {each.name}": digest_of(each) for each in source_files(backend)}
+    known = {module: version for module in sorted(modules) if (version := module_version(module))}
+    return {"files": files, "modules": known}
+
+
+def backends_of(values: Mapping[str, Any]) -> list[str]:
+    """The backends that settings name by a dotted module, which are not rlflow's own."""
+    halves = ("backend", "trainer", "generator")
+    return sorted({str(value) for name, value in values.items() if name.rpartition(".")[2] in halves and "." in str(value)})
+
+
+def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
+    """The files and folders that settings name, also in forms such as NAME=FILE, FILE:0.7 and FILE.py:function."""
+    for name, value in sorted(values.items()):
+        for number, each in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if isinstance(each, str | Path) and (path := _named_path(str(each))) is not None:
+                yield f"{name} {number}", path
+
+
+def _named_path(text: str) -> Path | None:
+    """The file or folder that a text names; None where there is none."""
+    for start in (text, text.partition("=")[2]):
+        for named in (start, start.rpartition(":")[0]):
+            if named and os.path.exists(path := os.path.expanduser(named)):
+                return Path(path)
+    return None
+
+
+def digest_of(path: Path) -> str:
+    """A digest of a file's bytes, or of all files below a folder with their names."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            digest.update(f"{file.relative_to(path)}\0".encode() if path.is_dir() else b"")
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+@cache
+def code_digest() -> str:
+    """A digest of rlflow's own source, with its algorithms and backends."""
+    packages = ("rlflow", "rlflow.algorithms", "rlflow.backends", "rlflow.benchmarks")
+    folders = [Path(folder) for name in packages for folder in import_module(name).__path__]
+    files = sorted({file for folder in folders for file in folder.rglob("*.py") if "__pycache__" not in file.parts})
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute."""
+    known = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            known[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+@cache
+def machine() -> dict[str, str]:
+    """The kind of machine: two machines of one kind have the same."""
+    return {"processor": processor(), "cores": str(os.cpu_count()), "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+            "system": f"{platform.system()} {platform.machine()}", "accelerators": accelerators()}
+
+
+def processor() -> str:
+    """The name of the processor's model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def accelerators() -> str:
+    """The names of the GPUs."""
+    import torch
+
+    return listed(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+
+
+def threads() -> dict[str, str]:
+    """The settings that decide how many threads compute."""
+    import torch
+
+    return {"torch": str(torch.get_num_threads()), **{name: os.environ[name] for name in THREADS if name in os.environ}}

@@ -1,0 +1,62 @@
+"""A chain of stages that do nothing, as the executor runs them on a pool: from the start of the first to the end of the last."""
+
+from pathlib import Path
+from typing import Any
+
+from rlflow.benchmarks.peers._calls import Iterations
+from rlflow.runs.api import roles
+
+PROMPTS = 64
+FLOW = """
+from rlflow import flow, loss, stage
+
+@stage(gives="scores")
+def step(scores):
+    return scores
+
+@loss(unrewarded="the flow is there to be timed")
+def nothing(new, scores):  # so that the update waits for the chain
+    return new.logprobs, {{}}
+
+@flow
+def chain(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=1, max_tokens=4)
+    batch |= reward(batch)
+    for _ in range({stages}):
+        batch |= step(batch)
+    actor.update(batch, nothing)
+"""
+
+
+class System:
+    """``cell["flags"]``: workers, stages, calls (of the chain in an iteration), iterations. Models are those of the null backend."""
+
+    def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
+        """Start the workers."""
+        flags = self.flags = cell["flags"]
+        file = Path(folder) / "chain.py"
+        file.write_text(FLOW.format(stages=flags["stages"]))
+        self.roles = roles(str(file), backend="null", pools=f"all={flags['workers']}", prompts=PROMPTS, threads=1)
+        self.iterations = Iterations(flags, self.chain)
+        return {"iterations": flags["iterations"]}
+
+    def chain(self) -> float:
+        """The seconds of all stages. Raises RuntimeError where another number of them ran."""
+        outcome = self.roles.prepared.executor.run(self.roles.plan, self.roles.take())
+        spans = [span for span in outcome.spans if span.node.startswith("step")]
+        if len(spans) != self.flags["stages"]:
+            raise RuntimeError(f"{len(spans)} stages ran")
+        return max(span.end for span in spans) - min(span.start for span in spans)
+
+    def iterate(self, count: int) -> dict[str, Any]:
+        """The next iterations, with their wall seconds."""
+        return self.iterations.next(count)
+
+    def observe(self) -> dict[str, Any]:
+        """Nothing beside what every cell is measured by."""
+        return {}
+
+    def close(self) -> None:
+        """End the workers."""
+        if hasattr(self, "roles"):
+            self.roles.close()

@@ -1,0 +1,165 @@
+"""Calls of rlflow to a pool of workers: a stage that reads nine columns, one int64 and eight float32, and gives one of them.
+
+verl's driver holds the columns and gets the result. In rlflow columns lie on workers, so there are four cases:
+
+    stays     the call in the middle of a graph: inputs on the ranks in the split of the call, the result stays there
+    moves     the inputs lie on a pool of half as many: every rank gets rows that lie on another, and the result stays
+    touched   columns of the driver that no worker has seen: they are spread, and the result stays
+    returned  columns of the driver by Pool.call_batch, whose result comes back to the driver: what verl does
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch, Data
+from rlflow.author.columns import Kind, Level
+from rlflow.benchmarks.peers._calls import NAMES, Iterations
+from rlflow.cluster.rpc.actor import make_pool
+from rlflow.cluster.rpc.wire import BatchFrame
+from rlflow.cluster.sharding.shard_map import row_tokens
+from rlflow.cluster.sharding.split import balanced, units_of_rows
+from rlflow.execution.engine import CallOptions
+from rlflow.runs.api import Roles, roles
+
+STARTED = 300.0  # seconds that workers may take to start
+POOL = "all"
+HALF = "half"
+FLOW = f"""
+from rlflow import flow, loss, stage, token
+
+OTHERS = {NAMES[1:]!r}
+
+@stage(gives={{name: token for name in OTHERS}})
+def make(sampled_logprobs):
+    return tuple(sampled_logprobs for _ in OTHERS)
+
+@stage(gives="values")
+def step(tokens, {", ".join(NAMES)}):
+    return values
+
+@loss
+def nothing(new):
+    return new.logprobs, {{}}
+
+@flow
+def dispatch(prompts, actor):
+    batch = actor.generate(prompts, samples=1, max_tokens=4)
+    batch |= make(batch)
+    batch |= step(batch)
+    actor.update(batch, nothing)
+"""
+
+
+class System:
+    """``cell["flags"]``: case, workers, rows, tokens (of a row), calls (of an iteration), iterations. Models are those of the null
+    backend."""
+
+    def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
+        """Start the workers, and put the columns where the case has them."""
+        flags = cell["flags"]
+        case, workers = flags["case"], flags["workers"]
+        if case not in CASES:
+            raise ValueError(f"there is no case '{case}'; expected one of {', '.join(CASES)}")
+        torch.set_num_threads(1)
+        file = Path(folder) / "dispatch.py"
+        file.write_text(FLOW)
+        pools = {"moves": f"{HALF}={workers // 2},{POOL}={workers}", "returned": f"{POOL}=1"}.get(case, f"{POOL}={workers}")
+        self.roles = roles(str(file), backend="null", pools=pools, prompts=8, threads=1, actor={"pool": POOL})
+        self.batch = payload(flags["rows"], flags["tokens"])
+        self.call = CASES[case](self.roles, self.batch, workers)
+        self.returns = exchanged(self.batch, workers) * flags["calls"] if case == "returned" else None
+        self.moved()
+        self.iterations = Iterations(flags, self.timed, flags["rows"] * flags["tokens"], self.moved)
+        return {"iterations": flags["iterations"]}
+
+    def timed(self) -> float:
+        """The seconds of a call."""
+        start = time.perf_counter()
+        self.call()
+        return time.perf_counter() - start
+
+    def moved(self) -> int:
+        """The bytes of columns that went from process to process since the last call."""
+        return self.returns or sum(self.roles.prepared.engine.traffic().values())
+
+    def iterate(self, count: int) -> dict[str, Any]:
+        """The next iterations, with their wall seconds and the tokens of their payloads."""
+        return self.iterations.next(count)
+
+    def observe(self) -> dict[str, Any]:
+        """Nothing beside what every cell is measured by."""
+        return {}
+
+    def close(self) -> None:
+        """End the workers."""
+        if hasattr(self, "roles"):
+            self.roles.close()
+
+
+def payload(rows: int, tokens: int) -> Batch:
+    """Rows of the nine columns, each row as long."""
+    lengths = torch.full((rows,), tokens)
+    columns = {"tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)}
+    columns |= {name: Data(Kind(Level.TOKEN, "float32"), torch.rand(rows * tokens), lengths) for name in NAMES}
+    return Batch(Axis.fresh(rows), columns)
+
+
+def exchanged(batch: Batch, workers: int) -> int:
+    """The bytes of all columns on their way to the workers, and of the result on its way back."""
+    split = balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), workers)
+    return sum(BatchFrame(part, rows, narrow=True).nbytes for part in (batch, batch.select("values")) for rows in split)
+
+
+Call = Callable[[], Batch]
+
+
+def stage_call(started: Roles, batch: Batch) -> Call:
+    """A call of the stage on the pool."""
+    engine, step = started.prepared.engine, started.plan.program.functions["step"]
+    return lambda: engine.stage(step, batch, {}, 0, CallOptions(POOL))[0]  # type: ignore[arg-type]
+
+
+def stays(started: Roles, batch: Batch, workers: int) -> Call:
+    """Columns that lie on the pool."""
+    return stage_call(started, started.prepared.engine.spread(batch, POOL))
+
+
+def moves(started: Roles, batch: Batch, workers: int) -> Call:
+    """Columns that lie on the smaller pool. Each call is the first that reads them: what an earlier one has brought is dropped."""
+    engine = started.prepared.engine
+    there = engine.spread(batch, HALF)
+    call, shards = stage_call(started, there), next(iter(there.data.values())).value.shards
+
+    def first() -> Batch:
+        for shard in shards:
+            shard.copies.clear()
+        return call()
+
+    return first
+
+
+def touched(started: Roles, batch: Batch, workers: int) -> Call:
+    """Columns that lie on the driver."""
+    return stage_call(started, batch)
+
+
+def returned(started: Roles, batch: Batch, workers: int) -> Call:
+    """Columns that lie on the driver, as the result does, by a pool of workers without models."""
+
+    class Echo:
+        def step(self, rows: Batch) -> Batch:
+            for name in rows.columns:
+                rows[name]
+            return rows.select("values")
+
+    pool = make_pool("echo", Echo, workers, lambda rank: (), None, num_cpus=0)
+    pool.made(STARTED).result()
+    return lambda: pool.call_batch("step", batch).result()
+
+
+CASES: dict[str, Callable[[Roles, Batch, int], Call]] = {"stays": stays, "moves": moves, "touched": touched, "returned": returned}

@@ -1,0 +1,182 @@
+"""A run of rlflow as the system of a cell: `rlflow run` with all that it records, which waits between two iterations for its next turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.load import load_flow
+from rlflow.execution.account import Account
+from rlflow.monitoring.names import plainly
+from rlflow.monitoring.recorder import Recorder
+from rlflow.monitoring.reporter import Metrics, Quiet, Reporter, Rows, RunInfo, Several, State
+from rlflow.runs import fates
+from rlflow.runs.api import resolve_config
+from rlflow.runs.prepare import prepare
+from rlflow.runs.records import TRAFFIC
+from rlflow.runs.resume import resume
+from rlflow.runs.session import start_run
+
+NAME = "run"  # of the run's folder in the cell's
+
+
+class Turns(Quiet):
+    """The reporter that lets a run go on for as many iterations as it is told, and keeps what it measured of each.
+
+    Seconds of an iteration are wall time from the end of the one before, with recording and saving but without evaluations. Sampling
+    that goes ahead does not wait: the first iteration of a turn may have begun in the turns of others."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._left = 0
+        self.ended = False
+        self._mark = time.perf_counter()
+        self._iterations: list[dict[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []
+
+    def start(self, run: RunInfo) -> None:
+        """The run begins, and waits for its first turn."""
+        self._wait()
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Keep an iteration; where it was the last of a turn the run waits for the next."""
+        now = time.perf_counter()
+        finite = {name: value for name, value in plainly(metrics).items() if value == value and abs(value) != float("inf")}
+        with self._changed:
+            self._iterations.append({"iteration": number, "wall": now - self._mark, "metrics": finite})
+            self._left -= 1
+            self._changed.notify_all()
+        self._wait()
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Keep an evaluation, whose time does not count."""
+        with self._changed:
+            self._evaluations.append({"iteration": number, "metrics": plainly(metrics)})
+        self._mark = time.perf_counter()
+
+    def close(self, state: State, error: str = "") -> None:
+        """The run has ended."""
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more will come; whoever waits for an iteration is told."""
+        with self._changed:
+            self.ended = True
+            self._left = 1 << 30
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._left > 0)
+        self._mark = time.perf_counter()
+
+    def go(self, count: int) -> None:
+        """Let the run do so many iterations."""
+        with self._changed:
+            self._left += count
+            self._changed.notify_all()
+
+    def done(self, to_the_end: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Wait for the turn to end, or the run; its iterations and evaluations."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ended or (not to_the_end and self._left <= 0))
+            turn = self._iterations, self._evaluations
+            self._iterations, self._evaluations = [], []
+        return turn
+
+
+class System:
+    """A run of rlflow in a thread of this process. ``cell``: the flags of `rlflow run`, and its algorithm."""
+
+    def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
+        """Load models and data; of a run that was begun before, its newest checkpoint from which no iteration is missing that is not
+        ``cell["recorded"]``. Facts: iterations in all."""
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command has it
+        self.folder, self.turns, self.error = Path(folder) / NAME, Turns(), ""
+        self.reporter: Reporter = Several(self.turns, [Recorder(print)])
+        flow = load_flow(cell["algorithm"])
+        values = {**cell["flags"], "seed": seed, "out": folder, "name": NAME}
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        config, hp = resolve_config(flow, None, values)
+        self.iterations = config.options.iterations
+        if checkpoints(self.folder, cell.get("recorded")):
+            self.thread = threading.Thread(target=self._run, args=(lambda: resume(self.folder, {}, self.reporter),))
+        else:
+            begin_anew(self.folder)
+            context = prepare(flow, hp, config, self.reporter.note)
+            self.thread = threading.Thread(target=self._run, args=(lambda: start_run(context, self.reporter),))
+        self.thread.start()
+        return {"iterations": self.iterations}
+
+    def _run(self, start: Any) -> None:
+        try:
+            start()
+        except BaseException as error:  # told to whoever waits for the turn
+            self.error = str(error) or type(error).__name__
+        finally:
+            self.turns.end()
+
+    def iterate(self, count: int) -> dict[str, Any]:
+        """Run the next iterations, with the evaluations that come before and between them; where these are the last, to the run's end."""
+        self.turns.go(count)
+        iterations, evaluations = self.turns.done(False)
+        if iterations and iterations[-1]["iteration"] == self.iterations - 1:  # its last evaluation and its final models come yet
+            self.turns.go(1)
+            evaluations += self.turns.done(True)[1]
+        if self.turns.ended:
+            self.thread.join()
+        if self.error:
+            raise RuntimeError(self.error)
+        tokens, moved = sampled_tokens(self.folder), moved_bytes(self.folder)
+        rows = [{**row, "tokens": tokens.get(row["iteration"], 0)} for row in iterations]
+        rows = [{**row, "bytes": moved[row["iteration"]]} if row["iteration"] in moved else row for row in rows]
+        return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
+
+    def observe(self) -> dict[str, Any]:
+        """The fates of everything that was sampled, and whether the sums close."""
+        account = fates.run_account(self.folder)
+        return {"fates": fates.fates_text(account), "closes": account.closes}
+
+    def close(self) -> None:
+        """End the process; a run that has not come to its end is left as a killed one is."""
+        if getattr(self, "thread", None) is not None and self.thread.is_alive():
+            os._exit(0)
+
+
+def checkpoints(folder: Path, recorded: int | None = None) -> bool:
+    """Whether a run has a checkpoint to go on from. Those after more iterations than were ``recorded`` (None: any) are removed: what came
+    before them was measured in a turn that was killed, and is not known."""
+    steps = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoints/step-*")}
+    for step, path in steps.items():
+        if recorded is not None and step > recorded:
+            shutil.rmtree(path)
+    return any(recorded is None or step <= recorded for step in steps)
+
+
+def begin_anew(folder: Path) -> None:
+    """Put a run that was killed before its first checkpoint aside."""
+    if folder.exists():
+        number = sum(1 for _ in folder.parent.glob(f"{folder.name}-killed-*"))
+        folder.rename(folder.with_name(f"{folder.name}-killed-{number}"))
+
+
+def sampled_tokens(folder: Path) -> dict[int, int]:
+    """Iteration → tokens that all roles sampled in it, from the run's account."""
+    tokens: dict[int, int] = {}
+    for line in (folder / fates.FILE).read_text().splitlines() if (folder / fates.FILE).is_file() else ():
+        values = json.loads(line)
+        tokens[values["iteration"]] = sum(count.tokens for count in Account.from_json(values).sampled.values())
+    return tokens
+
+
+def moved_bytes(folder: Path) -> dict[int, int]:
+    """Iteration → bytes that went from process to process in it; nothing for a run in one process."""
+    lines = (folder / TRAFFIC).read_text().splitlines() if (folder / TRAFFIC).is_file() else ()
+    sizes = {values.pop("iteration"): values for values in map(json.loads, lines) if not any("/" in name for name in values)}
+    return {iteration: sum(values.values()) for iteration, values in sizes.items()}

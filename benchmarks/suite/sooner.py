@@ -1,0 +1,89 @@
+"""Which cell reaches a goal sooner, by seeds: where cells sample other numbers of tokens, this is what may be compared in seconds.
+
+A seed reaches the goal where the line between two of its evaluations crosses it. Compared are the logarithms of the seconds of the same
+seed in both cells, with Student's interval of their mean, so that the ratio is that of geometric means.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from rlflow.benchmarks.curves import Cell, Curve, time_to_goal
+from rlflow.benchmarks.forecast import announced, observations_left
+from rlflow.benchmarks.learning import ALPHA, LEAST_SEEDS
+from rlflow.benchmarks.resampling import Interval
+from rlflow.benchmarks.student import t_quantile
+
+Outcome = Literal["sooner", "later", "same within the margin", "undecided", "not enough to rank", "not reached by all"]
+
+
+@dataclass(frozen=True)
+class Sooner:
+    """One cell beside the base."""
+
+    cell: Cell
+    base: Cell
+    goal: float
+    outcome: Outcome
+    seeds: int  # pairs
+    ratio: float = math.nan  # seconds of the cell ÷ seconds of the base
+    interval: Interval | None = None  # of the ratio
+    margin: float = 0.0  # ratios from 1 / (1 + margin) to 1 + margin count as the same
+    more: int | None = None  # about how many more seeds an undecided pair needs
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        if self.interval is None:
+            times = "; ".join(f"{each.name}: {time_to_goal(each, self.goal).text}" for each in (self.cell, self.base))
+            least = f", {self.seeds} pairs of seeds of at least {LEAST_SEEDS}" if self.outcome == "not enough to rank" else ""
+            return f"{self.outcome}{least}; {times}"
+        outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'seeds')}"
+        medians = [statistics.median(_seconds(each, self.goal).values()) for each in (self.cell, self.base)]
+        return (f"{outcome}; {self.ratio:.4g} times the seconds, {self.interval.text}, {self.seeds} pairs of seeds, margin "
+                f"{100 * self.margin:.4g} %; medians {medians[0]:.4g} s beside {medians[1]:.4g} s")
+
+
+def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int = 1) -> Sooner:
+    """Compare two cells by the seconds until ``goal``. ``pairs``: how many cells are compared with the base, which share the probability
+    of error equally."""
+    times = [_seconds(each, goal) for each in (cell, base)]
+    both = sorted(set(times[0]) & set(times[1]))
+    if len(both) < len(set(cell.seeds) & set(base.seeds)):
+        return Sooner(cell, base, goal, "not reached by all", len(both))
+    if len(both) < LEAST_SEEDS:
+        return Sooner(cell, base, goal, "not enough to rank", len(both))
+    logs = [math.log(times[0][seed] / times[1][seed]) for seed in both]
+    level, freedom = 1 - ALPHA / pairs, len(both) - 1
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(both))
+    half = error * t_quantile((1 + level) / 2, freedom)
+    outcome = _outcome(mean - half, mean + half, math.log1p(margin))
+    effect = max(math.log1p(margin), abs(mean) - error)
+    more = observations_left(len(both), error, effect, level, freedom) if outcome == "undecided" else None
+    interval = Interval(math.exp(mean - half), math.exp(mean + half), level, "t" if error else "no spread")
+    return Sooner(cell, base, goal, outcome, len(both), math.exp(mean), interval, margin, more)
+
+
+def _outcome(low: float, high: float, margin: float) -> Outcome:
+    """The outcome of an interval of the logarithm."""
+    if -margin <= low and high <= margin:
+        return "same within the margin"
+    return "later" if low > 0 else "sooner" if high < 0 else "undecided"
+
+
+def _seconds(cell: Cell, goal: float) -> dict[int, float]:
+    """Seed → seconds until it reached the goal, of those that did."""
+    return {curve.seed: seconds for curve in cell.curves if (seconds := crossing(curve, goal)) is not None}
+
+
+def crossing(curve: Curve, goal: float) -> float | None:
+    """Seconds until the curve, a line between its points, first reached a value; None where it never did. A curve that begins there took
+    no time that could be compared, and counts as not reaching it."""
+    points = curve.ordered
+    for before, after in zip(points, points[1:], strict=False):
+        if before.value < goal <= after.value:
+            return before.seconds + (after.seconds - before.seconds) * (goal - before.value) / (after.value - before.value)
+    return None

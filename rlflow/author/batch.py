@@ -1,0 +1,374 @@
+"""Batch: named columns over one row axis, stored without padding.
+
+Stages and losses see tensors padded on the right to the longest row of the call; ``Data.padded`` makes them and
+``Data.trimmed`` takes what they return. Nothing may depend on the padding, so ``padding`` lets tests fill it with NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.author.axis import Axis, stacked, starts
+from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.copy_on_write import lent
+from rlflow.author.messages import unpacked
+from rlflow.author.scope import number
+from rlflow.author.source import call_place
+from rlflow.author.words import column_meant
+from rlflow.errors import FlowError, Problem, listed
+
+_fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
+DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
+
+
+@contextlib.contextmanager
+def padding(value: float) -> Iterator[None]:
+    """Fill float padding with ``value`` inside the block, for tests that show that nothing depends on it."""
+    token = _fill.set(value)
+    try:
+        yield
+    finally:
+        _fill.reset(token)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """One column, unpadded. Token and prompt columns are flat with int64 ``lengths`` [rows]; group columns hold one value per
+    group; scalars a 0-d tensor (a tuple of them from an ALL stage); text a tuple of str."""
+
+    kind: Kind
+    value: Any
+    lengths: Tensor | None = None
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows have values of several lengths."""
+        return self.kind.level in (Level.TOKEN, Level.PROMPT)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the values and lengths."""
+        if isinstance(self.value, Tensor):
+            return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
+        return sum(len(v.encode("utf-8", "surrogatepass")) if isinstance(v, str) else v.nbytes for v in self.value)
+
+    def padded(self, axis: Axis) -> Any:
+        """The values as a stage reads them: a tensor [rows, longest] for token columns, [rows] for row and group columns, 0-d for
+        scalars; for text a list of strings, or of messages where a stage gave such."""
+        match self.kind.level:
+            case Level.TOKEN | Level.PROMPT:
+                return pad(self.value, self.lengths)  # type: ignore[arg-type]
+            case Level.GROUP:
+                return self.value[axis.slots]
+            case Level.TEXT:
+                return [unpacked(text) for text in self.value]
+        return lent(self.value) if isinstance(self.value, Tensor) else self.value
+
+    def take(self, index: Tensor, axis: Axis) -> Data:
+        """The rows at ``index`` of a column over ``axis``."""
+        match self.kind.level:
+            case Level.TOKEN | Level.PROMPT:
+                assert self.lengths is not None
+                return replace(self, value=pick(self.value, self.lengths, index), lengths=self.lengths[index])
+            case Level.TEXT:
+                return replace(self, value=tuple(self.value[i] for i in index.tolist()))
+            case Level.ROW:
+                return replace(self, value=self.value[index])
+            case Level.GROUP:
+                return replace(self, value=self.value[axis.slots[index][starts(axis.keys[index])]])
+        return self
+
+    @staticmethod
+    def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
+        """A stage's return value as a column: the opposite of ``padded``. ``lengths`` are those of the token columns it read."""
+        match kind.level:
+            case Level.TEXT:
+                return Data(kind, tuple(value))
+            case Level.TOKEN | Level.PROMPT:
+                assert lengths is not None
+                return Data(kind, flatten(value, lengths), lengths)
+            case Level.GROUP:
+                return Data(kind, value[axis.heads].contiguous())
+        return Data(kind, value)
+
+
+def pad(flat: Tensor, lengths: Tensor) -> Tensor:
+    """[rows, longest] from flat entries. A stage may write into what it is given: it is a copy, where it is not lent. Floats are filled
+    with the current padding, others with 0."""
+    width, even = extent(lengths)
+    if even:
+        return lent(flat).reshape(len(lengths), width)
+    fill = _fill.get() if flat.is_floating_point() else 0
+    out = torch.full((len(lengths), width), fill, dtype=flat.dtype, device=flat.device)
+    out[torch.arange(width) < lengths[:, None]] = flat
+    return out
+
+
+def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
+    """The first ``lengths[i]`` entries of each row, one row after another, which whoever has the padded ones may go on writing into."""
+    width, even = extent(lengths)
+    if even and width == padded.shape[1]:
+        return lent(padded.contiguous()).flatten(0, 1)
+    return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
+
+
+@functools.lru_cache(maxsize=64)
+def extent(lengths: Tensor) -> tuple[int, bool]:
+    """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing writes into what a batch
+    stores, so a tensor stands for its values."""
+    width = int(lengths.max()) if len(lengths) else 0
+    return width, bool((lengths == width).all())
+
+
+LONG = 256  # mean entries of a row from which on rows are copied faster one by one than through an index of their entries
+
+
+def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
+    """The entries of the rows at ``index``, one row after another, always a copy."""
+    if len(index) and len(flat) >= LONG * len(lengths):
+        rows = torch.split(flat, lengths.tolist())
+        return torch.cat([rows[i] for i in index.tolist()])
+    starts, counts = (lengths.cumsum(0) - lengths)[index], lengths[index]
+    return flat[starts.repeat_interleave(counts) + ramp(counts)]
+
+
+def ramp(lengths: Tensor) -> Tensor:
+    """0 … lengths[i]-1 for each row, one row after another: the place of each flat entry in its row."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
+
+
+class Batch:
+    """Named columns over one row axis. Immutable; ``a | b`` merges, taking b's column where both have one."""
+
+    def __init__(self, axis: Axis, data: Mapping[str, Data]) -> None:
+        self.axis = axis
+        self.data = dict(data)
+
+    @staticmethod
+    def of(columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any) -> Batch:
+        """A batch from plain lists: lists of lists are token columns, of str text, of numbers row columns.
+
+        Standard columns take the table's kind, others ``kinds`` or what the values look like; a single number is a scalar. Rows of
+        one ``group`` are one prompt's; group columns are given one value per row. Raises FlowError where row counts differ.
+        """
+        values = {**(columns or {}), **more}
+        rows = {name: len(value) for name, value in values.items() if not _single(value)}
+        if len(set(rows.values())) > 1:
+            raise FlowError(Problem("row-count", "columns of one batch differ in length", call_place(), found=str(rows),
+                                    expected="one row count"))
+        axis = _axis_of(next(iter(rows.values()), 0), values.get("group"))
+        return Batch(axis, {name: _column(name, value, (kinds or {}).get(name), axis) for name, value in values.items()})
+
+    @property
+    def columns(self) -> dict[str, Kind]:
+        """Name → kind."""
+        return {name: data.kind for name, data in self.data.items()}
+
+    def __len__(self) -> int:
+        return len(self.axis)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data
+
+    def __getitem__(self, name: str) -> Any:
+        """The padded tensor, or a list for text; in a flow also a scalar that every batch of it has. Raises FlowError for a column that
+        is not there."""
+        data = self.data.get(name)
+        if data is not None and data.kind.level is not Level.SCALAR:
+            return data.padded(self.axis)
+        scalar = number(name)  # a state may have been set since this batch was made
+        return self._data(name).padded(self.axis) if scalar is None else scalar
+
+    def _data(self, name: str) -> Data:
+        if name not in self.data:
+            raise FlowError(missing_column(str(name), self.data))
+        return self.data[name]
+
+    def select(self, *names: str) -> Batch:
+        """The batch with these columns alone. Raises FlowError for a name that it does not have."""
+        return Batch(self.axis, {name: self._data(name) for name in names})
+
+    def drop(self, *names: str) -> Batch:
+        """The batch without these columns. Raises FlowError for a name that it does not have."""
+        dropped = {name: self._data(name) for name in names}
+        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in dropped})
+
+    def rename(self, **names: str) -> Batch:
+        """``rename(old="new")``. A column that has the new name already is replaced, as by ``|``."""
+        renamed = {new: self._data(old) for old, new in names.items()}
+        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in names} | renamed)
+
+    def __or__(self, other: Batch) -> Batch:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        return Batch(self.axis, self.data | {name: spread(name, data, other.axis, self.axis) for name, data in other.data.items()})
+
+    def rows(self, index: Sequence[int] | Tensor) -> Batch:
+        """The rows at ``index`` (ints, or a bool per row), in that order."""
+        where = torch.as_tensor(index)
+        where = where.nonzero()[:, 0] if where.dtype is torch.bool else where.long()
+        return Batch(self.axis.take(where), {name: data.take(where, self.axis) for name, data in self.data.items()})
+
+    def repeat(self, times: int) -> Batch:
+        """``times`` adjacent rows for each row, one group; adds ``group``."""
+        axis = self.axis.repeat(times)
+        assert axis.index is not None
+        data = {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
+        return Batch(axis, data | {"group": Data(standard_kind("group"), axis.group_numbers)})  # type: ignore[arg-type]
+
+    def chunk(self, count: int) -> list[Batch]:
+        """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch without rows."""
+        return [self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)] or [self]
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """The rows of all batches, one after another. Raises FlowError where their columns differ."""
+        if not batches:
+            raise FlowError(Problem("concat-columns", "there are no batches to join", call_place(), found="none", expected="at least one"))
+        first = batches[0]
+        for other in batches:
+            if _families(other) != _families(first):
+                raise FlowError(Problem("concat-columns", "batches to join have different columns", call_place(),
+                                        found=listed(_families(other)), expected=listed(_families(first))))
+        axis = Axis(stacked([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+        return Batch(axis, {name: _joined([batch.data[name] for batch in batches], batches, axis) for name in first.data})
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{name}: {data.kind}" for name, data in self.data.items())
+        return f"Batch({len(self)} rows; {kinds})"
+
+
+def _families(batch: Batch) -> list[str]:
+    """Each column's name, level and family of dtypes, sorted."""
+    return sorted(f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items())
+
+
+def _joined(pieces: Sequence[Data], batches: Sequence[Batch], axis: Axis) -> Data:
+    first = pieces[0]
+    if first.kind.level is Level.SCALAR:
+        return pieces[-1]
+    if first.kind.level is Level.TEXT:
+        return replace(first, value=tuple(itertools.chain.from_iterable(piece.value for piece in pieces)))
+    if first.kind.level is Level.GROUP:  # a group may begin in one batch and end in the next
+        per_row = torch.cat([piece.padded(batch.axis) for piece, batch in zip(pieces, batches, strict=True)])
+        return replace(first, value=per_row[axis.heads])
+    lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
+    return replace(first, value=torch.cat([piece.value for piece in pieces]), lengths=lengths)
+
+
+def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, Axis], Data] = lambda data, axis: data) -> Data:
+    """A column over the rows ``own`` as rows of ``axis`` read it: one that these came from, that came from these, or that both did.
+
+    ``fetch`` brings a column here whose values have to be looked into. Raises FlowError where rows have none, or several, of its values.
+    """
+    level = data.kind.level
+    if own is axis or level is Level.SCALAR:
+        return data
+    if axis.took_from(own):
+        return data.take(axis.back_to(own), own)
+    if (cut := own.cut_of(axis)) is not None and cut.parent is not None:
+        return spread(name, _per_token(name, fetch(spread(name, data, own, cut, fetch), cut), cut), cut.parent, axis, fetch)
+    grouped = level is Level.GROUP
+    index = None if level is Level.TOKEN else own.groups_of(axis) if grouped else own.rows_of(axis)
+    if index is None:
+        raise FlowError(other_axis([name]))
+    lacking = index < 0
+    if not grouped and not bool(lacking.any()):
+        return data.take(index, own)
+    return _filled(name, fetch(data, own), index, lacking)
+
+
+def _per_token(name: str, data: Data, axis: Axis) -> Data:
+    """Values of rows that were asked for single tokens at these tokens, NaN at the others. Raises FlowError for kinds that have no NaN."""
+    if data.kind.level is not Level.ROW or not data.value.is_floating_point():
+        raise FlowError(partly(name, data.kind))
+    assert axis.cut is not None
+    assert axis.index is not None
+    lengths = axis.cut.lengths
+    value = torch.full((int(lengths.sum()),), torch.nan, dtype=data.value.dtype)
+    value[(lengths.cumsum(0) - lengths)[axis.index] + axis.cut.place] = data.value
+    return Data(Kind(Level.TOKEN, data.kind.dtype), value, lengths)
+
+
+def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
+    """Row-level values by ``index``, NaN where rows lack one. Raises FlowError for kinds that have no NaN."""
+    kind = Kind(Level.ROW, data.kind.dtype) if data.kind.level is Level.GROUP else data.kind
+    if not bool(lacking.any()):
+        return Data(kind, data.value[index])
+    if kind.level is not Level.ROW or not data.value.is_floating_point():
+        raise FlowError(partly(name, kind))
+    value = torch.full((len(index),), torch.nan, dtype=data.value.dtype)
+    value[~lacking] = data.value[index[~lacking]]
+    return Data(kind, value)
+
+
+def _single(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
+    """Rows at positions of their own, or at those of their groups. Raises FlowError for a group in two places."""
+    if group is None:
+        return Axis.fresh(rows)
+    ids = torch.as_tensor(group).long()
+    axis = Axis(torch.stack([ids, torch.zeros_like(ids)], 1), grouped=True)
+    if axis.groups != len(torch.unique(ids)):
+        raise FlowError(Problem("group-apart", "rows of one group are not adjacent", call_place(), found=f"group {ids.tolist()}",
+                                expected="the rows of each group side by side", remedy="sort the rows by group"))
+    return Axis(torch.stack([ids, torch.arange(len(ids)) - axis.heads[axis.slots]], 1), grouped=True)
+
+
+def _column(name: str, value: Any, kind: Kind | None, axis: Axis) -> Data:
+    if _single(value):
+        return Data(*_typed(kind or Kind(Level.SCALAR), torch.as_tensor(value)))
+    if len(value) and isinstance(value[0], str):
+        return Data(kind or Kind(Level.TEXT), tuple(value))
+    kind = kind or standard_kind(name) or Kind(Level.TOKEN if len(value) and isinstance(value[0], Sequence | Tensor) else Level.ROW)
+    if kind.level in (Level.TOKEN, Level.PROMPT):
+        pieces = [torch.as_tensor(row) for row in value]
+        flat = torch.cat(pieces) if pieces else torch.zeros(0)
+        return Data(*_typed(kind, flat), torch.tensor([len(piece) for piece in pieces], dtype=torch.int64))
+    if kind.level is Level.TEXT:
+        return Data(kind, tuple(value))
+    kind, tensor = _typed(kind, torch.as_tensor(value))
+    return Data(kind, tensor[axis.heads] if kind.level is Level.GROUP else tensor)
+
+
+def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
+    dtype = DTYPES.get(kind.family or "")
+    if dtype is not None and not (value.is_floating_point() and kind.family == "float"):
+        value = value.to(dtype)
+    return Kind(kind.level, str(value.dtype).removeprefix("torch.")), value
+
+
+def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
+    """The problem of reading a column that a batch has not."""
+    close = column_meant(name, columns)
+    remedy = f"read '{close}'" if close else f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
+    return Problem("missing-column", f"the batch has no column '{name}'", call_place(), found=listed(columns), expected=name,
+                   nearest=close, remedy=remedy)
+
+
+def other_axis(columns: Iterable[str]) -> Problem:
+    """The problem of merging columns of other rows."""
+    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", call_place(),
+                   found=listed(columns), expected="columns of the same rows, or one row-level value per prompt of the same prompts",
+                   remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores alone: "
+                          "batch |= reward(greedy, gives='baseline')")
+
+
+def partly(name: str, kind: Kind | None) -> Problem:
+    """The problem of a column that only some of the rows have, and that has no value for the others."""
+    return Problem("rows-lacking", f"column '{name}' has no value for some of the rows that it is merged into", call_place(),
+                   found=f"{name}: {kind}, of a part of the rows", expected="a float column, whose missing values are NaN",
+                   remedy=f"give '{name}' as row(torch.float32)")

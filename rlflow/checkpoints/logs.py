@@ -1,0 +1,136 @@
+"""Logs: files of lines that only grow. A process that is killed tears at most the last line, which whoever goes on cuts off."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rlflow.checkpoints import durable
+
+LIMIT = 64 << 20  # bytes that wait in memory for room on the disk
+Keep = Callable[[bytes], bool]
+
+
+def everything(line: bytes) -> bool:
+    """A filter that takes every line."""
+    return True
+
+
+class Log:
+    """Appends to a file, which is there from the first line on. What a full disk does not take waits, at most LIMIT bytes, and is written
+    with later lines; ``failed`` is told of each time that something could not be written.
+
+    keep: which of the whole lines that an earlier process wrote are to stay; the others go before anything is added.
+    """
+
+    def __init__(self, path: Path, failed: Callable[[OSError], None], keep: Keep = everything) -> None:
+        self.path, self._failed, self._keep = path, failed, keep
+        self._file: int | None = None
+        self._cut = False  # whether what is there has been judged by ``keep``
+        self._waiting = bytearray()  # whole lines
+        self._sent = 0  # bytes of the first of them that are in the file
+        self._turn = threading.Lock()  # another thread may ask for a flush
+        with self._turn:
+            self._attempt(self._prepare)
+
+    def add(self, text: str) -> None:
+        """Text that ends with the end of a line. What finds no place in memory is lost whole."""
+        data = text.encode(errors="backslashreplace")
+        with self._turn:
+            if self._waiting:
+                self._attempt(self._write)
+            if len(self._waiting) + len(data) <= LIMIT or not self._waiting:
+                self._waiting += data
+            self._attempt(self._write)
+
+    def flush(self) -> None:
+        """Put what was written on the disk. Who adds lines meanwhile does not wait for that."""
+        with self._turn:
+            file = None if self._file is None else os.dup(self._file)
+        if file is not None:
+            try:
+                self._attempt(lambda: os.fsync(file))
+            finally:
+                os.close(file)
+
+    def keep_only(self, keep: Keep) -> None:
+        """Leave the lines that ``keep`` says, then go on."""
+        with self._turn:
+            self._attempt(self._write)
+            self._shut()
+            self._waiting, self._sent = bytearray(_kept(bytes(self._waiting), keep)), 0  # what is torn in the file goes, and comes anew
+            self._keep, self._cut = keep, False
+            self._attempt(self._prepare)
+
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        with self._turn:
+            self._attempt(self._write)
+            self._shut()
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            self._failed(error)
+
+    def _prepare(self) -> None:
+        if not self._cut:
+            cut(self.path, self._keep)
+            self._cut = True
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        self._prepare()
+        if self._file is not None and not os.fstat(self._file).st_nlink:  # it was deleted: what comes goes into a new one
+            self._shut()
+        if self._file is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | durable.PLAIN
+            self._file = durable.checked(os.open(self.path, flags, 0o666), self.path)
+        while self._waiting:
+            self._sent += os.write(self._file, bytes(self._waiting[self._sent :]))  # a disk that fills takes a part first
+            whole = self._waiting.rfind(b"\n", 0, self._sent) + 1
+            del self._waiting[:whole]
+            self._sent -= whole
+
+    def _shut(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._attempt(lambda: os.close(file))
+
+
+def _kept(data: bytes, keep: Keep) -> bytes:
+    return b"".join(line for line in data.splitlines(keepends=True) if keep(line))
+
+
+def cut(path: Path, keep: Keep) -> None:
+    """Leave of a file the whole lines that ``keep`` says. Where these are its first ones it is cut in place, which needs no room on the
+    disk; else it is written anew, and where there is no room for that, cut before the first line that goes. Raises OSError."""
+    try:
+        size, end, offset, later = path.lstat().st_size, 0, 0, False
+        for line in durable.lines(path):
+            stays = line.endswith(b"\n") and keep(line)
+            later |= stays and end < offset
+            offset += len(line)
+            end = offset if stays and not later else end
+    except FileNotFoundError:
+        return
+    if later:
+        try:
+            return durable.replace(path, *(line for line in durable.lines(path) if line.endswith(b"\n") and keep(line)))
+        except OSError:
+            pass  # as below
+    if end < size:
+        _truncate(path, end)
+
+
+def _truncate(path: Path, size: int) -> None:
+    file = durable.checked(os.open(path, os.O_WRONLY | durable.PLAIN), path)
+    try:
+        os.ftruncate(file, size)
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,140 @@
+"""The reach of the scores of a reward: a walk over the graph from the call of the reward to updates, through columns, rows that are
+chosen or kept, rows that are asked, state, and weights that were trained by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlflow.compiler.graph.model import Column, Graph, Node, Op
+from rlflow.errors import Place
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A step of a path from a reward on: what carries its scores there, and where that is."""
+
+    what: str
+    place: Place | None
+    before: Hop | None = None
+
+    @property
+    def steps(self) -> int:
+        """How far from the reward it is."""
+        return 1 + (self.before.steps if self.before else 0)
+
+    def __str__(self) -> str:
+        here = f"{self.what} ({self.place})" if self.place else self.what
+        return f"{self.before} → {here}" if self.before else here
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An update that scores may have reached: the columns through which, by the parameter that reads each, and the path to its rows where
+    scores decide which rows there are."""
+
+    node: Node
+    columns: Mapping[str, Hop]
+    rows: Hop | None
+
+
+@dataclass
+class Carried:
+    """Columns of one graph that carry scores, and axes whose rows they decide."""
+
+    columns: dict[Column, Hop] = field(default_factory=dict)
+    rows: dict[int, Hop] = field(default_factory=dict)
+
+
+class Walk:
+    """A walk from one call of a reward, which may stand in the body of a `repeat`, through the flow until nothing more is reached."""
+
+    def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
+        """``influences``: by the name of an update the parameters whose columns change its gradient."""
+        self.reward, self.influences = reward, influences
+        self.weights: dict[str, Hop] = {}
+        self.state: dict[str, Hop] = {}
+        self.arrivals: dict[str, Arrival] = {}
+        self.reached: dict[str, Hop] = {}  # updates whose gradient depends on the scores
+        self.furthest = Hop(f"{reward.name} gives {reward.outputs[0].name}", reward.place)
+        known = -1
+        while known != (known := len(self.weights) + len(self.state) + len(self.reached)):
+            top = self.through(graph, Carried())
+            for slot in graph.state:
+                if hop := top.columns.get(slot.final):
+                    self.state.setdefault(slot.name, hop)
+
+    def through(self, graph: Graph, carried: Carried) -> Carried:
+        """Walk along the nodes of a graph in program order, from what is carried at its beginning."""
+        for node in graph.nodes:
+            self._at(graph, node, carried)
+        return carried
+
+    def _at(self, graph: Graph, node: Node, carried: Carried) -> None:
+        cause = self._cause(graph, node, carried)
+        if node.op is Op.STATE:
+            for output in node.outputs:
+                if hop := self.state.get(output.name):
+                    carried.columns[Column(node.id, output.name)] = self._hop(f"state {output.name}", None, hop)
+        elif node.op is Op.UPDATE:
+            self._update(node, carried)
+        elif node.op is Op.CONCAT:
+            self._concat(graph, node, carried)
+        elif node.body is not None:
+            self._repeat(node, node.body, carried)
+        elif node.op is Op.REWARD and node.name == self.reward.name:
+            self._give(node, Hop(f"{node.name} gives {node.outputs[0].name}", node.place), carried)
+        elif cause is not None and node.op is not Op.DATA:
+            names = ", ".join(output.name for output in node.outputs)
+            self._give(node, self._hop(f"{node.name} gives {names}" if names else node.name, node.place, cause), carried)
+            if node.makes is not None:
+                carried.rows.setdefault(node.makes, self._hop(f"rows of {node.name}", node.place, cause))
+
+    def _cause(self, graph: Graph, node: Node, carried: Carried) -> Hop | None:
+        read = (carried.columns.get(item.column) for item in node.inputs)
+        causes = [*read, carried.rows.get(node.axis), self.weights.get(node.role or "")]
+        return next((hop for hop in causes if hop is not None), None)
+
+    def _hop(self, what: str, place: Place | None, before: Hop) -> Hop:
+        hop = Hop(what, place, before)
+        if hop.steps > self.furthest.steps:
+            self.furthest = hop
+        return hop
+
+    def _give(self, node: Node, hop: Hop, carried: Carried) -> None:
+        for output in node.outputs:
+            carried.columns.setdefault(Column(node.id, output.name), hop)
+
+    def _concat(self, graph: Graph, node: Node, carried: Carried) -> None:
+        """A joined column carries what any of its parts does; so do the rows."""
+        for item in node.inputs:
+            if hop := carried.columns.get(item.column):
+                carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), hop)
+        assert node.makes is not None
+        for part in graph.axes[node.makes].parts:
+            if hop := carried.rows.get(part):
+                carried.rows.setdefault(node.makes, hop)
+
+    def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
+        """The body's data are the node's inputs; what it returns, and which groups it keeps, goes on."""
+        data = body.nodes[0]
+        inner = Carried({Column(data.id, item.parameter): hop for item in node.inputs if (hop := carried.columns.get(item.column))})
+        self.through(body, inner)
+        for item in body.results:
+            if hop := inner.columns.get(item.column):
+                carried.columns.setdefault(Column(node.id, item.parameter), hop)
+                if item.parameter == "keep":
+                    carried.rows[node.rows_axis] = self._hop(f"groups that {node.name} keeps", node.place, hop)
+        if hop := inner.rows.get(body.rows):
+            carried.rows.setdefault(node.rows_axis, hop)
+
+    def _update(self, node: Node, carried: Carried) -> None:
+        columns = {item.parameter: hop for item in node.inputs if (hop := carried.columns.get(item.column))}
+        rows = carried.rows.get(node.axis)
+        if not columns and rows is None:
+            return
+        self.arrivals[node.name] = Arrival(node, columns, rows)
+        hop = rows or next((hop for name, hop in columns.items() if name in self.influences[node.name]), None)
+        if hop is not None and node.name not in self.reached:
+            self.reached[node.name] = hop
+            self.weights.setdefault(node.role or "", Hop(f"weights of {node.role}", node.place, hop))

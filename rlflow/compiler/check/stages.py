@@ -1,0 +1,158 @@
+"""Stages on trial: each is called once on synthetic rows before anything is loaded, and what it raises and returns is judged.
+
+A stage sees columns of the right kinds with arbitrary numbers and texts, so only what these cannot excuse is an error: a name that does not
+exist, operations on tensors that do not fit together, and results of another number, shape or dtype than the stage declares. Stages with
+side effects are not called, nor those that are given a role's trainer, have a dispatch mode of the author's, or read a column whose kind is
+not known before a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.author.columns import Kind, Level
+from rlflow.author.dispatch import ALL, DP_COMPUTE
+from rlflow.author.stage import Stage
+from rlflow.compiler.check.losses import BY_VALUE, ROWS, TOKENS, column, column_kinds, made_settings
+from rlflow.compiler.graph.model import Graph, Node
+from rlflow.compiler.trace.compile import Program
+from rlflow.errors import Problem, listed
+from rlflow.processes.user_frames import own_lines
+from rlflow.training.threads import alone
+
+SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
+LONGEST = 10.0  # seconds that a call may take, of which nothing is said if it takes longer
+OF_TEXT = (TypeError, AttributeError)  # raised for a text where the data may have messages, and the other way round
+
+
+def stage_problems(program: Program) -> Iterator[Problem]:
+    """Problems that appear when the stages of a flow, of its repeats and of its evaluation are called on synthetic rows, each stage once
+    for the columns that it finds."""
+    tried: set[tuple[str, tuple[str, ...]]] = set()
+    for graph in _graphs(program.graph):
+        for node in graph.nodes:
+            stage = program.functions.get(node.name)
+            if not isinstance(stage, Stage) or not stage.pure or stage.on or stage.dispatch.split is not None:
+                continue
+            kinds = column_kinds(graph, node, stage)
+            if kinds is None or (stage.digest, tuple(sorted(kinds))) in tried:
+                continue
+            tried.add((stage.digest, tuple(sorted(kinds))))
+            settings = {**program.settings[node.name], **made_settings(node, stage)}
+            yield from _judged(node, stage, kinds, _columns(graph, node, kinds), settings)
+
+
+def _graphs(graph: Graph) -> Iterator[Graph]:
+    """A graph, those of its repeats, and that of its evaluation."""
+    yield graph
+    for inner in (*(node.body for node in graph.nodes), graph.evaluation):
+        if inner is not None:
+            yield from _graphs(inner)
+
+
+def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    """Synthetic values of the columns, as a stage reads them; a scalar that each rank gives is a tuple."""
+    chance = torch.Generator().manual_seed(0)
+    columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
+    of_ranks = {item.parameter for item in node.inputs if graph.nodes[item.column.node].dispatch == str(ALL)}
+    return {name: (value,) if name in of_ranks and kinds[name].level is Level.SCALAR else value for name, value in columns.items()}
+
+
+def _judged(
+    node: Node, stage: Stage, kinds: Mapping[str, Kind], columns: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Iterator[Problem]:
+    own = dict(settings)
+    if stage.draws:
+        generators = tuple(torch.Generator().manual_seed(row) for row in range(ROWS))
+        own["generator"] = generators if stage.dispatch == DP_COMPUTE else generators[0]
+    with torch.random.fork_rng(devices=[]), alone(), contextlib.redirect_stdout(io.StringIO()):
+        call = _Call(partial(stage.function, *(columns.get(name) for name in stage.signature.column_names), **own))
+        call.start()
+        call.join(min(stage.timeout, LONGEST))
+    if call.raised is not None:
+        yield _raised(node, stage, call.raised, kinds)
+    elif not call.is_alive():
+        yield from _result_problems(node, stage, call.result)
+
+
+class _Call(threading.Thread):
+    """A call in a thread of its own, which nothing waits for any longer once it takes too long."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name="stage on synthetic rows", daemon=True)
+        self.function, self.result = function, None
+        self.raised: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call, and keep what came of it."""
+        try:
+            self.result = self.function()
+        except BaseException as error:  # what would end the program is the stage's too
+            self.raised = error
+
+
+def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]:
+    values = result if isinstance(result, tuple) else (result,)
+    values = values[:-1] if values and isinstance(values[-1], dict) else values
+    values = () if not stage.gives and values == (None,) else values
+    if len(values) != len(stage.gives):
+        yield _wrong(node, stage, "does not return what it gives", f"{len(values)} results", f"{len(stage.gives)}: {listed(stage.gives)}")
+        return
+    for (name, kind), value in zip(stage.gives.items(), values, strict=True):
+        yield from _misfit(node, stage, name, kind, value)
+
+
+def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
+    """An error, unless arbitrary values may be to blame; they probably are where the author refuses them, or where a text is not what the
+    stage takes apart."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise ") or not isinstance(error, Exception)
+    texts = any(kind.level is Level.TEXT for kind in kinds.values())
+    probably = refuses or texts and isinstance(error, (*BY_VALUE, *OF_TEXT))
+    lines, expected = own_lines(error), "columns for any rows"
+    message = f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary values"
+    found = f"{type(error).__name__}: {error}" + (f", raised by {lines[0]}" if lines else "")
+    if not probably and not isinstance(error, (*BY_VALUE, OSError)):
+        return Problem("stage-raised", message, node.place, stage.place, found=found, expected=expected, remedy="correct that line")
+    return Problem("stage-raised", message, node.place, stage.place, found=found, expected=expected,
+                   remedy="correct that line, unless the rows of a run never have such values", severity="note" if probably else "warning")
+
+
+def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) -> Problem:
+    return Problem("stage-result", f"stage '{stage.name}' {message}", node.place, stage.place, found=finding, expected=expected,
+                   remedy="return what `gives` declares, in its order; or change `gives`")
+
+
+def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) -> Iterator[Problem]:
+    """A problem of one result, where its level or dtype is declared and the result has another."""
+    if kind is None:
+        return
+    if kind.level is Level.TEXT:
+        if not isinstance(value, list | tuple) or len(value) != ROWS:
+            yield _wrong(node, stage, f"gives '{name}', which is no text for each row", type(value).__name__, f"a list of {ROWS} texts")
+        return
+    if kind.level is Level.PROMPT:
+        return
+    if value is None:
+        yield _wrong(node, stage, f"gives None for '{name}'", "None", f"a tensor of {kind}")
+        return
+    tensor, shape = torch.as_tensor(value), SHAPES[kind.level]
+    if tuple(tensor.shape) != shape:
+        yield _wrong(node, stage, f"gives '{name}' in another shape than its {kind.level.value} level has",
+                     f"shape {list(tensor.shape)} for {ROWS} rows of {TOKENS} tokens", f"shape {list(shape)}")
+    elif (dtype := _dtype(tensor)).family != kind.family and kind.family is not None:
+        yield _wrong(node, stage, f"gives '{name}' in another dtype", str(dtype.dtype), str(kind.dtype))
+
+
+def _dtype(tensor: Tensor) -> Kind:
+    return Kind(Level.ROW, str(tensor.dtype).removeprefix("torch."))

@@ -1,0 +1,136 @@
+"""Rows of older weights: what a flow must do for rollouts to lag behind training.
+
+With a bound of K, rows of iteration i may be sampled with weights of iteration i-1-K or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlflow.author.joint import terms
+from rlflow.author.loss import Loss
+from rlflow.compiler.graph.lineage import ahead_of_training, sources
+from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
+from rlflow.compiler.trace.compile import Program
+from rlflow.errors import Problem, listed
+
+UNDECIDED = "what no seed decides: pure=False"  # read by a stage with side effects
+
+
+def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
+    """Rows sampled with older weights need a loss that corrects for it."""
+    if staleness < 0:
+        yield Problem("staleness-range", "the staleness bound allows no rows at all", found=f"--staleness {staleness}",
+                      expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")
+    if staleness < 1:
+        return
+    for repeated in program.graph.nodes:
+        if repeated.body is not None:
+            yield from repeat_problems(program.graph, repeated, repeated.body, staleness)
+    yield from chain_problems(program.graph, staleness)
+    generates = {use.name for use in program.graph.roles if use.generates}
+    for node in program.graph.nodes:
+        for loss in uncorrected(program, node) if node.op is Op.UPDATE and node.role in generates else ():
+            if loss.stale_ok:
+                yield Problem("stale-waived", f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without correcting "
+                              "for them, as its author says it may", node.place, loss.place, found=f"stale_ok={loss.stale_ok!r}",
+                              expected="a reason that holds for this run", remedy="nothing, if it does", severity="note")
+                continue
+            yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
+                          "weights without correcting for them", node.place, loss.place,
+                          found=f"columns {', '.join(loss.signature.column_names)}",
+                          expected="a column that depends on sampled_logprobs",
+                          remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and in the loss:  "
+                                 "take `weights` and multiply the value by it")
+
+
+def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
+    """A `repeat` runs ahead as a whole: while it does, training changes weights and state, so only sampling may read those, which is
+    given weights of its own."""
+    changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
+    for node in body.nodes:
+        if node.body is not None:
+            yield from repeat_problems(graph, repeated, node.body, staleness)
+            continue
+        reads = [f"the weights of '{node.role}'"] if node.role in graph.changed_roles and node.op is not Op.GENERATE else []
+        reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(body, item.column, changed)]
+        reads += [UNDECIDED] if node.impure_stage else []
+        if reads:
+            yield Problem("staleness-repeat", f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, which "
+                          "training changes, so the repeat cannot be sampled ahead", node.place, repeated.place,
+                          found=listed(reads), expected="a body that reads nothing that training changes, but to sample",
+                          remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out")
+
+
+def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
+    """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so they may read nothing that
+    training changes."""
+    changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
+    ahead = ahead_of_training(graph)
+    yield from _computed_sampling(graph, changed, staleness)
+    for node in (graph.nodes[i] for i in sorted(ahead) if graph.nodes[i].op not in (Op.GENERATE, Op.REPEAT)):
+        reads = [f"the weights of '{node.role}'"] if node.role in graph.changed_roles else []
+        reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(graph, item.column, changed)]
+        reads += [f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed]
+        reads += [UNDECIDED] if node.impure_stage else []
+        if reads:
+            later = next(graph.nodes[i].name for i in sorted(ahead) if graph.nodes[i].op in (Op.GENERATE, Op.REPEAT)
+                         and node.name in graph.before(graph.nodes[i].name))
+            yield Problem("staleness-chain", f"--staleness {staleness}: '{later}' samples from what '{node.name}' makes, which reads "
+                          f"{reads[0]}, and training changes that", node.place, graph.by_name[later].place, found=listed(reads),
+                          expected="between two samplings only what reads nothing that training changes",
+                          remedy=f"sample before '{node.name}', or leave --staleness out")
+
+
+def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
+    """Settings of calls that sample, as state has them that iterations change."""
+    edges = ((node, item) for node in graph.nodes if node.op is Op.GENERATE for item in node.inputs if item.parameter.startswith(SETTING))
+    for node, item in edges:
+        name, state = item.parameter.removeprefix(SETTING), item.column.name
+        if _of_state(graph, item.column, changed):
+            yield Problem("staleness-chain", f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', which the "
+                          "iterations change that it would run ahead of", node.place, found=f'{name}=batch["{state}"]',
+                          expected=f"a {name} that no iteration changes: a setting, or one computed from iteration or progress",
+                          remedy=f"compute the {name} by a stage that reads `progress`, or leave --staleness out")
+
+
+def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
+    return body.nodes[column.node].op is Op.STATE and column.name in names
+
+
+def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
+    """The losses of an update that read no column that depends on `sampled_logprobs` of the rows that they are about."""
+    loss = program.functions[update.name]
+    assert isinstance(loss, Loss)
+    from_sampling = depends_on_sampling(program.graph, update.axis)
+    read = {item.parameter for item in update.inputs if item.column in from_sampling and not item.parameter.startswith(SETTING)}
+    if read - set(loss.signature.column_names):  # such as the mask, which every loss is averaged under
+        return
+    for term in terms(loss, {}, None):
+        if not read & set(term.loss.signature.column_names):
+            yield term.loss
+
+
+def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
+    """Columns computed from `sampled_logprobs` of the rows of the axis ``rows``, or of those that these were chosen from or joined of: of
+    each of those. Reading the sampled tokens alone does not count, nor do the log-probs of other rows, such as a baseline's."""
+    columns: set[Column] = set()
+    own = sources(graph.axes, rows)
+    for node in graph.nodes:
+        names: set[str] = set()
+        if node.op is Op.CONCAT and node.makes in own:
+            names = {output.name for output in node.outputs if _of_each(node, output.name, columns)}
+        elif node.body and node.makes in own:
+            inner = depends_on_sampling(node.body, node.body.rows)
+            names = {item.parameter for item in node.body.results if item.column in inner}
+        elif node.op is Op.GENERATE and node.makes in own:
+            names = {output.name for output in node.outputs if output.source == "sampled_logprobs"}
+        elif node.op is Op.STAGE and any(item.column in columns for item in node.inputs):
+            names = {output.name for output in node.outputs}
+        columns |= {Column(node.id, name) for name in names}
+    return columns
+
+
+def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
+    """Whether what a joined column was in each part is among some columns."""
+    return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

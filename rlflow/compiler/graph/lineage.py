@@ -1,0 +1,133 @@
+"""What rows came from which, before there are any: which columns may be merged into which rows, and how many rows there will be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Literal
+
+from rlflow.compiler.graph.model import Graph, Node, Op, RowAxis
+
+Axes = Sequence[RowAxis]
+
+
+class Merge(Enum):
+    """How rows of one axis read a column of another."""
+
+    NEVER = "they are unrelated, or several values belong to one row"
+    WHOLE = "the rows were taken as they are, with their tokens"
+    EACH = "a value for each row"
+    SOME = "a value for some of the rows"
+    TOKENS = "a value for some of the tokens of each row"
+
+
+def line(axes: Axes, axis: int) -> Iterator[int]:
+    """The axis and those that it came from, the nearest first."""
+    step: int | None = axis
+    while step is not None:
+        yield step
+        step = axes[step].parent
+
+
+def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
+    """The axis, and those of which its rows are some, the nearest first."""
+    for step in line(axes, axis):
+        yield step
+        if axes[step].step != "chosen":
+            return
+
+
+def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
+    """How rows of ``axis`` read a column of ``other`` that has a value per row, or ``by_group`` one per group."""
+    if axis == other:
+        return Merge.WHOLE
+    ancestry = list(line(axes, axis))
+    up = list(itertools.takewhile(lambda step: step not in ancestry, line(axes, other)))
+    meeting = axes[up[-1]].parent if up else other
+    if meeting is None:
+        return Merge.NEVER
+    down = list(itertools.takewhile(lambda step: step != meeting, ancestry))
+    all_chosen = all(axes[step].step == "chosen" for step in down)
+    if not up:
+        return Merge.WHOLE if all_chosen else Merge.EACH
+    if axes[up[-1]].step == "cut":
+        return Merge.TOKENS if all_chosen and _values(axes, up[:-1], by_group) == 1 else Merge.NEVER
+    if _values(axes, up, by_group) != 1:
+        return Merge.NEVER
+    return Merge.SOME if any(axes[step].step == "chosen" for step in up) else Merge.EACH
+
+
+def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
+    """How many values of the first axis belong to one row of the parent of the last; 0 where nobody can tell."""
+    sampled = [step for step in steps if axes[step].step == "sampled"]
+    counted = sampled[1:] if by_group else sampled  # a group is what was sampled last from one row
+    if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
+        return 0
+    values = 1
+    for step in counted:
+        values *= axes[step].samples
+    return values
+
+
+def sources(axes: Axes, axis: int) -> set[int]:
+    """The axes that the rows of an axis are rows of as they are: itself, and what they were chosen from or joined of."""
+    reached, step = {axis}, axes[axis]
+    if step.step == "chosen" and step.parent is not None:
+        reached |= sources(axes, step.parent)
+    for part in step.parts:
+        reached |= sources(axes, part)
+    return reached
+
+
+def expected_rows(graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups") -> dict[int, int]:
+    """The rows of each axis, at most, for so many prompts. A `repeat` counts as one that keeps all the groups that it wants, or one for
+    each prompt."""
+    makers = {node.makes: node for node in graph.nodes if node.makes is not None}
+    counts: dict[int, int] = {}
+    for number, axis in enumerate(graph.axes):
+        maker = makers.get(number)
+        if maker is not None and maker.op is Op.REPEAT:
+            counts[number] = (_setting(maker, "groups") if repeats == "groups" else prompts) * max(axis.samples, 1)
+        else:
+            counts[number] = _rows(graph, axis, maker, counts, prompts)
+    return counts
+
+
+def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, int], prompts: int) -> int:
+    if axis.parts:
+        return sum(counts[part] for part in axis.parts)
+    if axis.parent is None:
+        return prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
+    if axis.step == "chosen" and maker is not None and (count := _setting(maker, "count", 0)):
+        groups = expected_groups(graph, axis.parent, counts) if dict(maker.settings)["per"] == "group" else 1
+        return min(counts[axis.parent], count * groups)
+    if axis.step == "chosen":
+        return counts[axis.parent]
+    return counts[axis.parent] * max(axis.samples, 1)
+
+
+def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
+    """The groups of an axis, at most; single rows where it has none."""
+    entry = graph.axes[axis]
+    if entry.parts:
+        return sum(expected_groups(graph, part, rows) for part in entry.parts)
+    if entry.step == "chosen" and entry.parent is not None:
+        return min(rows[axis], expected_groups(graph, entry.parent, rows))
+    pairs = 2 if entry.parent is None and entry.grouped and not entry.samples else 1
+    return rows[axis] // max(entry.samples, pairs, 1)
+
+
+def _setting(node: Node, name: str, absent: int = 1) -> int:
+    """A whole number among the settings of a node."""
+    return int(str(dict(node.settings).get(name) or absent))
+
+
+def ahead_of_training(graph: Graph) -> set[int]:
+    """The nodes that sample, and what they sample from, but for the data: what runs ahead of training."""
+    ahead: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.op in (Op.GENERATE, Op.REPEAT) or node.id in ahead:
+            makers = {graph.makers[axis] for axis in graph.works_on(node) if axis in graph.makers}
+            ahead |= {node.id, *makers, *(item.column.node for item in node.inputs)}
+    return {i for i in ahead if graph.nodes[i].op not in (Op.DATA, Op.STATE)}

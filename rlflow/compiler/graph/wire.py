@@ -1,0 +1,107 @@
+"""Graphs as bytes: msgpack with a version field, checked strictly when read; and a graph's identity."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from rlflow.compiler.graph.model import Column, Graph, Node
+from rlflow.errors import PlanError
+
+VERSION = 1
+LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are left out where they have these values
+
+
+def pack(graph: Graph) -> bytes:
+    """Write a graph as MessagePack bytes. ``unpack`` reads them."""
+    return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": _plain(graph)}))
+
+
+def _plain(graph: Graph) -> dict[str, Any]:
+    """The graph as plain values. An axis whose rows were sampled, and a flow without an evaluation of its own, say no more than they did
+    when there were no others, so that graphs of that time keep their identity."""
+    fields = dataclasses.asdict(graph)
+    _shortened(fields)
+    return fields
+
+
+def _shortened(graph: dict[str, Any]) -> None:
+    if graph["evaluation"] is None:
+        del graph["evaluation"]
+    else:
+        _shortened(graph["evaluation"])
+    for axis in graph["axes"]:
+        for name in ("step", "parts"):
+            if axis[name] == LATER[name]:
+                del axis[name]
+    for node in graph["nodes"]:
+        if node["body"] is not None:
+            _shortened(node["body"])
+
+
+def unpack(data: bytes) -> Graph:
+    """The graph of ``pack``. Raises PlanError for anything else: other versions, damaged bytes, unknown or missing fields."""
+    from pydantic import ValidationError
+
+    try:
+        envelope = msgpack.unpackb(data)
+        if envelope["format"] != "rlflow-graph" or envelope["version"] != VERSION:
+            raise ValueError(f"format {envelope['format']!r} version {envelope['version']!r}")
+        graph: Graph = _adapter().validate_json(json.dumps(envelope["graph"]), strict=True)
+        _consistent(graph)
+        return graph
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, msgpack.UnpackException, ValidationError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError.of("graph-bytes", "these bytes are not a graph of this version", found=reason,
+                           expected=f"rlflow-graph version {VERSION}",
+                           remedy="write the graph again with this version") from error
+
+
+def _consistent(graph: Graph) -> None:
+    """Raises ValueError where a reference leads nowhere, or to a node that does not come before."""
+    available: set[Column] = set()
+    for number, node in enumerate(graph.nodes):
+        if node.id != number or not {item.column for item in node.inputs} <= available:
+            raise ValueError(f"node {node.name!r} reads what no node before it gives")
+        if not all(0 <= axis < len(graph.axes) for axis in (node.axis, node.rows_axis)):
+            raise ValueError(f"node {node.name!r} has rows that the graph has not")
+        available |= {Column(number, output.name) for output in node.outputs}
+        if node.body is not None:
+            _consistent(node.body)
+    if len(graph.by_name) != len(graph.nodes):
+        raise ValueError("two nodes have one name")
+    for number, axis in enumerate(graph.axes):
+        if not all(0 <= origin < number for origin in (*axis.parts, *(() if axis.parent is None else (axis.parent,)))):
+            raise ValueError("rows of rows that the graph has not")
+    if graph.axes and not 0 <= graph.rows < len(graph.axes):
+        raise ValueError("rows of rows that the graph has not")
+    if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= available:
+        raise ValueError("a result that no node gives")
+    if graph.evaluation is not None:
+        _consistent(graph.evaluation)
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> Any:
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(Graph))
+
+
+def identity(graph: Graph) -> str:
+    """16 hex digits that change with what an iteration computes, sources of functions included, and with nothing else."""
+    return hashlib.sha256(pack(_placeless(graph))).hexdigest()[:16]
+
+
+def _placeless(graph: Graph) -> Graph:
+    evaluation = _placeless(graph.evaluation) if graph.evaluation else None
+    return dataclasses.replace(graph, nodes=tuple(_placeless_node(node) for node in graph.nodes), evaluation=evaluation)
+
+
+def _placeless_node(node: Node) -> Node:
+    return dataclasses.replace(node, place=None, definition=None, body=_placeless(node.body) if node.body else None)

@@ -1,0 +1,40 @@
+"""Which worker runs each node: in one process by its kind, on pools by pool and kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlflow.compiler.graph.model import Node, Op
+from rlflow.compiler.placement import Placement, homes
+from rlflow.compiler.plan import PassNote, Plan
+
+LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
+ROOM = {"model": 1, "cpu": 2, "io": 8}  # nodes that a lane runs at once: model stages of one process share its cores
+POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: its models' nodes, stages, rewards
+
+
+def lanes(plan: Plan) -> Plan:
+    """Model stages run one at a time on a pool; stages, rewards and transfers beside them."""
+    home = homes(plan.graph, plan.placement) if plan.placement else {}
+    lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
+    counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
+    what = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return replace(plan, lane=lane, home=home, notes=(*plan.notes, PassNote("lanes", what)))
+
+
+def _lane(node: Node, pool: str | None) -> str:
+    kind = LANES.get(node.op, "control")
+    if node.op is Op.ASK:
+        kind = "cpu"
+    if node.op is Op.STAGE:
+        kind = "model" if node.role else "cpu"
+    if pool is None or kind == "control":
+        return kind
+    return pool if kind == "model" else f"{pool}.{kind}"
+
+
+def room_of(placement: Placement | None) -> dict[str, int]:
+    """How many nodes each lane runs at once."""
+    if placement is None:
+        return dict(ROOM)
+    return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}

@@ -1,0 +1,42 @@
+"""Keep the columns that a later node or the run's records read; drop nodes that nothing needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlflow.compiler.graph.model import Column, Input, Node, Op
+from rlflow.compiler.passes.records import RECORDED, judged, last, of_policies
+from rlflow.compiler.plan import FORWARDS, PassNote, Plan
+
+
+def prune(plan: Plan) -> Plan:
+    """Dead columns go, and forwards of models that nobody reads. Samples and state are readers, and so are metrics: a stage of the
+    author's own may end with some, which only running it tells."""
+    graph = plan.graph
+    results = {item.column for item in graph.results} if plan.held_to_end else set()
+    records, policies = last(graph), of_policies(graph)
+    scores = judged(graph, policies)
+    watched = {column for columns in (records, *policies.values()) for column in columns.values()}
+    watched |= {column for columns in scores.values() for column in columns}
+    recorded = frozenset({column for column in watched if column.name in RECORDED} | results | {slot.final for slot in graph.state})
+    live: set[int] = set()
+    needed = set(recorded)
+    for node in reversed(graph.nodes):
+        outputs = {Column(node.id, output.name) for output in node.outputs}
+        if outputs & needed or node.op not in FORWARDS:
+            live.add(node.id)
+            needed |= {item.column for item in node.inputs if node.op is not Op.CONCAT or _joins(node, item, needed)}
+    total = sum(len(node.outputs) for node in graph.nodes)
+    columns = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
+    dead = [node.name for node in graph.nodes if node.id not in live]
+    what = f"{len(columns)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
+    order = tuple(sorted(live))
+    note = PassNote("prune", what)
+    return replace(plan, live=order, columns=columns, held_to_end=recorded | (watched & columns), records=records, policies=policies,
+                   judged=scores, notes=(*plan.notes, note))
+
+
+def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
+    """Whether the joined column that an input becomes a part of is read."""
+    return Column(node.id, item.parameter.partition(".")[2]) in needed
+

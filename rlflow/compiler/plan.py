@@ -1,0 +1,212 @@
+"""What to run in one iteration, and in which order it may: made by passes from a traced program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from rlflow.compiler.graph.model import Column, Graph, Node, Op
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.residency_schedule import MemorySchedule
+from rlflow.compiler.trace.compile import Program
+
+FORWARDS = (Op.LOGPROBS, Op.VALUES)
+
+
+@dataclass(frozen=True)
+class PassNote:
+    """The name of a pass, and one line about its changes to the plan."""
+
+    name: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
+
+
+@dataclass(frozen=True)
+class JudgedColumns:
+    """What rewards gave the rows that an update learns from, and what it reads of that."""
+
+    rewards: Mapping[str, Column] = field(default_factory=dict)  # reward role → its scores, if several roles score these rows
+    learned: tuple[Column, ...] = ()  # columns of these rows that the update reads and that scores reach
+
+    def __iter__(self) -> Iterator[Column]:
+        yield from (*self.rewards.values(), *self.learned)
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How sampled rows may be scored in chunks while others are still sampled."""
+
+    chunks: int = 1  # into which rows go; 1: none are streamed
+    by: frozenset[str] = frozenset()  # roles whose generator gives rows as they end
+    exact: frozenset[str] = frozenset()  # roles whose scores and forwards of a row have the same bits whatever is computed beside it
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A node's work on one chunk of sampled rows."""
+
+    node: int
+    source: int  # the node that samples the rows
+    chunk: int  # counted from 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one iteration: what runs, where, in which order, and what is kept. Its units are nodes and pieces of nodes; a node in
+    pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes."""
+
+    program: Program
+    graph: Graph
+    live: tuple[int, ...]  # ids of the nodes that run
+    columns: frozenset[Column] = frozenset()  # that are stored
+    held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
+    priority: Mapping[int, float] = field(default_factory=dict)  # unit → the higher, the sooner it starts among those that may
+    lane: Mapping[int, str] = field(default_factory=dict)  # unit → the lane in which it runs
+    ahead: Mapping[int, float] = field(default_factory=dict)  # forward → the most rows that one step of the update reusing its graph takes
+    # forward or update → the rows that begin with one prompt, where its trainer computes that once
+    prompt_rows: Mapping[int, int] = field(default_factory=dict)
+    bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
+    notes: tuple[PassNote, ...] = ()  # on what the passes have changed
+    placement: Placement | None = None  # of roles on pools; None in one process
+    home: Mapping[int, str] = field(default_factory=dict)  # node → the pool that runs it
+    streaming: Streaming = Streaming()
+    chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # sampling node → its chunks but the last, which comes with its end
+    pieces: Mapping[int, Piece] = field(default_factory=dict)  # by id
+    residency: tuple[MemorySchedule, ...] = ()  # the memory schedules of pools with a limit
+    turns: Mapping[int, int] = field(default_factory=dict)  # unit → the unit that has its lane before it, where that is settled
+    evaluation: Plan | None = None  # of the flow's own evaluation, where it has one
+    records: Mapping[str, Column] = field(default_factory=dict)  # name → the column that samples and health metrics show
+    # role → likewise, where several trained roles sample
+    policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
+    # role of ``policies``, or an empty name for all → what scores its first update learns from
+    judged: Mapping[str, JudgedColumns] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""
+        from rlflow.compiler.graph.draw import html
+
+        where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
+        return html(self.graph, where, [str(note) for note in self.notes])
+
+    def before(self, end: int) -> Plan:
+        """The plan of the nodes that come before the node ``end`` in program order. It sets no state and returns nothing."""
+        live = tuple(i for i in self.live if i < end)
+        pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
+        return replace(self, graph=replace(self.graph, nodes=self.graph.nodes[:end], state=(), results=()), live=live, pieces=pieces,
+                       columns=frozenset(column for column in self.columns if column.node < end),
+                       held_to_end=frozenset(column for column in self.held_to_end if column.node < end),
+                       chunks={i: chunks for i, chunks in self.chunks.items() if i < end}, turns=_turns_of(self.turns, {*live, *pieces}))
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Ids of all units that the executor schedules: live nodes and pieces."""
+        return (*self.live, *self.pieces)
+
+    @cached_property
+    def in_pieces(self) -> dict[int, list[int]]:
+        """The pieces of each node that is cut into pieces."""
+        pieces: dict[int, list[int]] = {}
+        for i, piece in self.pieces.items():
+            pieces.setdefault(piece.node, []).append(i)
+        return pieces
+
+    @cached_property
+    def source_of(self) -> dict[int, int]:
+        """The sampling node of each chunk."""
+        return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
+
+    def node(self, unit: int) -> Node:
+        """The node itself, or that of a piece."""
+        return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
+
+    @cached_property
+    def within(self) -> dict[str, str]:
+        """The name of the `repeat` around each node of a body."""
+        names: dict[str, str] = {}
+        for i, body in self.bodies.items():
+            names |= dict.fromkeys((body.graph.nodes[j].name for j in body.live), self.graph.nodes[i].name) | body.within
+        return names
+
+    def works_in(self, node: int) -> str:
+        """The lane of the node's work: of one in pieces theirs."""
+        return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
+
+    @cached_property
+    def waits_for(self) -> dict[int, set[int]]:
+        """The live nodes that must end before each live node starts. A piece waits as its node does, but of the sampling node for its
+        own chunk alone."""
+        live = set(self.live)
+        predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
+        pieces = {i: predecessors[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
+        for i, piece in self.pieces.items():
+            predecessors[piece.node].add(i)
+        predecessors |= pieces
+        for i, before in self.turns.items():
+            predecessors[i].add(before)
+        return predecessors
+
+    def names_before(self, unit: int) -> tuple[str, ...]:
+        """Names of what it waits for; of a chunk that of its source."""
+        return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
+
+    def _chunk(self, piece: Piece) -> int:
+        ids = self.chunks[piece.source]
+        return ids[piece.chunk] if piece.chunk < len(ids) else piece.source
+
+    @cached_property
+    def followers(self) -> dict[int, tuple[int, ...]]:
+        """The units that wait for each live node, piece and chunk."""
+        after: dict[int, list[int]] = {i: [] for i in itertools.chain(self.units, *self.chunks.values())}
+        for i, before in self.waits_for.items():
+            for j in before:
+                after[j].append(i)
+        return {i: tuple(later) for i, later in after.items()}
+
+    @cached_property
+    def reads(self) -> dict[int, frozenset[Column]]:
+        """The columns that each live node reads. A node in pieces reads for all of them, since it ends after the last."""
+        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces and item.column in self.columns)
+                for i in self.units}  # fmt: skip
+
+    @cached_property
+    def gives(self) -> dict[int, tuple[Column, ...]]:
+        """The columns of each live node that are kept. Columns of pieces are not seen before the node joins them."""
+        return {i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces) for i in self.units}
+
+    def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
+        """Seconds of nodes as those of all that is scheduled: of one in pieces each piece has an even share, and joining takes none."""
+        own = {i: 0.0 if i in self.in_pieces else seconds[i] for i in self.live}
+        return own | {i: seconds[piece.node] / len(self.in_pieces[piece.node]) for i, piece in self.pieces.items()}
+
+    @cached_property
+    def readers(self) -> dict[Column, set[int]]:
+        """The live nodes that read each kept column."""
+        nodes: dict[Column, set[int]] = {column: set() for column in self.columns}
+        for i, columns in self.reads.items():
+            for column in columns:
+                nodes.setdefault(column, set()).add(i)
+        return nodes
+
+    def keeps(self, node: Node) -> tuple[str, ...]:
+        """Names of the node's outputs that are kept."""
+        return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.columns)
+
+    def __str__(self) -> str:
+        return "\n".join(str(note) for note in self.notes)
+
+
+def _turns_of(turns: Mapping[int, int], units: Collection[int]) -> dict[int, int]:
+    """The turns of some units, in the order that they had among the others."""
+    own: dict[int, int] = {}
+    for unit in units:
+        before = turns.get(unit)
+        while before is not None and before not in units:
+            before = turns.get(before)
+        if before is not None:
+            own[unit] = before
+    return own

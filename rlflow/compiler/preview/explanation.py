@@ -1,0 +1,149 @@
+"""All that a plan says, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlflow.compiler.graph.model import Graph
+from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.passes.rank import COST
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.plan import PassNote, Plan
+from rlflow.compiler.preview.edges import Edge, WeightEdge, edges, weights
+from rlflow.compiler.preview.layouts import Layouts
+from rlflow.compiler.preview.sizes import Assumed, ComputedTokens, NodeRows, Sizes, computed, rows_of_rows
+from rlflow.compiler.preview.waves import Pair, WaveNode, pairs, steps
+from rlflow.compiler.residency_schedule import MemorySchedule
+from rlflow.compiler.simulate import Simulation, simulate
+from rlflow.compiler.sizes import MemoryItem, ModelFootprint
+from rlflow.errors import Problem
+
+PROCESS = "this process"  # where everything is without pools
+
+
+@dataclass(frozen=True)
+class Commits:
+    """Copies outside of the workers: one every so many iterations, of so many bytes for each role that it may change (None: not known)."""
+
+    every: int
+    bytes: Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The numbers of one iteration of a plan."""
+
+    graph: Graph  # the graph at these settings
+    placement: Placement | None  # None in one process
+    assumed: Assumed  # what nothing but a run can tell
+    rows: int  # sampled rows of an iteration
+    steps: tuple[WaveNode, ...]  # nodes in waves
+    edges: tuple[Edge, ...]  # columns from node to node
+    weights: tuple[WeightEdge, ...]  # weights from trainers to generators
+    pairs: tuple[Pair, ...]  # nodes that can run at the same time
+    recorded: int  # bytes of columns that the run's records read, which one rank gets
+    memory: tuple[MemoryItem, ...]  # what models take on each rank
+    notes: tuple[PassNote, ...]  # on what each pass did
+    time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
+    warnings: tuple[Problem, ...] = ()  # of the check
+    response_tokens: int = 0  # tokens of all responses, at most
+    commits: Commits | None = None  # what is copied in memory
+    lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
+    residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
+    evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
+    packed: tuple[ComputedTokens, ...] = ()  # what forwards and updates compute where rows share prompts
+
+    @property
+    def moved(self) -> int:
+        """Bytes of columns that change ranks in an iteration."""
+        return sum(edge.moved for edge in self.edges)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values under stable keys; docs/runs.md says what each is."""
+        placed = self.placement or Placement({})
+        halves = {"trainer": placed.trainers, "generator": placed.generators}
+        roles = {role: {half: where.get(role) for half, where in halves.items()} for role in {**placed.trainers, **placed.generators}}
+        return {
+            "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles, "devices": devices(placed),
+            "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
+            "lineage": [asdict(each) for each in self.lineage], "packed": [asdict(each) for each in self.packed],
+            "nodes": [asdict(step) for step in self.steps], "evaluation": [asdict(step) for step in self.evaluation],
+            "edges": [asdict(edge) for edge in self.edges],
+            "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
+            "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
+            "memory": [asdict(item) for item in self.memory], "residency": [_resident(course) for course in self.residency],
+            "commits": asdict(self.commits) if self.commits else None,
+            "passes": {note.name: note.what for note in self.notes},
+            "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
+                     "critical": self.time.decided_by,
+                     "costs": {str(op): cost for op, cost in COST.items()}},
+            "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
+        }
+
+
+def devices(placement: Placement) -> list[dict[str, Any]]:
+    """Pools that share devices: how many devices, and which part of each a rank of each pool has. [] where none share."""
+    return [{"devices": placement.pools[names[0]], "parts": {name: float(placement.shares[name]) for name in names}}
+            for names in placement.devices() if placement.shares.keys() & set(names)]  # fmt: skip
+
+
+def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
+    """Everything in one process. ``halves``: role → whether it has a trainer, and a generator."""
+    trainers, generators = ({role: PROCESS for role, has in halves.items() if has[number]} for number in (0, 1))
+    return Placement({PROCESS: 1}, trainers, generators)
+
+
+def explain(
+    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]],
+    warnings: Sequence[Problem] = (), commit_every: int = 0, ways: tuple[str, str] = ("segment", "segment"),
+) -> Explanation:
+    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: of reward
+    models of their own folder the pool whose ranks hold it, its name, and how it is kept; ``ways``: how weights go to generators on the
+    trainer's pool, and on another."""
+    sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
+    layouts = Layouts.of(plan, sizes) if plan.placement else None
+    return Explanation(
+        plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
+        tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), tuple(pairs(plan, room)),
+        sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
+        simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
+        commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency,
+        tuple(steps(plan.evaluation, None)) if plan.evaluation else (), tuple(computed(plan.prompt_rows, sizes)))
+
+
+def _resident(course: MemorySchedule) -> dict[str, Any]:
+    moments = ({"step": moment.step, "bytes": course.held(moment, awake), "there": [str(part) for part in sorted(awake)],
+                "passing": {str(part): size for part, size in moment.passing.items()}}
+               for moment, awake in zip(course.moments, course.awake, strict=True))  # fmt: skip
+    moves = [{"before": move.before, "part": str(move.part), "bytes": move.bytes, "to": "away" if move.away else "memory"}
+             for move in course.moves]  # fmt: skip
+    return {"pool": course.pool, "limit": course.limit, "peak": course.peak, "peak_without": course.peak_without,
+            "always": sum(course.fixed.values()), "moments": list(moments), "moves": moves}
+
+
+def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
+    """None where nothing is copied: in one process unless it is asked for, and on pools where ``--commit-every`` is 0."""
+    changed = [role for role in plan.graph.changed_roles if role in models]
+    return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None
+
+
+def passes(plan: Plan) -> Iterator[PassNote]:
+    """The notes of all passes, those over the bodies of repeats too."""
+    yield from plan.notes
+    for i, body in plan.bodies.items():
+        yield from (PassNote(f"{note.name} of {plan.graph.nodes[i].name}", note.what) for note in passes(body))
+
+
+def memory(
+    where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
+) -> Iterator[MemoryItem]:
+    """Models in the memory of each rank, by pool, in the order of the roles."""
+    for pool in where.pools:
+        for role, footprint in models.items():
+            if where.trainers.get(role) == pool:
+                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in footprint.trainer().items())
+            if where.generators.get(role) == pool:
+                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in footprint.generator().items())
+        yield from (MemoryItem(pool, name, "reward", "weights", footprint.weight_bytes) for at, name, footprint in frozen if at == pool)

@@ -1,0 +1,114 @@
+"""On which ranks of its pool each node reads its rows, and where what it gives then lies: what a run decides from lengths, decided here
+as if every response were as long as the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlflow.author.columns import Level
+from rlflow.compiler.graph.model import Column, Input, Node, Op
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.preview.sizes import Sizes
+
+SPREAD = ("prompts", "rows", "groups")  # each row on one rank, tokens even
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Rows over the ranks of a pool."""
+
+    pool: str  # its name
+    by: str  # ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``
+    split: tuple[object, ...]  # equal for two columns exactly where their rows lie alike
+    of: str  # the node for which the split was made
+
+    def __str__(self) -> str:
+        return self.by if self.by.endswith(("0", "ranks")) else f"by {self.by}"
+
+
+@dataclass
+class Layouts:
+    """Layouts of one plan. Scalars have none: they go along with calls."""
+
+    plan: Plan  # of which
+    sizes: Sizes  # rows and bytes of its columns
+    needed: dict[int, RowLayout] = field(default_factory=dict)  # node id → layout in which it reads its rows
+    columns: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout in which it lies
+    bodies: dict[int, Layouts] = field(default_factory=dict)  # repeat's node id → layouts of its body
+
+    @staticmethod
+    def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
+        """``data``: where the columns of the data lie already, for the body of a repeat."""
+        layouts = Layouts(plan, sizes)
+        for i in plan.live:
+            layouts._add(plan.graph.nodes[i], data or {})
+        return layouts
+
+    def _add(self, node: Node, data: Mapping[str, RowLayout]) -> None:
+        if node.op is Op.STATE:
+            return
+        if node.op is Op.REPEAT:
+            self._add_repeat(node)
+            return
+        layout = self._fresh(node, "groups" if self.plan.graph.axes[0].grouped else "prompts") if node.op is Op.DATA else self._need(node)
+        if node.op is not Op.DATA:
+            self.needed[node.id] = layout
+        for output in node.outputs:
+            if output.kind is None or output.kind.level is not Level.SCALAR:
+                self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
+
+    def _add_repeat(self, node: Node) -> None:
+        """Kept rows stay where the body left them."""
+        body = self.plan.bodies[node.id]
+        inputs = {item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns}
+        inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], inputs)
+        for item in body.graph.results:
+            if item.column in inner.columns:
+                self.columns[Column(node.id, item.parameter)] = inner.columns[item.column]
+
+    def _need(self, node: Node) -> RowLayout:
+        pool = self.plan.home[node.id]
+        if node.op is Op.UPDATE:
+            return RowLayout(pool, "minibatch", (pool, node.name), node.name)
+        if node.op is Op.STAGE and node.dispatch != "DP_COMPUTE":
+            by = "all ranks" if node.dispatch == "ALL" else "rank 0"  # a mode of the author's own splits and merges there
+            return RowLayout(pool, by, (pool, by), node.name)
+        whole = node.op is Op.STAGE and node.rows == "group"
+        home = self._home(node, pool)
+        if home is not None and home.by in SPREAD and not (whole and home.by == "rows"):
+            return home
+        return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
+
+    def _home(self, node: Node, pool: str) -> RowLayout | None:
+        """The layout of the largest column that lies on the pool."""
+        here = [item for item in self._read(node) if item.column in self.columns and self.columns[item.column].pool == pool]
+        largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
+        return None if largest is None else self.columns[largest.column]
+
+    def _read(self, node: Node) -> tuple[Input, ...]:
+        return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter in ("prompt_tokens", "prefix_length"))
+
+    def _fresh(self, node: Node, by: str) -> RowLayout:
+        """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread them alike."""
+        pool, columns = self.plan.home[node.id], [output.name for output in node.outputs] if node.op is Op.DATA else []
+        names = {*columns, *(item.parameter for item in self._read(node))}
+        lengths = tuple(name for name in ("tokens", "prompt_tokens") if name in names) or self._first_ragged(node)
+        return RowLayout(pool, by, (pool, node.axis, by == "groups", lengths), node.name)
+
+    def _first_ragged(self, node: Node) -> tuple[str, ...]:
+        for item in self._read(node):
+            kind = self.plan.graph.nodes[item.column.node].output(item.column.name).kind
+            if kind is not None and kind.level in (Level.TOKEN, Level.PROMPT):
+                return ("tokens" if kind.level is Level.TOKEN else "prompt_tokens",)
+        return ()
+
+
+def alike(one: RowLayout, other: RowLayout) -> bool:
+    """Whether rows lie on the same ranks in both layouts."""
+    return one.split == other.split
+
+
+def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
+    """The layout with the split that all layouts have on a pool of one rank; unchanged on a larger pool."""
+    return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

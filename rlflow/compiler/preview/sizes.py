@@ -1,0 +1,142 @@
+"""How many rows and bytes the columns of an iteration are expected to have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rlflow.author.columns import Kind, Level
+from rlflow.compiler.graph.lineage import expected_groups, expected_rows, line
+from rlflow.compiler.graph.model import Column, Graph, Input, Node
+from rlflow.compiler.placement import SIZES, TYPICAL
+
+LETTERS = 4  # bytes of text per token
+OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such as an answer
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """Assumptions about sizes that only a run shows."""
+
+    prompts: int  # of an iteration
+    prompt_tokens: int = TYPICAL[Level.PROMPT]  # of each prompt
+    response_tokens: int = TYPICAL[Level.TOKEN]  # of responses that come with the data; sampled ones count as long as their max_tokens
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one graph."""
+
+    graph: Graph
+    assumed: Assumed
+    bodies: Mapping[int, Sizes] = field(default_factory=dict)  # of its repeats, by node id
+
+    @staticmethod
+    def of(graph: Graph, assumed: Assumed) -> Sizes:
+        """The sizes of a graph's columns, of the bodies of repeats too."""
+        return Sizes(graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body})
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """Rows of each axis, at most."""
+        return expected_rows(self.graph, self.assumed.prompts)
+
+    @cached_property
+    def groups(self) -> dict[int, int]:
+        """Units that a stage over groups, or a generator, may not tear: groups of each axis, single rows where it has none."""
+        return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
+
+    @cached_property
+    def tokens(self) -> dict[int, int]:
+        """Tokens of a response of each axis."""
+        tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
+        for node in self.graph.nodes:
+            if node.makes is not None:
+                body, axis = self.bodies.get(node.id), self.graph.axes[node.makes]
+                of = axis.parts or ((axis.parent,) if axis.step == "chosen" and axis.parent is not None else ())
+                whole = body.tokens[body.graph.rows] if body else max((tokens_of[part] for part in of), default=setting(node, "max_tokens"))
+                tokens_of[node.makes] = whole
+        return tokens_of
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest responses: of those that are sampled, where any are."""
+        return max((self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None), default=self.assumed.response_tokens)
+
+    def read(self, node: Node, item: Input) -> int:
+        """Bytes of a column as a node reads it: one of prompts is repeated for the rows."""
+        return int(self.per_row(item.column) * self.rows[node.axis])
+
+    def sent(self, node: Node, item: Input) -> int:
+        """Bytes of a column as it travels to a node: whole numbers as int32, which those of tokens fit into."""
+        kind = self.graph.nodes[item.column.node].output(item.column.name).kind
+        size = self.read(node, item)
+        return size // 2 if kind is not None and kind.dtype == "int64" else size
+
+    def given(self, column: Column) -> int:
+        """Bytes of a column as it is stored."""
+        return int(self.per_row(column) * self.rows[self.graph.nodes[column.node].rows_axis])
+
+    def per_row(self, column: Column) -> float:
+        """Bytes for a row; what is not known counts as a number per row."""
+        giver = self.graph.nodes[column.node]
+        kind = giver.output(column.name).kind or Kind(Level.ROW)
+        size, axis = SIZES.get(kind.dtype or "", 4), giver.rows_axis
+        texts = {"completion": self.tokens[axis] * LETTERS, "prompt": self.assumed.prompt_tokens * LETTERS}
+        each = {
+            Level.TOKEN: self.tokens[axis] * size, Level.PROMPT: self.assumed.prompt_tokens * size, Level.SCALAR: 0, Level.ROW: size,
+            Level.GROUP: size * self.groups[axis] / max(self.rows[axis], 1), Level.TEXT: texts.get(column.name, OTHER_TEXT),
+        }
+        return each[kind.level]
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """The rows that a node makes in an iteration, and their groups, at most."""
+
+    node: str
+    rows: int
+    groups: int
+    known: bool = True  # False where only a run tells, since rows are asked for single tokens; they count as one for each row that asks
+
+
+@dataclass(frozen=True)
+class ComputedTokens:
+    """The tokens of a forward or an update whose rows share prompts, at most: the tokens of all rows, and those that are computed, with
+    each prompt once."""
+
+    node: str
+    tokens: int
+    computed: int
+
+
+def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
+    """Work of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole in each of its
+    micro-batches."""
+    for i, each in prompt_rows.items():
+        node = sizes.graph.nodes[i]
+        rows, prompt = sizes.rows[node.axis], sizes.assumed.prompt_tokens
+        responses = rows * sizes.tokens[node.axis]
+        yield ComputedTokens(node.name, rows * prompt + responses, -(-rows // each) * prompt + responses)
+
+
+def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
+    """The rows of each node that makes some, in order, for graphs with rows that are asked, chosen or joined; else nothing."""
+    graph = sizes.graph
+    if all(axis.step == "sampled" for axis in graph.axes):
+        return
+    for node in graph.nodes:
+        if node.makes is not None:
+            yield NodeRows(node.name, sizes.rows[node.makes], sizes.groups[node.makes], not _cut(graph, node.makes))
+
+
+def _cut(graph: Graph, axis: int) -> bool:
+    """Whether rows of an axis come from rows that were asked for single tokens."""
+    history = list(line(graph.axes, axis))
+    return any(graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts) for step in history)
+
+
+def setting(node: Node, name: str) -> int:
+    """A whole number among the settings of a node; 1 where it has none."""
+    return int(str(dict(node.settings).get(name) or 1))

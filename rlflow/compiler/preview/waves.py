@@ -1,0 +1,77 @@
+"""When nodes can run: waves of the order graph, and pairs that can run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+
+from rlflow.compiler.graph.model import Node, Op
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.preview.layouts import Layouts
+from rlflow.compiler.simulate import INSTANT
+
+
+@dataclass(frozen=True)
+class WaveNode:
+    """A node of the plan, and when it can run."""
+
+    name: str  # of the node
+    op: str  # its kind of call
+    wave: int  # nodes before it on the longest chain, within its repeat
+    pool: str | None  # None in one process
+    lane: str  # the threads in which it runs
+    dispatch: str  # its dispatch mode
+    layout: str  # of the rows that it reads
+    split_of: str | None = None  # the node for which that layout was made
+    within: str | None = None  # the repeat that it belongs to
+    chunks: int = 1  # chunks of rows that it works on
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two nodes that do not wait for one another, or of which the second waits for chunks of the first."""
+
+    first: str
+    second: str
+    lane: str | None = None  # the one whose only place they take in turn, None where they overlap
+
+
+def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
+    """Wave by wave, each in program order; the body of a repeat after it."""
+    for wave, nodes in enumerate(waves(plan)):
+        for node in nodes:
+            yield _step(plan, layouts, node, wave, within)
+            if node.id in plan.bodies:
+                yield from steps(plan.bodies[node.id], layouts.bodies[node.id] if layouts else None, node.name)
+
+
+def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: str | None) -> WaveNode:
+    layout = layouts.needed.get(node.id) if layouts else None
+    dispatch = {Op.UPDATE: "UPDATE", Op.REPEAT: ""}.get(node.op, node.dispatch)
+    pool = plan.home.get(node.id) if node.op is not Op.REPEAT else None
+    return WaveNode(node.name, node.op.value, wave, pool, plan.works_in(node.id), dispatch, str(layout or ""),
+                layout.of if layout and layout.of != node.name else None, within, len(plan.in_pieces.get(node.id, ())) or 1)
+
+
+def waves(plan: Plan) -> list[list[Node]]:
+    """Nodes that run something, by the longest chain before them."""
+    running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
+    return [[plan.graph.nodes[i] for i in sorted(wave)] for wave in nx.topological_generations(plan.graph.order.subgraph(running))]
+
+
+def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
+    """Pairs of nodes in program order of which neither waits for the other, or just for chunks of it; those within repeats too."""
+    running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
+    before = {i: nx.ancestors(plan.graph.order, i) for i in running}
+    for place, one in enumerate(running):
+        for other in running[place + 1 :]:
+            if one not in before[other] and other not in before[one]:
+                lane = plan.works_in(one)
+                lane_is_full = lane == plan.works_in(other) and room.get(lane) == 1
+                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if lane_is_full else None)
+            elif any(plan.pieces[i].source == one for i in plan.in_pieces.get(other, ())):
+                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name)
+    for body in plan.bodies.values():
+        yield from pairs(body, room)

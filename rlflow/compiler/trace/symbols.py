@@ -1,0 +1,298 @@
+"""What a flow is called with while it is traced: batches and roles that stand for those of a run, and settings that are their columns.
+
+A symbolic batch maps a column's name to the node that gives it. It has no rows: using it as a value is a FlowError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rlflow.author.columns import PROMPT_ID, Kind, Level
+from rlflow.author.signature import REQUIRED
+from rlflow.author.source import call_place
+from rlflow.author.verbs import VERBS
+from rlflow.compiler.graph.model import SETTING, Column, Input, Node, RowAxis
+from rlflow.compiler.trace import rules
+from rlflow.errors import FlowError, Place, Problem, nearest
+
+if TYPE_CHECKING:
+    from rlflow.author.loss import Loss
+    from rlflow.compiler.trace.tracer import Tracer
+
+
+@dataclass(frozen=True)
+class ColumnSource:
+    """A column as a symbolic batch has it: where it comes from and its kind as far as known."""
+
+    column: Column
+    kind: Kind | None
+
+
+@dataclass
+class RecordedGraph:
+    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
+    iteration it is, once something reads that."""
+
+    nodes: list[Node] = field(default_factory=list)
+    axes: list[RowAxis] = field(default_factory=list)
+    replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
+    clock: dict[str, ColumnSource] = field(default_factory=dict)
+
+
+def refuse(use: str, remedy: str) -> NoReturn:
+    """Raise FlowError for a use of a batch that needs its rows, which a traced batch does not have."""
+    raise FlowError(
+        Problem("symbol-as-value", f"a batch has no rows while the flow is traced, so it cannot be used {use}", call_place(),
+                found=f"a batch used {use}", expected="stages, verbs, merges and settings only", remedy=remedy)
+    )
+
+
+INTO_STAGE = "put the computation inside a @stage"
+DECISION = "put the decision inside a @stage, or base it on a setting"
+
+
+class Symbol:
+    """Refuses every use as a value, whichever way Python or torch tries it."""
+
+    symbolic = True
+
+    def __bool__(self) -> bool:
+        refuse("in a condition", DECISION)
+
+    def __len__(self) -> int:
+        refuse("with len()", "base the number on a setting")
+
+    def __iter__(self) -> Any:
+        refuse("in a loop", "loop over a setting, or inside a @stage")
+
+    def __float__(self) -> float:
+        refuse("as a number", INTO_STAGE)
+
+    def __int__(self) -> int:
+        refuse("as a number", INTO_STAGE)
+
+    def __index__(self) -> int:
+        refuse("as a number", INTO_STAGE)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        refuse("as a place to write to", "a batch does not change: merge what a stage gives with batch |= stage(batch)")
+
+    def __eq__(self, other: object) -> bool:
+        refuse("in a comparison", DECISION)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        refuse("as an array", INTO_STAGE)
+
+    @classmethod
+    def __torch_function__(cls, *arguments: Any, **options: Any) -> Any:
+        refuse("in a torch function", INTO_STAGE)
+
+
+def _arithmetic(self: Any, *others: Any) -> Any:
+    refuse("in arithmetic", INTO_STAGE)
+
+
+def _comparison(self: Any, other: Any) -> Any:
+    refuse("in a comparison", DECISION)
+
+
+_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor", "lshift", "rshift")
+for _name in _OPERATORS:
+    setattr(Symbol, f"__{_name}__", _arithmetic)
+    setattr(Symbol, f"__r{_name}__", _arithmetic)
+for _name in ("neg", "pos", "abs", "invert", "round"):
+    setattr(Symbol, f"__{_name}__", _arithmetic)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Symbol, f"__{_name}__", _comparison)
+
+
+class SymbolicColumn(Symbol):
+    """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a scalar. ``source``: None where
+    the batch has no such column, which is reported."""
+
+    def __init__(self, name: str, source: ColumnSource | None = None, recorded: RecordedGraph | None = None) -> None:
+        self.name = name
+        self.source = source
+        self.recorded = recorded
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"with .{name}", INTO_STAGE)
+
+    def __repr__(self) -> str:
+        return f"<column {self.name}, not known while tracing>"
+
+
+class SymbolicBatch(Symbol):
+    """A batch while tracing: its row axis and, per column, the node that gives it."""
+
+    def __init__(self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]) -> None:
+        self.tracer = tracer
+        self.recorded = recorded
+        self.axis = axis
+        self.sources = dict(sources)
+
+    @property
+    def columns(self) -> dict[str, Kind | None]:
+        """The kinds of the columns by name; None where a kind is not known yet."""
+        return {name: source.kind for name, source in self.sources.items()}
+
+    def __contains__(self, name: object) -> bool:
+        self.tracer.reads_prompt_id |= name == PROMPT_ID
+        return name in self.sources
+
+    def __getitem__(self, name: str) -> SymbolicColumn:
+        if not isinstance(name, str):
+            refuse("with an index", INTO_STAGE)
+        return SymbolicColumn(name, self.tracer.scalar(name) or self.tracer.find(self, name, "batch[…]"), self.recorded)
+
+    def select(self, *names: str) -> SymbolicBatch:
+        """The batch with these columns alone."""
+        return self._with({name: source for name in names if (source := self.tracer.find(self, name, "select"))})
+
+    def drop(self, *names: str) -> SymbolicBatch:
+        """The batch without these columns."""
+        for name in names:
+            self.tracer.find(self, name, "drop")
+        return self._with({name: source for name, source in self.sources.items() if name not in names})
+
+    def rename(self, **names: str) -> SymbolicBatch:
+        """``rename(old="new")``."""
+        return self.tracer.rename(self, names)
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, SymbolicBatch):
+            refuse("with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)")
+        return self.tracer.merge(self, other)
+
+    def _with(self, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
+        return SymbolicBatch(self.tracer, self.recorded, self.axis, sources)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("rows", "repeat", "chunk", "concat"):
+            refuse(f"with .{name}()", INTO_STAGE)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        options = ("select", "drop", "rename", "columns")
+        there = name in self.tracer.visible(self)
+        one = self.tracer.scalar(name) is not None
+        raise FlowError(Problem("unknown-attribute", f"a batch has no attribute '{name}'" + (", it has a column of that name" * there),
+                                call_place(), found=name, expected=", ".join(options), nearest=nearest(name, options),
+                                remedy=f'pass batch["{name}"] as a setting, or read it inside a @stage' if there and one
+                                else "read columns inside a @stage"))
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{name}: {kind or 'own'}" for name, kind in self.columns.items())
+        return f"Batch(traced; {kinds})"
+
+
+class SymbolicRole:
+    """A role while tracing: its verbs add nodes."""
+
+    def __init__(self, tracer: Tracer, name: str) -> None:
+        self._tracer = tracer
+        self._name = name
+
+    @property
+    def weight(self) -> float:
+        """The weight that ``--reward X:WEIGHT`` gives one of ``*rewards``."""
+        return self._tracer.weight(self._name)
+
+    def generate(self, prompts: Any, **settings: Any) -> Any:
+        """Record a `generate` of the role."""
+        return self._tracer.generate(self._name, prompts, settings)
+
+    def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
+        """Record a forward pass for log-probabilities, and for entropies where ``gives`` names two columns."""
+        self._tracer.no_settings(f"{self._name}.logprobs", unknown)
+        return self._tracer.forward(self._name, "logprobs", batch, gives)
+
+    def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values", **unknown: Any) -> Any:
+        """Record a forward pass for values."""
+        self._tracer.no_settings(f"{self._name}.values", unknown)
+        return self._tracer.forward(self._name, "values", batch, gives)
+
+    def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores", **unknown: Any) -> Any:
+        """Record a call of the role as a reward."""
+        self._tracer.no_settings(self._name, unknown)
+        return self._tracer.reward(self._name, batch, gives)
+
+    def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
+        """Record an `update` of the role, by one loss or by several in each step."""
+        self._tracer.update(self._name, batch, loss, settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FlowError(Problem("unknown-verb", f"role '{self._name}' has no verb '{name}'", call_place(), found=name,
+                                expected=", ".join((*VERBS, f"{self._name}(batch)")), nearest=nearest(name, VERBS),
+                                remedy="write one of the verbs, or a @stage(on=\"…\") of your own"))
+
+    def __repr__(self) -> str:
+        return f"<role {self._name}>"
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """The settings of a call: those that have values, inputs for those that are scalar columns, and what is wrong. A setting that may not
+    be a column has its default, or 1, so that the trace goes on."""
+
+    values: dict[str, Any]
+    edges: tuple[Input, ...]
+    problems: tuple[Problem, ...]
+
+    def without_edges(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings with defaults filled in, but for those that are columns."""
+        columns = {item.parameter for item in self.edges}
+        return {name: value for name, value in bound.items() if SETTING + name not in columns}
+
+
+def call_settings(
+    what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool], recorded: RecordedGraph,
+    place: Place | None,
+) -> CallSettings:
+    """Part the settings of a call. ``takes``: whether a setting may be a column. Raises FlowError for a column of another trace."""
+    values, edges, problems = dict(settings), [], []
+    for name, column in settings.items():
+        if not isinstance(column, SymbolicColumn):
+            continue
+        if column.recorded is not recorded:
+            raise FlowError(rules.leaked(place))
+        wrong = list(_column_problems(what, name, column, takes(name), recorded, place))
+        del values[name]
+        if wrong or column.source is None:
+            default = defaults.get(name, REQUIRED)
+            values[name] = 1 if default is REQUIRED else default
+        else:
+            edges.append(Input(SETTING + name, column.source.column))
+        problems += wrong
+    return CallSettings(values, tuple(edges), tuple(problems))
+
+
+def _column_problems(
+    what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
+) -> Iterator[Problem]:
+    """The problems of a setting that is a column."""
+    argument = f'{name}=batch["{column.name}"]'
+    if not takes:
+        yield Problem("setting-column", f"{what} has to know '{name}' before anything runs, so it cannot be a column", place,
+                      found=argument, expected="a value, or a setting of the flow; columns may be temperature, top_p and float settings of "
+                      "stages and losses", remedy=f"write {name}=hp.{name}")
+    elif column.source is not None and (other := _no_number(column, recorded)):
+        yield Problem("setting-column", f"{what} takes one number as '{name}', and the column is none", place, found=f"{argument}: {other}",
+                      expected="a state, or a scalar column of a float",
+                      remedy=f'give one number, by a stage with dispatch=RANK0 and gives={{"{name}_now": scalar(torch.float32)}}')
+
+
+def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
+    """The kind of a column that is not one number for all ranks; empty for one that is."""
+    assert column.source is not None
+    kind = column.source.kind
+    if kind is None or kind.level is not Level.SCALAR or kind.family == "bool":
+        return str(kind or "of a kind that is not declared")
+    return "one number per rank" if recorded.nodes[column.source.column.node].dispatch == "ALL" else ""

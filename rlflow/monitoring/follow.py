@@ -1,0 +1,68 @@
+"""Follows a run from outside: reads its files as they grow and passes their content to a reporter, as the run itself would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlflow.author.figures import HELD_OUT
+from rlflow.monitoring import keys, status
+from rlflow.monitoring.frame import RECENT, Frame
+from rlflow.monitoring.history import Growing, History, RunSummary, stage_seconds, summarised
+from rlflow.monitoring.recorded import recorded
+from rlflow.monitoring.reporter import Reporter, RunInfo
+
+EVERY_SECONDS = 0.5
+
+
+def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
+    """Report a run from its first line to its end, and give its summary. ``wait`` is called with the seconds between two looks."""
+    metrics = Growing(folder / "metrics.jsonl")
+    reporter.start(info(summarised(folder)))
+    while True:
+        summary = summarised(folder)  # before the lines are read, so that the last ones are not missed
+        tell(metrics.lines(), folder, reporter)
+        if summary.state != "running":
+            return summary
+        wait(EVERY_SECONDS)
+
+
+def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
+    """Pass lines of metrics.jsonl to the reporter. Times by node are known of the last iteration alone."""
+    stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
+    for line in lines:
+        history = History(table)
+        history.add(line)
+        known = keys.completed(table, history.names)
+        for number, values in history.iterations:
+            reporter.iteration(number, keys.by_figure(values, known), [], stages)
+        for number, values in history.evaluations:
+            reporter.evaluation(number, keys.by_figure(values, known))
+
+
+def info(summary: RunSummary) -> RunInfo:
+    """The run of a summary as reporters take it."""
+    return RunInfo(summary.folder, summary.flow, summary.iterations)
+
+
+def frame(folder: Path) -> Frame:
+    """The frame of a run as its files show it now."""
+    run = recorded(folder)
+    history, summary = run.history, run.summary
+    recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
+    evaluated = history.evaluations[-1][0] if history.evaluations else 0
+    curve = next((run.curve(name) for name in run.keys(lambda figure: figure == HELD_OUT)), ())
+    return Frame(summary.flow, str(folder), summary.state, summary.iteration, summary.iterations, summary.figures, summary.evaluated,
+                 evaluated, stage_seconds(folder), recent, curve, run.costs.trained or 0,
+                 max(time.time() - summary.updated, 0.0))
+
+
+def ending(summary: RunSummary) -> str:
+    """A line that says how a run has ended."""
+    endings = {
+        "unknown": f"left no {status.FILE} that says whether it still goes", "died": "died: its process is gone and left no last word",
+    }
+    state = endings.get(summary.state, summary.state)
+    text = f"{summary.folder.name}: {state} after {summary.iteration} of {summary.iterations} iterations"
+    return text + (f": {summary.error}" if summary.error else "")

@@ -1,0 +1,206 @@
+"""Reads the folder of a run in any state: half written, damaged, another program's, or still growing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.figures import Figure
+from rlflow.checkpoints import durable
+from rlflow.errors import PlanError, nearest
+from rlflow.monitoring import keys, status
+
+SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with any of these files is a run's
+TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A summary of a run by the ends of its files."""
+
+    folder: Path
+    state: str  # running, done, failed, interrupted, died or unknown
+    flow: str = "?"
+    iteration: int = 0  # finished iterations
+    iterations: int = 0  # iterations in all
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration
+    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names of both are of
+    updated: float = 0.0  # when a file was last written, seconds since the epoch
+    error: str = ""  # why the run failed
+    problem: str = ""  # what could not be read
+
+
+    @property
+    def figures(self) -> dict[Figure, float]:
+        """The last iteration by what its numbers are of."""
+        return keys.by_figure(self.metrics, self.table)
+
+    @property
+    def evaluated(self) -> dict[Figure, float]:
+        """The last evaluation by what its numbers are of."""
+        return keys.by_figure(self.evaluation, self.table)
+
+
+@dataclass
+class History:
+    """The lines of metrics.jsonl. A resumed run may have written an iteration twice."""
+
+    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names are of, as far as the run's folder says
+    iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iteration, its numbers)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iterations before it, its numbers)
+    damaged: int = 0  # lines that cannot be read
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all numbers."""
+        return {name for _, values in (*self.iterations, *self.evaluations) for name in values}
+
+    def add(self, line: bytes) -> None:
+        """Read one line; a damaged one is counted."""
+        row = as_object(line)
+        number = row.get("iteration") if row else None
+        if row is None or not isinstance(number, int):
+            self.damaged += 1
+            return
+        values = {name: float(value) for name, value in row.items() if name != "iteration" and is_number(value)}
+        is_evaluation = keys.is_evaluation(self.table, row)
+        (self.evaluations if is_evaluation else self.iterations).append((number, values))
+
+
+class Growing:
+    """Reads the lines of a file that may still grow, each once and only when it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def lines(self) -> list[bytes]:
+        """The lines since the last call. A file that does not exist has none; one that has shrunk is read from its beginning."""
+        try:
+            with open(durable.open_plain(self._path), "rb") as file:
+                self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")[0]
+        except OSError:
+            return []
+        if not whole:
+            return []
+        self._offset += len(whole) + 1
+        return whole.split(b"\n")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's, by the files in it."""
+    return any((folder / name).is_file() for name in SIGNS)
+
+
+def find_run(text: str, base: Path = Path("runs")) -> Path:
+    """The folder of a run that is named by its path, or by its name in ``base``. Raises PlanError with the nearest name."""
+    path = Path(text)
+    for folder in (path, base / text):
+        if is_run(folder):
+            return folder
+    if path.exists() or (base / text).exists():
+        raise PlanError.of("not-a-run", f"'{text}' is no run's folder", found=f"none of {', '.join(SIGNS)} there",
+                           expected="the folder of a run", remedy="rlflow runs lists the runs of a folder")
+    names = [str(path) for path in run_folders(path.parent)] + [path.name for path in run_folders(base)]
+    raise PlanError.of("no-run", f"there is no run '{text}'", found="no such folder", expected="the folder of a run, or its name in runs/",
+                       nearest=nearest(text, names), remedy="rlflow runs lists the runs of a folder")
+
+
+def run_folders(base: Path) -> list[Path]:
+    """The folders of runs in a folder, sorted by name. A folder that cannot be read has none."""
+    try:
+        return sorted(path for path in base.iterdir() if not path.name.startswith(".") and path.is_dir() and is_run(path))
+    except OSError:
+        return []
+
+
+def summarised(folder: Path) -> RunSummary:
+    """The summary of a run's folder. Never raises for what the folder contains."""
+    settings, recorded, problem = read_object(folder / "settings.json"), None, ""
+    try:
+        recorded = status.read(folder)
+    except ValueError as error:
+        problem = f"{status.FILE} is damaged: {error}"
+    table = keys.read(folder)
+    last = History(table)
+    for line in tail(folder / "metrics.jsonl"):
+        last.add(line)
+    finished = last.iterations[-1][0] + 1 if last.iterations else 0
+    options = settings.get("options")
+    planned = options.get("iterations", 0) if isinstance(options, dict) else 0
+    total = recorded.iterations if recorded else planned if isinstance(planned, int) else 0
+    evaluation = last.evaluations[-1][1] if last.evaluations else dict(recorded.evaluation) if recorded else {}
+    metrics = last.iterations[-1][1] if last.iterations else {}
+    return RunSummary(
+        folder, recorded.state if recorded else _guessed(folder), str((recorded and recorded.flow) or settings.get("flow", "?")),
+        max(finished, recorded.iteration if recorded else 0), total, evaluation, metrics,
+        keys.completed(table, (*metrics, *evaluation)), _touched(folder), recorded.error if recorded else "", problem,
+    )
+
+
+def _guessed(folder: Path) -> str:
+    """The state of a run without a status: it is done if its models were saved, which happens last."""
+    return "done" if (folder / "final").is_dir() else "unknown"
+
+
+def _touched(folder: Path) -> float:
+    times = []
+    for name in SIGNS:
+        try:
+            times.append((folder / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)
+
+
+def stage_seconds(folder: Path) -> dict[str, float]:
+    """Node → seconds in the last iteration of timeline.json. It is read line by line, since a run under way has not closed it."""
+    events = [event for line in tail(folder / "timeline.json") if (event := as_object(line.strip(b"[,\r"))) and event.get("ph") == "X"]
+    nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are events of their own
+    numbered = [(event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)]
+    last = max((number for number, _ in numbered if isinstance(number, int)), default=None)
+    seconds: dict[str, float] = {}
+    for number, event in numbered:
+        if number == last and isinstance(event.get("name"), str) and is_number(event.get("dur")):
+            seconds[event["name"]] = seconds.get(event["name"], 0.0) + event["dur"] / 1e6
+    return seconds
+
+
+def tail(path: Path) -> list[bytes]:
+    """The last whole lines of a file, within TAIL bytes; none where it cannot be read."""
+    try:
+        with open(durable.open_plain(path), "rb") as file:
+            start = max(os.fstat(file.fileno()).st_size - TAIL, 0)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    return [line for line in (lines[1:] if start else lines)[:-1] if line]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where the file has none or cannot be read."""
+    try:
+        return as_object(durable.read(path)) or {}
+    except OSError:
+        return {}
+
+
+def as_object(text: bytes) -> dict[str, Any] | None:
+    """The JSON object of a text; None for text that is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a number that fits into a float: a file may hold integers of any length."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023)

@@ -1,0 +1,140 @@
+"""What the folder of a run recorded, read whole: its settings by the names of their flags, its curves, and what it cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.figures import HELD_OUT, Figure, Of
+from rlflow.monitoring import keys
+from rlflow.monitoring.history import Growing, History, RunSummary, as_object, is_number, read_object, summarised
+from rlflow.monitoring.keys import Figures
+
+Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration
+
+EVALUATION = "evaluation/"  # begins the names of the numbers of an evaluation
+EVALUATED = (Of.EVALUATION, Of.SET)  # what the numbers of an evaluation are of
+VERSIONS = ("rlflow", "torch", "threads")  # what settings.json says of the programs beside the flags
+NO_SETTINGS = {"name", "out", "track"}  # options that change no number of a run
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The sums over the iterations of a run. None where its folder does not say."""
+
+    seconds: float | None = None  # of the iterations alone, without evaluations and without loading
+    sampled: int | None = None  # rows that have tokens of the policy
+    tokens: int | None = None  # sampled, those of prompts left out
+    trained: int | None = None  # rows that an update was made of
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its folder shows it."""
+
+    folder: Path
+    summary: RunSummary
+    settings: Mapping[str, Any]  # by the name of the flag, such as hp.samples, prompts, actor.lr
+    history: History
+    costs: Costs
+    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names of metrics are of
+
+    @property
+    def name(self) -> str:
+        """The run's name, which is that of its folder."""
+        return self.folder.name
+
+    def curve(self, metric: str) -> Curve:
+        """The values of a metric by finished iterations; none where the run has no such metric."""
+        if metric in self.table and self.table[metric].of in EVALUATED:
+            return sorted({number: values[metric] for number, values in self.history.evaluations if metric in values}.items())
+        return sorted({number + 1: values[metric] for number, values in self.history.iterations if metric in values}.items())
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics that the run recorded, sorted."""
+        return sorted(self.history.names)
+
+    def keys(self, chosen: Callable[[Figure], bool]) -> list[str]:
+        """The names of the metrics that are of what was chosen, sorted."""
+        return [name for name in self.metrics if chosen(self.table[name])]
+
+    @property
+    def shares(self) -> list[str]:
+        """The names of the sampled shares of right answers: to prompts held out of the data, then to each set of --eval."""
+        return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
+
+
+def recorded(folder: Path) -> Recorded:
+    """Read the folder of a run. Never raises for what the folder contains."""
+    history = History(keys.read(folder))
+    for line in Growing(folder / "metrics.jsonl").lines():
+        history.add(line)
+    seconds = [values["seconds"] for values in dict(history.iterations).values() if "seconds" in values]
+    return Recorded(folder.absolute(), summarised(folder), flags_of(folder), history, costs(folder, sum(seconds) if seconds else None),
+                    keys.completed(history.table, history.names))
+
+
+def flags_of(folder: Path) -> dict[str, Any]:
+    """The settings of a run by the names of their flags, with its flow, its graph's identity and the versions it ran with."""
+    content = read_object(folder / "settings.json")
+    hp, options, values = (_object(content.get(name)) for name in ("hp", "options", "values"))
+    flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
+    flags |= {f"hp.{name}": value for name, value in hp.items()}
+    return flags | {name: value for name, value in (values | options).items() if name not in NO_SETTINGS}
+
+
+def sampled_share(evaluation: Figures) -> float | None:
+    """The share of held-out answers that are right; where nothing is held out of the data, of the first set of --eval."""
+    return next((evaluation[figure] for figure in (HELD_OUT, *filter(is_share_of_set, evaluation)) if figure in evaluation), None)
+
+
+def is_share_of_set(figure: Figure) -> bool:
+    """Whether a figure is the share of answers to a set of --eval that are right, sampled by the first role."""
+    return figure.of is Of.SET and figure.name == "sampled" and not figure.role
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def costs(folder: Path, seconds: float | None) -> Costs:
+    """The sums of the account in fates.jsonl. ``seconds``: of the iterations. Rows that are carried on are counted where they end."""
+    lines = [line for text in Growing(folder / "fates.jsonl").lines() if (line := as_object(text))]
+    by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
+    if not by_iteration:
+        return Costs(seconds)
+    sampled = [count for line in by_iteration.values() for count in _object(line.get("sampled")).values()]
+    fates = [part for line in by_iteration.values() for part in (line["fates"] if isinstance(line.get("fates"), list) else ())]
+    trained = [part for part in fates if isinstance(part, dict) and part.get("fate") == "trained"]
+    with_tokens = [count for count in sampled if isinstance(count, dict) and count.get("tokens")]
+    return Costs(seconds, _total(with_tokens, "rows"), _total(with_tokens, "tokens"), _total(trained, "rows"))
+
+
+def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
+    return sum(count[name] for count in counts if isinstance(count.get(name), int))
+
+
+def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The settings that are not the same in all runs, each with its value in every run as text; '-' where a run does not say."""
+    names = dict.fromkeys(name for settings in flags for name in settings)
+    texts = {name: [as_text(settings[name]) if name in settings else "-" for settings in flags] for name in names}
+    return {name: values for name, values in texts.items() if len(set(values)) > 1}
+
+
+def as_text(value: Any) -> str:
+    """A setting as one would write it after its flag. Numbers of equal value have equal texts, whether they were numbers or text."""
+    if isinstance(value, str):
+        try:
+            number = json.loads(value)
+        except ValueError:
+            return value
+        return as_text(number) if is_number(number) else value
+    if is_number(value):
+        return f"{value:g}" if abs(value) < 1e6 and float(f"{value:g}") == value else json.dumps(value)
+    if isinstance(value, list):
+        return ",".join(map(as_text, value))
+    return "none" if value is None else json.dumps(value) if isinstance(value, bool | dict) else str(value)

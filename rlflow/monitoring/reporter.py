@@ -1,0 +1,153 @@
+"""Reporters: they show or record a run while it goes on. No reporter can end a run: one that raises is left out, and a note says so."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlflow.author.figures import Figure
+from rlflow.errors import printable
+from rlflow.monitoring.secrets import masked
+
+State = Literal["done", "failed", "interrupted"]
+Metrics = Mapping[Figure, float]
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as it starts."""
+
+    folder: Path
+    flow: str
+    iterations: int  # iterations in all
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as in settings.json
+    held_out: int = 0  # prompts of an evaluation
+    done: int = 0  # finished iterations of a run that is resumed
+    shown: str = ""  # the folder as it is best written from where the run was started
+
+    @property
+    def place(self) -> str:
+        """The folder as users read it."""
+        return self.shown or str(self.folder)
+
+
+class Reporter(Protocol):
+    """Takes the events of a run. Iterations count from 0, as in metrics.jsonl."""
+
+    def start(self, run: RunInfo) -> None:
+        """The run begins: its folder exists, and its first iteration comes next."""
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the whole iteration."""
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        """An evaluation after ``number`` iterations has ended."""
+
+    def note(self, text: str) -> None:
+        """A line for users. It may come before the start and after the end."""
+
+    def close(self, state: State, error: str = "") -> None:
+        """The run has ended. A second call does nothing."""
+
+
+class Quiet:
+    """A reporter that does nothing."""
+
+    def start(self, run: RunInfo) -> None:
+        """Do nothing."""
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
+        """Do nothing."""
+
+    def close(self, state: State, error: str = "") -> None:
+        """Do nothing."""
+
+
+class Several:
+    """Passes events to several reporters, the view first. One that raises is left out from then on; a view is replaced once by ``spare``.
+
+    Threads take turns. An event from a signal handler whose thread is passing on another event waits until that is done, since streams and
+    locks cannot be entered twice.
+    """
+
+    def __init__(self, view: Reporter, others: Iterable[Reporter] = (), spare: Callable[[RunInfo | None], Reporter] | None = None) -> None:
+        self._parts: list[Reporter] = [view, *others]
+        self._spare = spare
+        self._run: RunInfo | None = None
+        self._waiting: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._turn = threading.RLock()
+        self._passing_thread: int | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Pass the start to each reporter."""
+        self._run = run
+        self._each("start", run)
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Pass an iteration to each reporter."""
+        self._each("iteration", number, metrics, samples, stages)
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Pass an evaluation to each reporter."""
+        self._each("evaluation", number, metrics)
+
+    def note(self, text: str) -> None:
+        """Pass a note to each reporter."""
+        self._each("note", text)
+
+    def close(self, state: State, error: str = "") -> None:
+        """Pass the end to each reporter."""
+        self._each("close", state, error)
+
+    def _each(self, verb: str, *values: Any) -> None:
+        self._waiting.append((verb, values))
+        if self._passing_thread == threading.get_ident():
+            return
+        with self._turn:
+            self._passing_thread = threading.get_ident()
+            try:
+                while self._waiting:
+                    verb, values = self._waiting.popleft()
+                    self._tell(verb, values)
+            finally:
+                self._passing_thread = None
+
+    def _tell(self, verb: str, values: tuple[Any, ...]) -> None:
+        for part in list(self._parts):
+            try:
+                getattr(part, verb)(*values)
+            except Exception as error:  # of any type: a run is worth more than its reports
+                self._leave_out(part, error)
+
+    def _leave_out(self, part: Reporter, error: Exception) -> None:
+        place = self._parts.index(part)
+        self._parts.remove(part)
+        if place == 0 and self._spare is not None:
+            self._parts.insert(0, self._spare(self._run))
+            self._spare = None
+        self.note(f"{type(part).__name__.lower()} failed and is left out from here on: {type(error).__name__}: {error}")
+
+
+def alarm(reporter: Reporter, text: str) -> None:
+    """Report that something of the run is lost or will be; with --quiet this goes to standard error."""
+    reporter.note(text)
+    view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
+    if isinstance(view, Quiet):
+        complain(text)
+
+
+def complain(text: str) -> None:
+    """Print a line to standard error, with secrets masked, also with --quiet."""
+    print(printable(masked(text)), file=sys.stderr, flush=True)

@@ -1,0 +1,74 @@
+"""The state of a run in its file status.json. It is written whole or not at all; reading it tells a run whose process was killed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlflow.checkpoints import durable
+from rlflow.processes.process import Process, parsed
+
+FILE = "status.json"
+STATES = ("running", "done", "failed", "interrupted")
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a run, and its process."""
+
+    state: str  # running, done, failed or interrupted; when read also died
+    flow: str = ""
+    iteration: int = 0  # finished iterations
+    iterations: int = 0  # iterations in all
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last one, under rlflow's names
+    error: str = ""  # why the run failed
+    started: float = 0.0  # seconds since the epoch
+    updated: float = 0.0  # when this was written, seconds since the epoch
+    process: Process | None = None  # the process of the run
+
+
+def begun(flow: str, iterations: int) -> Status:
+    """The status of a run that this process starts."""
+    now = time.time()
+    return Status("running", flow, 0, iterations, started=now, updated=now, process=Process.this())
+
+
+def write(folder: Path, status: Status, flush: bool = True) -> None:
+    """Write status.json by a rename, so that no reader sees half of it. ``flush``: whether to wait until it is on the disk. Raises
+    OSError."""
+    durable.replace(folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush)
+
+
+def read(folder: Path) -> Status | None:
+    """The status in a run's folder; its state is ``died`` where it says running but its process is gone. None where there is no file.
+    Raises ValueError for a file that is damaged or is another program's."""
+    try:
+        values = json.loads(durable.read(folder / FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    status = _checked(values)
+    return replace(status, state="died") if status.state == "running" and gone(status) else status
+
+
+def _checked(record: Any) -> Status:
+    if not isinstance(record, dict) or record.get("state") not in STATES:
+        raise ValueError(f"found no known state, expected one of {', '.join(STATES)}")
+    kinds = {"state": str, "flow": str, "iteration": int, "iterations": int, "evaluation": dict, "error": str,
+             "started": (int, float), "updated": (int, float)}
+    values = {name: record[name] for name in kinds if name in record}
+    mistyped = [name for name, value in values.items() if not isinstance(value, kinds[name])]  # type: ignore[arg-type]
+    if mistyped:
+        raise ValueError(f"found {mistyped[0]} = {values[mistyped[0]]!r}")
+    values["evaluation"] = {name: value for name, value in values.get("evaluation", {}).items() if isinstance(value, int | float)}
+    return Status(**values, process=parsed(record.get("process")))
+
+
+def gone(status: Status) -> bool:
+    """Whether the process of the run has ended. A process on another machine, of which this cannot be known, counts as running."""
+    return status.process is not None and status.process.alive() is False

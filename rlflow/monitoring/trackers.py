@@ -1,0 +1,153 @@
+"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported when it is asked for.
+
+A tracker works in a thread of its own, so that a slow disk or server delays nothing. One that fails is reported once and left out.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rlflow.errors import PlanError, nearest
+from rlflow.monitoring.names import renamed
+from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
+from rlflow.monitoring.secrets import redacted
+from rlflow.processes.watchdog import launcher
+from rlflow.processes.watchdog.signals import ending_at_once
+
+NAMES = ("tensorboard", "wandb", "mlflow")
+TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
+WAITING = 10_000  # most records that wait for a slow tracker
+CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}  # state of a run → seconds that a tracker may take to end
+SLOW_SECONDS = 30.0  # that a record may take before the user is told
+
+
+class Tracker(Protocol):
+    """The interface of a tracker. Metrics have the names of `rlflow.monitoring.names`; a step is the number of finished iterations."""
+
+    def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
+        """Begin a run. Gives a text that says where to look for it."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step, all of them finite."""
+
+    def table(self, step: int, rows: Rows) -> None:
+        """Write rows of samples: prompt, completion, answer, finish and scores, as far as a run has them."""
+
+    def close(self, state: State) -> None:
+        """Write what waits, and end the run with its state."""
+
+
+def tracker(name: str) -> Tracker:
+    """The tracker of that name. Raises PlanError where it is unknown or not installed."""
+    if name not in NAMES:
+        raise PlanError.of("tracker", f"there is no tracker '{name}'", found=name, expected=f"one of {', '.join(NAMES)}",
+                           nearest=nearest(name, NAMES), remedy="--track tensorboard")
+    from rlflow.monitoring import mlflow_store, tensorboard_files, wandb_runs
+
+    makers: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": tensorboard_files.TensorBoard, "wandb": wandb_runs.WandB, "mlflow": mlflow_store.MLflow,
+    }
+    return makers[name]()
+
+
+class Background:
+    """A reporter that passes events to a tracker in a thread. ``say`` reports to the user; it is called from the caller's thread only."""
+
+    def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
+        self.name, self._tracker, self._say = name, backend, say
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
+        self._open = False  # from the start to the end, or to the first failure
+        self._problem = self._place = ""  # reports of the thread: what failed, and where the tracker writes
+        self._began: float | None = None  # when the thread began with the record that it passes on, by the monotonic clock
+        self._slow = False  # whether the user knows that a record takes long
+        self._ended = threading.Event()  # the thread; one whose ``join`` is interrupted counts as ended
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+
+    def start(self, run: RunInfo) -> None:
+        """Start the thread and the tracker, with secrets masked in the settings."""
+        settings = redacted(run.settings)
+        self._open = True
+        self._thread.start()
+        self._put(lambda: self._begin(run, settings))
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Pass the metrics of an iteration to the tracker, and samples every TABLE_EVERY iterations."""
+        tracker_metrics = renamed(metrics, {f"timing_s/{node}": seconds for node, seconds in stages.items()})
+        self._put(lambda: self._tracker.log(number + 1, tracker_metrics))
+        if samples and number % TABLE_EVERY == 0:
+            rows = [{"iteration": number, **row} for row in samples]
+            self._put(lambda: self._tracker.table(number + 1, rows))
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Pass the metrics of an evaluation to the tracker."""
+        tracker_metrics = renamed(metrics)
+        self._put(lambda: self._tracker.log(number, tracker_metrics))
+
+    def note(self, text: str) -> None:
+        """Do nothing: notes are for users."""
+
+    def close(self, state: State, error: str = "") -> None:
+        """Let the tracker write what waits, for at most CLOSE_SECONDS."""
+        self._put(lambda: self._tracker.close(state))
+        self._put(None)
+        if self._open:
+            self._wait(CLOSE_SECONDS[state])
+        self._report()
+        self._open = False
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the thread's end; a signal that asks to stop ends the wait. What the thread still does must not keep the process."""
+        try:
+            with ending_at_once():
+                self._ended.wait(seconds)
+            found = f"it had not finished {seconds:g} s after the run"
+        except KeyboardInterrupt:
+            found = "it had not finished when the run was asked to stop"
+        if not self._ended.is_set():
+            self._problem = f"{found}; metrics.jsonl and samples.jsonl of the run have everything"
+            launcher.leave_at_once()
+
+    def _put(self, job: Callable[[], object] | None) -> None:
+        self._report()
+        if self._open:
+            try:
+                self._jobs.put_nowait(job)
+            except queue.Full:
+                self._problem = f"{WAITING} records wait for it"
+                self._report()
+
+    def _report(self) -> None:
+        """Report what the thread has left: where the tracker writes, or that it has failed."""
+        place, self._place = self._place, ""
+        if place:
+            self._say(f"{self.name}: {place}")
+        began = self._began
+        if self._open and not self._slow and began is not None and time.monotonic() - began > SLOW_SECONDS:
+            self._slow = True
+            self._say(f"tracker {self.name} does not answer: it has tried for {time.monotonic() - began:.0f} s, and goes on trying")
+        if self._open and self._problem:
+            self._open = False
+            self._say(f"tracker {self.name} failed and is left out from here on: {self._problem}")
+
+    def _begin(self, run: RunInfo, settings: Mapping[str, Any]) -> None:
+        self._place = self._tracker.start(run, settings)
+
+    def _work(self) -> None:
+        try:
+            self._pass_on()
+        finally:
+            self._ended.set()
+
+    def _pass_on(self) -> None:
+        while self._open and (job := self._jobs.get()) is not None:
+            self._began = time.monotonic()
+            try:
+                job()
+                self._began = None
+            except (Exception, SystemExit) as error:  # some libraries exit where they should raise
+                self._problem = f"{type(error).__name__}: {error}"
+                return

@@ -1,0 +1,96 @@
+"""Finds out which walls work on this machine: a process puts them up and tries to get through each.
+
+Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``, it prints what was refused, as JSON. Kinds are the walls around scorers and
+those around code that models or strangers wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from rlflow.processes.sandbox import kernel, limits, walls
+
+SECONDS, MEGABYTES = 60.0, 512
+WALLS = {  # wall → the feature of the kernel that it needs
+    "network": "seccomp", "programs": "seccomp", "signals": "seccomp", "files": "Landlock, from Linux 5.13", "processes": "Landlock",
+    "limits": "resource limits",
+}  # fmt: skip
+
+
+OF_CODE = {  # those around code alone
+    "reading": "Landlock, from Linux 5.13", "outliving the server": "seccomp", "shared memory": "seccomp",
+}  # fmt: skip
+Kind = Literal["scorers", "code"]
+
+
+def around(kind: Kind) -> dict[str, str]:
+    """The walls around processes of a kind, each with the feature of the kernel that it needs."""
+    return WALLS | OF_CODE if kind == "code" else WALLS
+
+
+@functools.cache
+def missing(kind: Kind = "scorers") -> tuple[str, ...]:
+    """The walls that do not work on this machine; empty where processes of this kind are isolated."""
+    with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
+        command = [sys.executable, "-P", "-m", "rlflow.processes.sandbox.probe", folder, kind]
+        try:
+            process = subprocess.run(command, capture_output=True, env=limits.environment(folder), timeout=SECONDS,
+                                     stdin=subprocess.DEVNULL)  # fmt: skip
+            refused = json.loads(process.stdout)
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return tuple(around(kind))
+    return tuple(name for name in around(kind) if name not in refused)
+
+
+def lines() -> list[str]:
+    """A line for each wall: whether it works on this machine."""
+    lacks = (*missing(), *(name for name in missing("code") if name in OF_CODE))
+    stand = [f"{name}: {f'open: this machine has no {needs}' if name in lacks else 'walled off'}" for name, needs in around("code").items()]
+    return [*stand, "tasks whose scorers evaluate text " + ("need --unsafe-scorers" if missing() else "can be used"),
+            "rlflow serve code and --env python " + ("need --unsafe" if missing("code") else "can be used")]  # fmt: skip
+
+
+def _refused(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except OSError:
+        return True
+    return False
+
+
+def main() -> None:
+    """Put up the walls, try what each refuses, and print the names of those that refused."""
+    folder, kind = sys.argv[1], sys.argv[2]
+    writable = os.path.join(folder, "own")
+    os.mkdir(writable)
+    Path(folder, "secret").touch()
+    if kind == "code":
+        walls.around_code(writable, MEGABYTES, SECONDS)
+    else:
+        walls.around_scorers(writable)
+    attempts: dict[str, Callable[[], object]] = {
+        "network": lambda: socket.socket().close(),
+        "programs": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        "signals": lambda: os.kill(os.getppid(), 0),
+        "files": lambda: os.mkdir(os.path.join(folder, "made")),
+        "processes": Path(f"/proc/{os.getppid()}/environ").read_bytes,
+        "reading": Path(folder, "secret").read_bytes,
+        "outliving the server": kernel.outlive,
+        "shared memory": lambda: mmap.mmap(-1, mmap.PAGESIZE).close(),
+        "limits": lambda: [os.dup(1) for _ in range(walls.OPEN)],
+    }
+    print(json.dumps([name for name in attempts if name in around("code" if kind == "code" else "scorers") and _refused(attempts[name])]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The launcher: the process that a shell waits for, above the one that runs. It gives the shell the right exit code of the run.
+
+A run that is killed because its interpreter hangs has no exit code of its own, and one that C code ends with code 0 has a wrong one. So the
+command that starts a run forks before anything is loaded: the child runs, the parent passes signals on and waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+
+from rlflow.processes.watchdog import kin
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HEAVY = "torch"  # once this is loaded there are threads, which no child would have
+CLOSE_SECONDS = 15.0  # the watchdog may take, once the run has ended, to end what is left of it
+SEEN_SECONDS = 0.2  # within which the run reports that it has received a ctrl-C itself
+VANISHED = 1  # exit code for a run that ended with 0 without reporting that it was done
+SEEN, DONE, VERDICT = b"i", b"d", b"v"  # messages: a SIGINT was received; the code of an exit; the code of a run that was killed
+
+_pipe: int | None = None  # the writing end, in the process that runs
+_at_once = False
+
+
+def pipe() -> int:
+    """The descriptor of the pipe to the launcher; -1 where there is no launcher."""
+    return -1 if _pipe is None else _pipe
+
+
+def leave_at_once() -> None:
+    """Have this process exit without the exit handlers of libraries, which would wait for processes that are gone."""
+    global _at_once
+    _at_once = True
+
+
+def leaves_at_once() -> bool:
+    """Whether ``leave_at_once`` was called."""
+    return _at_once
+
+
+def seen(number: int) -> None:
+    """Tell the launcher that the run has received a signal itself."""
+    if number == signal.SIGINT:
+        _tell(SEEN)
+
+
+def done(code: int) -> None:
+    """The run is about to exit with a code."""
+    _tell(DONE, code)
+
+
+def _tell(kind: bytes, value: int = 0) -> None:
+    if _pipe is not None:
+        with contextlib.suppress(OSError):
+            os.write(_pipe, kind + bytes([value]))
+
+
+def apart() -> int | None:
+    """Fork: the child goes on with the command, and this process waits for it as its launcher.
+
+    Gives None in the child, and here, once the child has ended, its exit code. Gives None without a fork in a process that has threads
+    already, and on a system that is not Linux."""
+    global _pipe
+    if sys.platform != "linux" or HEAVY in sys.modules or threading.active_count() > 1:
+        return None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    reading, writing = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+    parent = os.getpid()
+    try:
+        child = os.fork()
+    except OSError:
+        child = -1
+    if child > 0:
+        os.close(writing)
+        return Launcher(child, reading).wait()
+    os.close(reading)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if child == 0:
+        kin.die_with(parent)
+        _pipe = writing
+    return None
+
+
+class Launcher:
+    """Waits for the child that runs. ``pipe_end``: the descriptor from which its messages are read."""
+
+    def __init__(self, child: int, pipe_end: int) -> None:
+        self.child, self._pipe_end = child, pipe_end
+        self._messages: list[tuple[bytes, int]] = []
+        self._passed_on = [number for number in PASSED_ON if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]  # nohup
+        kin.adopt()
+
+    def wait(self) -> int:
+        """Wait for the child, and give its exit code. Where a signal killed the child, this process kills itself with it too."""
+        while not self._ended():
+            info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
+            if info.si_signo in self._passed_on and not self._received_too(info):
+                os.kill(self.child, info.si_signo)
+        self._read_to_the_end()
+        status = os.waitpid(self.child, 0)[1]
+        kin.end_all(lambda: [pid for pid in kin.still(kin.descendants(os.getpid())) if not kin.left_alone(pid)])
+        return self._code(status)
+
+    def _ended(self) -> bool:
+        """Whether the child has ended. It is not collected yet, so that the watchdog can look at it; other children, whose parents have
+        ended, are."""
+        while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if info.si_pid == self.child:
+                return True
+            os.waitpid(info.si_pid, 0)
+        return False
+
+    def _received_too(self, info: signal.struct_siginfo) -> bool:
+        """Whether the child has received this signal itself: a terminal sends it to both processes, and so may another process. It matters
+        for ctrl-C alone, since a second one means more than the first."""
+        if info.si_signo != signal.SIGINT:
+            return False
+        limit = time.monotonic() + SEEN_SECONDS
+        while (SEEN, 0) not in self._messages and time.monotonic() < limit:
+            self._read(limit - time.monotonic())
+        if reported := (SEEN, 0) in self._messages:
+            self._messages.remove((SEEN, 0))
+        return reported or info.si_code > 0  # sent by the kernel, to both processes
+
+    def _read(self, seconds: float) -> bool:
+        """Take in the messages that come within so many seconds. Gives whether more may come."""
+        if not select.select([self._pipe_end], [], [], max(seconds, 0.0))[0]:
+            return True
+        data = os.read(self._pipe_end, 1 << 10)  # what is written at once comes at once
+        self._messages += [(data[i : i + 1], data[i + 1]) for i in range(0, len(data) - 1, 2)]
+        return bool(data)
+
+    def _read_to_the_end(self) -> None:
+        """Take in messages until the child and the watchdog have closed the pipe, or CLOSE_SECONDS have passed: a forked process may keep
+        it open."""
+        limit = time.monotonic() + CLOSE_SECONDS
+        while self._read(limit - time.monotonic()) and time.monotonic() < limit:
+            pass
+
+    def _code(self, status: int) -> int:
+        code, messages = os.waitstatus_to_exitcode(status), dict(self._messages)
+        if VERDICT in messages:
+            return messages[VERDICT]
+        if code >= 0:
+            return code if code or DONE in messages else VANISHED
+        _die_by(-code)
+        return 128 - code
+
+
+def _die_by(number: int) -> None:
+    """Kill this process with the signal, so that a shell sees how the run has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)

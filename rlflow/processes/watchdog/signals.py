@@ -1,0 +1,86 @@
+"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal. The first one ends the run at a point from which it can be
+resumed; a second ctrl-C ends it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from rlflow.processes.watchdog import launcher
+
+ASKING = launcher.PASSED_ON  # the launcher above the run passes on what asks the run to stop
+
+
+class StopSignals:
+    """While inside, the first SIGINT, SIGTERM or SIGHUP calls ``ask``, and a ctrl-C after it raises KeyboardInterrupt. Without effect
+    outside the main thread, where Python takes no signals. ``wakeup``: a descriptor to which the number of each signal is written, even
+    while C code keeps the interpreter's lock; -1 for none."""
+
+    def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
+        self._ask, self._wakeup = ask, wakeup
+        self._before: dict[int, object] = {}
+        self._wakeup_before = -1
+        self.asked = False  # whether a signal has asked to stop
+        self.over = False  # whether the run has ended and is closing
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            if self._wakeup >= 0:
+                self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            self._before = {number: signal.signal(number, self._received) for number in stopping()}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._before and self._wakeup >= 0:
+            signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        launcher.seen(number)
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.asked:
+            self.asked = True
+            self._ask()
+
+
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """While inside, each signal that asks to stop raises KeyboardInterrupt, for what has nothing to save: a run that is being prepared, a
+    wait for others. Without effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def received(number: int, frame: FrameType | None) -> NoReturn:
+        launcher.seen(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, received) for number in stopping()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def own_terminations() -> Iterator[None]:
+    """Use around calls of a library whose native code takes SIGTERM, in whichever thread. Afterwards the handler from before has it again.
+    Without effect outside the main thread."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def stopping() -> list[signal.Signals]:
+    """The signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
+    return [number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]

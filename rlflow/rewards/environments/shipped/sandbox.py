@@ -1,0 +1,34 @@
+"""Runs code in this process, which can only compute.
+
+Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``, by the process PARENT, with which it
+ends. The code is in FILE; standard input is the code's own.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from rlflow.processes.sandbox import walls
+from rlflow.processes.watchdog import kin
+
+
+def main() -> None:
+    """Put up the walls, read the code, run it."""
+    kin.die_with(int(sys.argv[1]))
+    folder, megabytes, seconds = sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+    code = Path(sys.argv[5]).read_text("utf-8")
+    walls.around_code(folder, megabytes, seconds)
+    try:
+        exec(compile(code, "code", "exec"), {"__name__": "__main__"})
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.stdout.flush()
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

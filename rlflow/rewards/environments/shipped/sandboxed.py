@@ -1,0 +1,69 @@
+"""Runs a piece of code that a model or a stranger wrote in a process of its own behind walls, and takes what it prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from rlflow.processes.sandbox import limits
+from rlflow.processes.watchdog.kin import MARK
+
+PROGRAM = "rlflow.rewards.environments.shipped.sandbox"
+OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read and dropped
+
+
+class Ended(NamedTuple):
+    """How code ended."""
+
+    late: bool  # whether it was killed at its deadline
+    code: int  # exit code, or minus the number of the signal that ended it
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
+    """Run code in ``folder``, whose files it may read. ``megabytes``: of memory. ``seconds``: after which it is killed. Raises OSError, and
+    UnicodeEncodeError for texts with lone surrogates."""
+    with tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source, tempfile.TemporaryFile(dir=folder) as given:
+        for file, text in ((source, code), (given, stdin)):
+            file.write(text.encode())
+            file.seek(0)
+        command = [sys.executable, "-P", "-m", PROGRAM, str(os.getpid()), folder, str(megabytes), str(seconds), source.name]
+        began = time.monotonic()
+        child = subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
+                                 env=limits.environment(folder, [MARK]))  # fmt: skip
+        streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
+        try:
+            child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+        late = child.wait() == -signal.SIGKILL and time.monotonic() - began >= seconds
+        stdout, stderr = (stream.text() for stream in streams)
+    return Ended(late, child.returncode, stdout, stderr, time.monotonic() - began)
+
+
+class _Stream:
+    """Reads a stream to its end in a thread, and keeps its beginning."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._kept, self._stream = bytearray(), stream
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while data := self._stream.read1(1 << 16):  # type: ignore[attr-defined]
+                self._kept += data[: OUTPUT - len(self._kept)]
+
+    def text(self) -> str:
+        """The text that was kept, once the stream has ended."""
+        self._thread.join()
+        return self._kept.decode(errors="replace")

@@ -1,0 +1,76 @@
+"""`--env search`: the model searches a corpus between its thoughts, as Search-R1 (Jin et al. 2025, arXiv:2503.09516) has it.
+
+``<search>query</search>`` is answered with ``<information>passages</information>``; ``<answer>text</answer>`` ends the episode. The corpus
+is a JSON Lines file with the field ``text`` and, if wanted, ``title``, which BM25 ranks in the process of the environment; or a server
+that ranks passages is asked, such as `rlflow serve retrieve`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from rlflow.author.turn import Turn
+from rlflow.processes.clients.http import post
+from rlflow.rewards.environments.shipped.passages import BM25, Passages
+
+ASKED = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+ANSWERED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class Corpus:
+    """Passages of a file, ranked by BM25."""
+
+    def __init__(self, file: Path) -> None:
+        self.passages = Passages.of(file).texts
+        self.index = BM25(self.passages)
+
+    def best(self, query: str, count: int) -> list[str]:
+        """The passages that fit a query best, the best one first; none for a query without words."""
+        return [self.passages[number] for number, _ in self.index.ranked(query, count)]
+
+
+class Retriever:
+    """A server that ranks passages, such as `rlflow serve retrieve`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def best(self, query: str, count: int) -> list[str]:
+        """The passages that fit a query best, the best one first. Raises ConnectionError and ValueError for a server that fails."""
+        (documents,) = post(self.url, {"queries": [query], "topk": count, "return_scores": True})["result"]
+        return [str(document.get("text") or document["contents"]) for document in (each["document"] for each in documents)]
+
+
+@functools.lru_cache(maxsize=4)
+def corpus_of(file: Path) -> Corpus:
+    """The corpus in a file, indexed once for all episodes of a process."""
+    return Corpus(file)
+
+
+class Search:
+    """Answers searches. The answer is judged by the run's rewards, such as `task`, which read what stands between the tags."""
+
+    def __init__(
+        self, *, corpus: Path | None = None, retriever: str = "", topk: int = 3, opens: str = " <information>",
+        closes: str = "</information> ",
+    ) -> None:
+        """corpus: the file of passages. retriever: in its place the URL of a server, such as {search}/retrieve. topk: passages that a
+        search gives. opens, closes: what stands around them."""
+        if (corpus is None) == (not retriever):
+            raise ValueError("search needs either --env.corpus FILE or --env.retriever URL")
+        self.corpus: Corpus | Retriever = Retriever(retriever) if corpus is None else corpus_of(corpus)
+        self.topk, self.opens, self.closes = topk, opens, closes
+        self.searches = 0
+
+    def step(self, text: str) -> Turn:
+        """Carry out the last search of a turn, or end with its answer."""
+        if ANSWERED.search(text):
+            return Turn(done=True, log={"searches": self.searches})
+        queries = ASKED.findall(text)
+        if not queries:
+            return Turn(done=True, log={"searches": self.searches})
+        self.searches += 1
+        passages = self.corpus.best(queries[-1], self.topk)
+        return Turn(says=f"{self.opens}{' '.join(passages) or 'nothing was found'}{self.closes}")

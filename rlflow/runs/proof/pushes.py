@@ -1,0 +1,127 @@
+"""Gradients of the losses of an update by the quantities that the model computes: how strongly it is pushed to make each row's tokens
+likelier. The model's own quantities are used, and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlflow.author.batch import Batch
+from rlflow.author.joint import JointLoss, terms
+from rlflow.execution.computed import with_numbers
+from rlflow.runs.proof.rehearsal import RecordedUpdate
+from rlflow.training.learning import loss_columns, only_masked
+from rlflow.training.objective import MinibatchTotals, New, row_weights, weighted_sum
+from rlflow.training.rows import learnable, mask_counts, own_rows
+
+Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of the response
+
+
+@dataclass(frozen=True)
+class Push:
+    """The push of one update: minus the gradient of its objective by each quantity of the model, over the rows that it learns from."""
+
+    rows: Batch  # that are learned from, with their columns
+    by: Mapping[str, Tensor]  # quantity → [rows, T] or [rows]
+
+    @property
+    def main(self) -> Tensor:
+        """The push on the log-probs, values or scores, whichever the loss is of."""
+        return next(iter(self.by.values()))
+
+    @property
+    def of_rows(self) -> Tensor:
+        """float64 [rows]: the push on a row, by token."""
+        counts = mask_counts(self.rows).clamp(min=1)
+        push = self.main.double()
+        return push.sum(1) / counts if push.dim() == 2 else push
+
+    def felt(self, new: New) -> tuple[float, float]:
+        """Two shares of the push, from 0 to 1: what is left after pushes on rows with equal tokens are added up, and what is left after
+        each token's push is also multiplied by 1 - p, since a token of which the model is certain moves no weight. ``new``: the model's
+        quantities. Without any push both are 1."""
+        rows, numbers = keys(self.rows), dict[Row, int]()
+        index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
+        total, left, followed = 0.0, 0.0, 0.0
+        for push in map(Tensor.double, self.by.values()):
+            doubt = -torch.expm1(new.logprobs.double()) if new.logprobs is not None and push.dim() == 2 else 1.0  # 1 - p
+            sums = torch.zeros(len(numbers), *push.shape[1:], dtype=torch.float64).index_add(0, index, push)
+            certain = torch.zeros_like(sums).index_add(0, index, push * doubt)
+            total, left, followed = total + float(push.abs().sum()), left + float(sums.abs().sum()), followed + float(certain.abs().sum())
+        return (left / total, followed / total) if total else (1.0, 1.0)
+
+    def equals(self, other: Push) -> bool:
+        """Whether both push the same rows by the same bits."""
+        same = len(self.rows) == len(other.rows) and keys(self.rows) == keys(other.rows)
+        return same and all(torch.equal(push, other.by[name]) for name, push in self.by.items())
+
+    def apart(self, other: Push) -> float:
+        """How far the two are apart, over the size of the first; infinite where they push other rows."""
+        if len(self.rows) != len(other.rows) or self.main.shape != other.main.shape or keys(self.rows) != keys(other.rows):
+            return float("inf")
+        size = self.main.double().norm()
+        return float((self.main.double() - other.main.double()).norm() / size) if size else float(bool(other.main.any()))
+
+
+def keys(batch: Batch) -> list[Row]:
+    """Identify each row by its tokens."""
+    prompts, tokens = _ragged(batch, "prompt_tokens"), _ragged(batch, "tokens")
+    return list(zip(prompts, tokens, strict=True))
+
+
+def _ragged(batch: Batch, name: str) -> list[tuple[int, ...]]:
+    data = batch.data[name]
+    assert data.lengths is not None
+    return [tuple(row.tolist()) for row in torch.split(data.value, data.lengths.tolist())]
+
+
+def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
+    """The update with the rows that it would learn from, and its settings as numbers."""
+    settings, batch = with_numbers(update.settings, update.batch, update.loss.signature)
+    return replace(update, batch=learnable(batch, update.loss).batch, settings=settings)
+
+
+def objective(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The number that an update minimises in one step over all of its rows, 0-d float64, as the trainer averages it. ``also``: columns in
+    place of the rows' own."""
+    batch, rest = update.batch, dict(update.settings)
+    for name in ("after", "epochs", "minibatch"):
+        rest.pop(name, None)
+    mean = rest.pop("mean")
+    counts, mask = mask_counts(batch), (also or {}).get("mask", batch["mask"])
+    if also and "mask" in also:
+        counts = mask.sum(1)
+    own = own_rows(batch, update.loss) if isinstance(update.loss, JointLoss) else None
+    totals, new = MinibatchTotals.of(counts, own), only_masked(new, mask)
+    shares = []
+    for number, term in enumerate(terms(update.loss, rest, mean)):
+        index = torch.arange(len(batch)) if term.where is None else batch[term.where].bool().nonzero()[:, 0]
+        if not len(index):
+            continue
+        columns = _columns(batch, term.loss, index, also or {})
+        weights = row_weights(counts[index], term.mean, totals.of_loss(number))
+        value, _ = term.loss(new.rows(index, mask.shape[1]), *columns, **term.settings)
+        shares.append(term.scale * weighted_sum(value, mask[index], weights, term.mean))
+    return sum(shares[1:], shares[0]) if shares else torch.zeros((), dtype=torch.float64)
+
+
+def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tensor]) -> Sequence[object]:
+    names = [p.name for p in loss.signature.columns]  # type: ignore[attr-defined]
+    values = loss_columns(batch, loss, torch.device("cpu"))  # type: ignore[arg-type]
+    values = [also.get(name, value) for name, value in zip(names, values, strict=True)]
+    everything = len(index) == len(batch)
+    return [value if everything or value is None or isinstance(value, Tensor) and value.dim() == 0 else
+            value[index] if isinstance(value, Tensor) else [value[i] for i in index.tolist()] for value in values]  # fmt: skip
+
+
+def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Push:
+    """The push of an update where the model computes ``new``."""
+    leaves = New(**{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()})
+    wanted = {name: x for name in update.loss.new if (x := getattr(leaves, name)) is not None}
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        value = objective(update, leaves, also)
+        slopes = torch.autograd.grad(value, list(wanted.values()), allow_unused=True) if value.requires_grad else [None] * len(wanted)
+    return Push(update.batch, {name: torch.zeros_like(x) if g is None else -g for (name, x), g in zip(wanted.items(), slopes, strict=True)})

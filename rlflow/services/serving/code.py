@@ -1,0 +1,153 @@
+"""`rlflow serve code`: runs Python that strangers or models wrote, in SandboxFusion's form.
+
+``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB": …, "files": {name: base64}}``
+gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …, "run_result": {"status", "return_code", "stdout", "stderr",
+"execution_time"}, …}``. Each request has a process of its own behind walls: no network, no program, no other process, no change of a file,
+and none to read but the request's own, the interpreter's and its packages.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from annotated_types import MaxLen
+from pydantic import BaseModel
+
+from rlflow.errors import PlanError, listed
+from rlflow.extras import require
+from rlflow.processes.sandbox import probe
+from rlflow.rewards.environments.shipped import sandboxed
+from rlflow.services.serving.server import EXTRA, application
+
+LANGUAGES = ("python",)  # that are run
+SECONDS, LONGEST = 10.0, 60.0  # of a request that names none; the most that one may name
+MEGABYTES, MOST_MEGABYTES = 512, 4096  # of memory, likewise
+FILES = 1000  # most files of a request
+BODY = 16 << 20  # most bytes of a request
+PREFIX = "rlflow-code-"  # begins the names of servers' folders
+
+
+class Code(BaseModel):
+    """A request."""
+
+    code: str
+    language: str = "python"
+    stdin: str | None = None
+    run_timeout: float = SECONDS
+    compile_timeout: float = SECONDS
+    memory_limit_MB: int = -1
+    files: Annotated[dict[str, str | None], MaxLen(FILES)] = {}
+    fetch_files: list[str] = []
+
+
+def runner(parallel: int, unsafe: bool = False) -> Any:
+    """The application that runs code, ``parallel`` processes at a time. Raises PlanError if this machine lacks a wall,
+    unless ``unsafe``."""
+    lacks = probe.missing("code")
+    if lacks and not unsafe:
+        raise PlanError.of("serve-unsafe", "code of strangers cannot be isolated here", found=f"no wall around {listed(lacks)}",
+                           expected="all that rlflow doctor lists under isolation",
+                           remedy="a newer Linux, or --unsafe: in a container that holds nothing else")
+    workers = require("anyio.to_thread", EXTRA)
+    folder = Folder()
+    isolation = {name: name not in lacks for name in probe.around("code")}
+    app = application("code", lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel}, BODY, folder.remove)
+    turns = require("anyio", EXTRA).CapacityLimiter(parallel)  # of threads: who waits for a turn holds none
+
+    async def run_code(asked: Code) -> dict[str, Any]:
+        answer: dict[str, Any] = await workers.run_sync(answered, asked, folder.path, limiter=turns)
+        return answer
+
+    app.add_api_route("/run_code", run_code, methods=["POST"])
+    return app
+
+
+class Folder:
+    """A server's folder for those of its requests. It is locked as long as the server lives, so that the next one removes it where this one
+    was killed."""
+
+    def __init__(self) -> None:
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            _remove_left(left)
+        made = tempfile.mkdtemp(prefix=f"making-{PREFIX}")
+        self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = str(Path(made).with_name(Path(made).name.removeprefix("making-")))
+        os.rename(made, self.path)
+
+    def remove(self) -> None:
+        """Remove the folder, as the server ends."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a folder of this user whose server is gone."""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(file)
+
+
+def answered(asked: Code, where: str | None = None) -> dict[str, Any]:
+    """Run the code of a request; SandboxFusion's answer. ``where``: the folder in which the request's own is made."""
+    refused = unsupported(asked)
+    if refused:
+        return _answer("SandboxError", refused, None)
+    with tempfile.TemporaryDirectory(prefix="request-", dir=where) as folder:
+        try:
+            _place(asked.files, Path(folder))
+        except (ValueError, OSError) as error:
+            return _answer("SandboxError", f"files: {error}", None)
+        result = _run(asked, folder)
+    good = result["status"] == "Finished" and result["return_code"] == 0
+    return _answer("Success" if good else "Failed", "", result)
+
+
+def unsupported(asked: Code) -> str:
+    """The part of a request that is not done here, in words; empty where all is."""
+    if asked.language not in LANGUAGES:
+        return f"language: found {ascii(asked.language)}, expected one of {listed(LANGUAGES)}"
+    for name, text in (("code", asked.code), ("stdin", asked.stdin or "")):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            return f"{name}: found a lone surrogate, expected text"
+    return "fetch_files: code may not write files, so there are none to fetch" if asked.fetch_files else ""
+
+
+def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"status": status, "message": message, "compile_result": None, "run_result": result, "executor_pod_name": None, "files": {}}
+
+
+def _place(files: Mapping[str, str | None], folder: Path) -> None:
+    """Write the files of a request. Raises ValueError and OSError for names that lead elsewhere and contents that are no base64."""
+    for name, content in files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ValueError(f"found the name {name!r}, expected a path below the working folder")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / path).write_bytes(base64.b64decode(content or "", validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"{name!r} is no base64: {error}") from None
+
+
+def _run(asked: Code, folder: str) -> dict[str, Any]:
+    """Run code in a process of its own, which is killed at its deadline."""
+    memory = min(asked.memory_limit_MB, MOST_MEGABYTES) if asked.memory_limit_MB > 0 else MEGABYTES
+    seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
+    done = sandboxed.ended(asked.code, folder, memory, seconds, asked.stdin or "")
+    return {"status": "TimeLimitExceeded" if done.late else "Finished", "execution_time": round(done.seconds, 3),
+            "return_code": None if done.late else done.code, "stdout": done.stdout, "stderr": done.stderr}  # fmt: skip

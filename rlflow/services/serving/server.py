@@ -1,0 +1,145 @@
+"""What all servers have in common: where they listen and who may ask, `/health`, and `/metrics` for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from rlflow.errors import PlanError
+from rlflow.extras import require
+from rlflow.processes.clients.http import TOKEN, token  # a variable and no flag, since other users see the flags of processes
+from rlflow.processes.declare import PORT
+
+DEFAULT_PORT = 8000
+EXTRA = "services"
+OPEN = ("/health",)  # paths that need no token
+LONGEST = 64 << 20  # bytes of a request's body
+
+
+def application(
+    name: str, health: Callable[[], Mapping[str, Any]], longest: int = LONGEST, end: Callable[[], object] = lambda: None
+) -> Any:
+    """A FastAPI application with `/health`, which says what ``health`` gives, at once, and `/metrics`. Where the variable TOKEN is set, all
+    but `/health` wants it as ``Authorization: Bearer``. ``longest``: bytes of a request's body. ``end`` is called when the server ends.
+    Raises PlanError where a package is missing."""
+    fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
+    responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
+
+    @contextlib.asynccontextmanager
+    async def living(app: Any) -> AsyncIterator[None]:
+        yield
+        end()
+
+    app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None, lifespan=living)
+    registry = prometheus.CollectorRegistry()
+    asked = prometheus.Counter("rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry)
+    seconds = prometheus.Histogram("rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry)
+    wanted = token()
+
+    async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
+        began, path = time.perf_counter(), request.url.path
+        if path in OPEN or allowed(request.headers.get("authorization", ""), wanted):
+            answer = await go_on(request)
+        else:
+            answer = responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
+        known = path if path in paths else "other"
+        asked.labels(known, str(answer.status_code)).inc()
+        seconds.labels(known).observe(time.perf_counter() - began)
+        return answer
+
+    async def malformed(request: Any, error: Any) -> Any:
+        """What is wrong, without what was sent: a text with a lone surrogate could not be sent back."""
+        detail = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
+        return fastapi.Response(json.dumps({"detail": detail}), 422, media_type="application/json")
+
+    async def healthy() -> dict[str, Any]:
+        return {"status": "ok", "server": name, **health()}
+
+    async def metrics() -> Any:
+        return fastapi.Response(prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    app.middleware("http")(counted)
+    app.add_middleware(_Bounded, longest=longest, refusal=responses.JSONResponse(
+        {"detail": f"found a body of more than {longest} bytes"}, 413))  # fmt: skip
+    app.add_exception_handler(exceptions.RequestValidationError, malformed)
+    app.add_api_route("/health", healthy, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
+    paths = _Paths(app)
+    return app
+
+
+class _Bounded:
+    """Refuses bodies of more than ``longest`` bytes before they are read, or once so much has come where their length is not said."""
+
+    def __init__(self, app: Any, longest: int, refusal: Any) -> None:
+        self._app, self._longest, self._refusal = app, longest, refusal
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        lengths = [value for name, value in scope.get("headers", ()) if name == b"content-length"]
+        if any(not value.isdigit() or len(value) > 18 or int(value) > self._longest for value in lengths):
+            await self._refusal(scope, receive, send)
+            return
+        left = self._longest
+
+        async def received() -> Any:
+            nonlocal left
+            message = await receive()
+            before, left = left, left - len(message.get("body", b""))
+            if left < 0 <= before:
+                await self._refusal(scope, receive, send)
+            return message if left >= 0 else {"type": "http.disconnect"}
+
+        async def sent(message: Any) -> None:
+            if left >= 0:  # else it is answered already
+                await send(message)
+
+        await self._app(scope, received, sent)
+
+
+class _Paths:
+    """The paths of an application, also of those that come later."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def __contains__(self, path: str) -> bool:
+        return any(getattr(route, "path", None) == path for route in self._app.routes)
+
+
+def allowed(header: str, token: str) -> bool:
+    """Whether a request with this Authorization header may be answered. An empty token wants none."""
+    return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
+
+def check_host(host: str) -> None:
+    """Raises PlanError for an address that others than this machine may reach, where no token is asked for."""
+    try:
+        inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        inside = False
+    if not inside and not token():
+        found = f"no token but blanks in the variable {TOKEN}" if os.environ.get(TOKEN) else f"no variable {TOKEN}"
+        raise PlanError.of("serve-token", f"others could ask a server at {host}", found=found,
+                           expected="an address of loopback, or a token that clients must send",
+                           remedy=f"leave out --host, or set {TOKEN}: clients send it as 'Authorization: Bearer …'")
+
+
+def chosen_port(port: int | None) -> int:
+    """The port that is named, else that of the variable PORT, as services of a run get it, else 8000. Raises PlanError for no port."""
+    written = os.environ.get(PORT, "")
+    if port is None and written and not (written.isdigit() and 0 < int(written) < 1 << 16):
+        raise PlanError.of("serve-port", f"the variable {PORT} is no port", found=written, expected="a number from 1 to 65535",
+                           remedy="--port NUMBER")
+    return port if port is not None else int(written or DEFAULT_PORT)
+
+
+def serve(app: Any, host: str, port: int) -> None:
+    """Answer requests until a signal ends the process."""
+    uvicorn = require("uvicorn", EXTRA)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)

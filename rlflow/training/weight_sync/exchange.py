@@ -1,0 +1,44 @@
+"""What ranks tell each other over their group, as plain values: lengths first, then JSON, bounded and checked. Who gets at a group's
+sockets, which know no secret, has no pickle to send."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
+
+from rlflow.training.weight_sync.transport import TransferError
+
+LARGEST = 256 << 20  # bytes that one rank may tell
+TEXT = TypeAdapter(str)
+T = TypeVar("T")
+
+
+def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """All-gather of plain values: what each rank of the group passed as ``own``, in rank order. Every rank of the group has to call it.
+    Raises TransferError for a value that is too long or not of this kind."""
+    return [_decoded(rank, raw, kind) for rank, raw in enumerate(_gathered(kind.dump_json(own), group))]
+
+
+def _gathered(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    lengths = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
+    dist.all_gather(list(lengths.view(-1, 1).unbind()), torch.tensor([len(own)]), group=group)
+    for rank, length in enumerate(lengths.tolist()):
+        if not 0 < length <= LARGEST:
+            raise TransferError(f"rank {rank} tells {length} bytes, expected at least one and at most {LARGEST}")
+    longest = int(lengths.max())
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    everything = torch.empty(len(lengths), longest, dtype=torch.uint8)
+    dist.all_gather(list(everything.unbind()), padded, group=group)
+    return [bytes(row[:length].numpy()) for row, length in zip(everything, lengths.tolist(), strict=True)]
+
+
+def _decoded(rank: int, raw: bytes, kind: TypeAdapter[T]) -> T:
+    try:
+        return kind.validate_json(raw, strict=True)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise TransferError(f"rank {rank} tells what it should not: {where + ': ' if where else ''}{error.errors()[0]['msg']}") from None

@@ -1,0 +1,208 @@
+"""A plan at work on one rank: bound once to its live memory, run after every update."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.errors import PlanError
+from rlflow.training.weight_sync.boxes import Box, lengths, volume
+from rlflow.training.weight_sync.layout import TensorShard
+from rlflow.training.weight_sync.plan import Leg, Round, TransferPlan
+from rlflow.training.weight_sync.shards import TensorViews
+from rlflow.training.weight_sync.transport import TransferError, Transport
+from rlflow.training.weight_sync.verify import Verifier
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Pairs of tensors that are copied on this rank without the network, bound to their memory."""
+
+    into: list[Tensor]
+    out_of: list[Tensor]
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[Tensor, Tensor]]) -> Copies:
+        """Copies from (destination, source) pairs."""
+        pairs = list(pairs)
+        return Copies([into for into, _ in pairs], [out_of for _, out_of in pairs])
+
+    def make(self) -> None:
+        """Copy every source into its destination, converted to its dtype."""
+        if self.into:
+            torch._foreach_copy_(self.into, self.out_of)
+
+
+class Resharder:
+    """Moves the weights of ``source`` on all ranks into the ``target`` of all ranks. Every rank makes one from the same plan, and calls
+    the same methods in the same order.
+
+    source: what this rank holds; target: where what it needs is to lie. Both stay bound: memory that moves needs a new Resharder.
+    buffers: 2 packs a bucket while the last one is on its way, 1 takes half the memory. verify_every: every so many runs digests of
+    what lies on all ranks are compared (0: never).
+    """
+
+    def __init__(
+        self, plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews], transport: Transport,
+        *, buffers: int = 2, verify_every: int = 0,
+    ) -> None:  # fmt: skip
+        _check_bound(plan, rank, source, target)
+        self.plan, self.rank, self.transport, self.buffers, self.verify_every = plan, rank, transport, buffers, verify_every
+        self.source, self.target, self.version, self.runs = source, target, -1, 0
+        self.rounds = [plan.round(index, rank) for index in range(len(plan.buckets))]
+        self.verifier = Verifier(plan, rank, source, target)
+        self._local = self._own()
+        self._bound: dict[tuple[int, int, bool], Copies] = {}
+        self._slot = 0
+        if self.rounds:
+            sent, received = (int(side[rank]) for side in plan.stats.largest)
+            transport.open(sent, received, buffers)
+
+    # -- a whole transfer --------------------------------------------------------------------------------------------------------
+
+    def run(self, version: int) -> None:
+        """Bring every destination to the trainers' weights. Raises TransferError where ranks are at different versions, where another
+        number of bytes came than was planned, and where a digest differs."""
+        before = self.transport.received
+        if self.rounds:
+            self._exchange(version)
+        else:
+            self.copy_local()
+        self.finish(version, self.transport.received - before)
+        if self.verify_every and self.runs % self.verify_every == 0:
+            self.verify()
+
+    def _exchange(self, version: int) -> None:
+        self.transport.begin(version)
+        self._send(0)
+        self.copy_local()
+        for index in range(len(self.rounds)):
+            self._take(index)
+        self._check_versions(version)
+
+    def _send(self, index: int) -> None:
+        self._slot = (self._slot + 1) % self.buffers
+        self._pack(index, self._slot).make()
+        self.transport.start(self._slot, self.rounds[index])
+
+    def _take(self, index: int) -> None:
+        """Wait for a bucket and unpack it, the next one under way."""
+        more, slot = index + 1 < len(self.rounds), self._slot
+        self.transport.wait()
+        if more and self.buffers > 1:
+            self._send(index + 1)
+        self._unpack(index, slot).make()
+        if self.buffers == 1:
+            self.transport.release()
+            if more:
+                self._send(index + 1)
+
+    def _check_versions(self, version: int) -> None:
+        if other := {rank: sent for rank, sent in self.transport.versions().items() if sent != version}:
+            raise TransferError(f"rank {self.rank} takes version {version}, but ranks send others: {other}")
+
+    def verify(self) -> None:
+        """Compare digests of what lies in all destinations with those of what the trainers hold. All ranks."""
+        self.verifier.check(self.transport.total)
+
+    def close(self) -> None:
+        """Let go of the bound memory and close the transport. The Resharder cannot be used afterwards."""
+        self._bound.clear()
+        self.transport.close()
+
+    # -- its steps, for a transport that is not called from here -------------------------------------------------------------------
+
+    def copy_local(self) -> None:
+        """Copy the elements that this rank needs and holds itself."""
+        self._local.make()
+
+    def pack(self, index: int) -> dict[int, Tensor]:
+        """Bucket ``index`` as messages, one for all ranks that get the same, by the first of them (``Round.first``): uint8, in memory that
+        the bucket takes which comes ``buffers`` later."""
+        bucket, slot = self.rounds[index], index % self.buffers
+        if (index, slot, True) not in self._bound:
+            departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
+            self._bound[index, slot, True] = Copies.of(departures)
+        self._bound[index, slot, True].make()
+        parts = torch.split(self.transport.outbox(slot)[: sum(bucket.sent)], list(bucket.sent))
+        return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
+
+    def relocate(self, source: Mapping[str, TensorViews]) -> None:
+        """Bind to new memory of this rank's shards. Their boxes must be those of the plan."""
+        _check_bound(self.plan, self.rank, source, self.target)
+        self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
+        self._bound.clear()
+        self._local = self._own()
+
+    def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
+        """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a message is missing or has
+        another length."""
+        expected = {peer: size for peer, size in enumerate(self.rounds[index].received) if size}
+        if (sizes := {peer: message.numel() for peer, message in messages.items()}) != expected:
+            raise TransferError(f"rank {self.rank} received bytes {sizes} by sender in bucket {index}, the plan says {expected}")
+        Copies.of(self._arrivals(self.rounds[index], messages)).make()
+
+    def finish(self, version: int, received: int) -> None:
+        """All is there; ``received`` bytes of it came from other ranks. Raises TransferError where the plan says another number."""
+        if received != (expected := int(self.plan.stats.inbound[self.rank])):
+            raise TransferError(f"rank {self.rank} received {received} bytes, the plan says {expected}")
+        self.version, self.runs = version, self.runs + 1
+
+    # -- what is copied where ----------------------------------------------------------------------------------------------------
+
+    def _pack(self, index: int, slot: int) -> Copies:
+        if (index, slot, True) not in self._bound:
+            self._bound[index, slot, True] = Copies.of(self._departures(self.rounds[index], self.transport.outbox(slot)))
+        return self._bound[index, slot, True]
+
+    def _unpack(self, index: int, slot: int) -> Copies:
+        if (index, slot, False) not in self._bound:
+            bucket = self.rounds[index]
+            self._bound[index, slot, False] = Copies.of(self._arrivals(bucket, self.transport.inbox(slot, bucket)))
+        return self._bound[index, slot, False]
+
+    def _departures(self, bucket: Round, outbox: Tensor, to: Container[int] | None = None) -> Iterable[tuple[Tensor, Tensor]]:
+        """to: the ranks whose messages are wanted; None: all."""
+        flat = outbox[: sum(bucket.sent)].view(getattr(torch, bucket.dtype))
+        for view, leg in zip(_views(flat, bucket.sends), bucket.sends, strict=True):
+            if to is None or leg.peer in to:
+                yield view, self._held(leg.name, leg.box)
+
+    def _arrivals(self, bucket: Round, messages: Mapping[int, Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
+        dtype = getattr(torch, bucket.dtype)
+        for peer, message in messages.items():
+            legs = [leg for leg in bucket.receives if leg.peer == peer]
+            for view, leg in zip(_views(message.view(dtype), legs), legs, strict=True):
+                yield from ((piece.at(leg.box), view) for piece in self.target[leg.name].around(leg.box))
+
+    def _own(self) -> Copies:
+        """The copies of elements that this rank needs and holds itself."""
+        return Copies.of(pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box))
+
+    def _straight(self, name: str, box: Box) -> Iterable[tuple[Tensor, Tensor]]:
+        return ((piece.at(box), self._held(name, box)) for piece in self.target[name].around(box))
+
+    def _held(self, name: str, box: Box) -> Tensor:
+        return self.source[name].around(box)[0].at(box)
+
+
+def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
+    """The place of each box in a message."""
+    sizes = [volume(leg.box) for leg in legs]
+    return (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True)) if legs else ()
+
+
+def _check_bound(plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
+    for side, layout, pieces in (("holds", plan.source, source), ("needs", plan.target, target)):
+        for name, expected in layout.of(rank).items():
+            bound = pieces[name].held() if name in pieces else TensorShard(expected.shape, expected.dtype, ())
+            if bound != expected:
+                raise PlanError.of(
+                    "reshard-bound", f"rank {rank} {side} {name!r} otherwise than it said when the plan was made",
+                    found=str(bound), expected=str(expected), remedy="make the plan from the layouts of the tensors that are bound",
+                )  # fmt: skip
+
+

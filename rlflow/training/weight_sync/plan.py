@@ -1,0 +1,279 @@
+"""What moves from which rank to which, bucket by bucket: the result of the planner, and what can be said of it beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlflow.training.weight_sync.boxes import Box
+from rlflow.training.weight_sync.layout import WeightLayout, width
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Pieces as columns: sender and receiver [P], boxes [P, ndim, 2]."""
+
+    sender: Numbers
+    receiver: Numbers
+    boxes: Numbers
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    @cached_property
+    def elements(self) -> Numbers:
+        """int64 [moves]: elements of each move."""
+        counts: Numbers = np.prod(self.boxes[:, :, 1] - self.boxes[:, :, 0], axis=1, dtype=np.int64)
+        return counts
+
+    def take(self, index: Numbers) -> Moves:
+        """The moves at ``index``, in that order."""
+        return Moves(self.sender[index], self.receiver[index], self.boxes[index])
+
+    @cached_property
+    def _by_sender(self) -> Numbers:
+        order: Numbers = np.lexsort((self.receiver, self.sender))
+        return order
+
+    @cached_property
+    def _by_receiver(self) -> Numbers:
+        order: Numbers = np.lexsort((self.sender, self.receiver))
+        return order
+
+    def sent_by(self, rank: int) -> list[tuple[int, Box]]:
+        """(receiver, box), by receiver."""
+        return self._picked(self._by_sender, self.sender, self.receiver, rank)
+
+    def received_by(self, rank: int) -> list[tuple[int, Box]]:
+        """(sender, box), by sender."""
+        return self._picked(self._by_receiver, self.receiver, self.sender, rank)
+
+    def _picked(self, order: Numbers, own: Numbers, peers: Numbers, rank: int) -> list[tuple[int, Box]]:
+        low, high = np.searchsorted(own[order], [rank, rank + 1])
+        index = order[low:high]
+        boxes = (tuple(map(tuple, box)) for box in self.boxes[index].tolist())
+        return list(zip(peers[index].tolist(), boxes, strict=True))
+
+    def traffic(self, ranks: int) -> Numbers:
+        """Elements from each rank to each: [ranks, ranks]."""
+        flat = np.bincount(self.sender * ranks + self.receiver, self.elements, ranks * ranks)
+        return flat.astype(np.int64).reshape(ranks, ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """How all tensors of one shape and layout move."""
+
+    parts: tuple[Moves, ...]  # each small enough for a bucket
+    local: Moves  # moves within a rank
+    missing: Numbers  # [ranks], elements that each rank needs and does not hold itself
+    outbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
+    inbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
+
+
+@dataclass(frozen=True)
+class Item:
+    """A part of a tensor on its way."""
+
+    name: str
+    template: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parts of tensors that move together, of one dtype on the wire."""
+
+    dtype: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A box of a tensor that goes to, or comes from, a peer."""
+
+    peer: int
+    name: str
+    box: Box
+
+
+def firsts(sends: Iterable[Leg]) -> dict[int, int]:
+    """Peer → the first peer that is sent the same elements."""
+    legs: dict[int, list[tuple[str, Box]]] = {}
+    for leg in sends:
+        legs.setdefault(leg.peer, []).append((leg.name, leg.box))
+    first_of: dict[tuple[tuple[str, Box], ...], int] = {}
+    return {peer: first_of.setdefault(tuple(elements), peer) for peer, elements in legs.items()}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by peer."""
+
+    dtype: str
+    sends: tuple[Leg, ...]
+    receives: tuple[Leg, ...]
+    sent: tuple[int, ...]  # bytes to each rank
+    received: tuple[int, ...]  # bytes from each rank
+    offsets: tuple[int, ...]  # bytes before the message to this rank in the bucket of each rank
+
+    @cached_property
+    def first(self) -> dict[int, int]:
+        """Peer → the first peer that gets the same elements from this rank: one message is enough for all of them."""
+        return firsts(self.sends)
+
+
+@dataclass(frozen=True, eq=False)
+class TransferPlan:
+    """All that moves from one layout of a model to another, in buckets."""
+
+    ranks: int  # of trainers and generators together
+    limit: int  # bytes of a bucket, for each rank and direction
+    templates: tuple[Template, ...]  # by number
+    names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
+    buckets: tuple[Bucket, ...]  # in the order in which they move
+    source: WeightLayout  # layout of the trainers
+    target: WeightLayout  # layout of the generators
+    unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
+    node_of: tuple[int, ...] = field(default=())  # machine of each rank
+
+    def moves(self) -> Iterator[tuple[str, str, Moves]]:
+        """(name, dtype on the wire, pieces) of all that is sent."""
+        for bucket in self.buckets:
+            for item in bucket.items:
+                yield item.name, bucket.dtype, self.templates[item.template].parts[item.part]
+
+    def local(self, rank: int) -> list[tuple[str, Box]]:
+        """(tensor, box) of everything that the rank copies from its own memory."""
+        boxes_of = [template.local.sent_by(rank) for template in self.templates]
+        return [(name, box) for name, (template, _) in self.names.items() for _, box in boxes_of[template]]
+
+    def round(self, index: int, rank: int) -> Round:
+        """Bucket ``index`` as ``rank`` sees it."""
+        bucket, sends = self.buckets[index], self.sends(index, rank)
+        receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
+        traffic = self.traffic(index) * width(bucket.dtype)
+        offsets = traffic[:, :rank].sum(axis=1)
+        return Round(bucket.dtype, sends, receives, *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)))
+
+    def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
+        """The elements that ``rank`` sends in bucket ``index``, by receiver."""
+        bucket = self.buckets[index]
+        return self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
+
+    def _parts(self, bucket: Bucket) -> list[Moves]:
+        return [self.templates[item.template].parts[item.part] for item in bucket.items]
+
+    def _pieces(self, bucket: Bucket, pieces_of: list[list[tuple[int, Box]]]) -> tuple[Leg, ...]:
+        pairs = zip(bucket.items, pieces_of, strict=True)
+        pieces = [Leg(peer, item.name, box) for item, moved in pairs for peer, box in moved]
+        return tuple(sorted(pieces, key=lambda piece: piece.peer))  # stable: within a peer both sides keep the order of the bucket
+
+    def traffic(self, index: int) -> Numbers:
+        """Elements from each rank to each in a bucket: [ranks, ranks]."""
+        total = np.zeros((self.ranks, self.ranks), np.int64)
+        for part in self._parts(self.buckets[index]):
+            total += part.traffic(self.ranks)
+        return total
+
+    @cached_property
+    def stats(self) -> Stats:
+        """Bytes of the transfer by rank."""
+        return Stats.of(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """Bytes of each rank, [ranks]."""
+
+    inbound: Numbers  # received
+    outbound: Numbers  # sent
+    local: Numbers  # copied within the rank
+    bound: Numbers  # needed and not held, below which no plan without compression can go
+    across: int  # bytes that go from machine to machine
+    largest: tuple[Numbers, Numbers]  # (most that a rank sends in one bucket, most that it receives)
+
+    @staticmethod
+    def of(plan: TransferPlan) -> Stats:
+        """Counted from the plan alone; nothing is moved."""
+        zero, node = np.zeros(plan.ranks, np.int64), np.array(plan.node_of)
+        inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
+        sent, received, across = zero.copy(), zero.copy(), 0
+        far = [[int(p.elements[node[p.sender] != node[p.receiver]].sum()) for p in template.parts] for template in plan.templates]
+        for bucket in plan.buckets:
+            out, into, size = zero.copy(), zero.copy(), width(bucket.dtype)
+            for item in bucket.items:
+                template = plan.templates[item.template]
+                out += template.outbound[item.part] * size
+                into += template.inbound[item.part] * size
+                across += far[item.template][item.part] * size
+            inbound, outbound = inbound + into, outbound + out
+            sent, received = np.maximum(sent, out), np.maximum(received, into)
+        local_elements = [by_rank(t.local.receiver, t.local.elements, plan.ranks) for t in plan.templates]
+        for index, dtype in plan.names.values():
+            local += local_elements[index] * width(dtype)
+            bound += plan.templates[index].missing * width(dtype)
+        return Stats(inbound, outbound, local, bound, across, (sent, received))
+
+    def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
+        """Bytes that a transfer takes beside the model: at most 2 buckets with one buffer each way, 4 with two. receives: whether the
+        transport has buffers of its own for what comes, as all-to-all does and a shared segment does not."""
+        sent, received = (int(side[rank]) for side in self.largest)
+        return buffers * (sent + (received if receives else 0))
+
+    def extra(self, transport: str) -> int:
+        """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one buffer, and of two buckets
+        in the store; on another machine the receiver's has them once more. ``frozen``: in the store all that a sender sends."""
+        sent, received = (int(side.max(initial=0)) for side in self.largest)
+        return {"segment": 2 * sent, "handles": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received),
+                "frozen": max(sent + int(self.outbound.max(initial=0)), 2 * received)}[transport]  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """Numbers of the rank with the most of each, in bytes."""
+        names = {"inbound": self.inbound, "outbound": self.outbound, "local": self.local, "bound": self.bound}
+        numbers: dict[str, Any] = {name: int(column.max(initial=0)) for name, column in names.items()}
+        peak = max((self.peak(rank, 1) for rank in range(len(self.inbound))), default=0)
+        return numbers | {"total": int(self.inbound.sum()), "across_nodes": self.across, "peak_single": peak, "peak_double": 2 * peak}
+
+
+def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
+    """int64 [ranks]: the sum of ``elements`` of each rank."""
+    return np.bincount(rank, elements, ranks).astype(np.int64)
+
+
+def summary(plan: TransferPlan) -> dict[str, Any]:
+    """The plan's numbers as plain values; ``describe`` says them in words."""
+    return {
+        "tensors": len(plan.names), "model_bytes": plan.target.nbytes, "ranks": plan.ranks, "buckets": len(plan.buckets),
+        "bucket_bytes": plan.limit, "unused": list(plan.unused), **plan.stats.as_json(),
+    }  # fmt: skip
+
+
+def describe(plan: TransferPlan) -> str:
+    """The plan's numbers in words, for people."""
+    facts = summary(plan)
+    size = {name: readable(value) for name, value in facts.items() if isinstance(value, int)}
+    lines = [
+        f"{facts['tensors']} tensors of {size['model_bytes']} over {facts['ranks']} ranks",
+        f"each rank receives at most {size['inbound']} (bound {size['bound']}), sends at most {size['outbound']}, "
+        f"copies at most {size['local']} from itself",
+        f"{size['total']} in all, {size['across_nodes']} of it between nodes",
+        f"{facts['buckets']} buckets of at most {size['bucket_bytes']}; peak extra memory {size['peak_single']} of a rank, "
+        f"{size['peak_double']} double-buffered",
+    ]
+    return "\n".join(lines + ([f"not needed: {len(plan.unused)} tensors of the trainer"] if plan.unused else []))
+
+
+def readable(count: int) -> str:
+    """Bytes for a reader."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"

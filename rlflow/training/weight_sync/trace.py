@@ -1,0 +1,187 @@
+"""Where an engine puts the weights that it is given, found out by watching its own ``load_weights``.
+
+The engine is given meta tensors, which have a shape and no memory. Views of them keep storage, offset and strides, so whatever a loader
+narrows, transposes or splits can be read off the copy that it makes at the end; the copy itself is left out. So there is no table of
+architectures, and fused, replicated and padded parameters need no case of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlflow.errors import PlanError, listed
+from rlflow.training.weight_sync.boxes import overlap, volume
+from rlflow.training.weight_sync.layout import Spread
+from rlflow.training.weight_sync.shards import ShardView, TensorViews, dtype_name
+from rlflow.training.weight_sync.strides import StridedAxis, Untraceable, places
+
+Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
+
+
+@dataclass
+class Traced:
+    """The record of a weight loader's copies: which tensors it wrote from which."""
+
+    pieces: dict[str, TensorViews] = field(default_factory=dict)  # Hugging Face tensor that the engine copies → where
+    modules: dict[str, set[str]] = field(default_factory=dict)  # tensor → modules of the engine that it goes to
+    failed: dict[str, str] = field(default_factory=dict)  # tensor that could not be followed → why
+    fallback: dict[str, str] = field(default_factory=dict)  # module that only the engine itself can load → why
+    #: tensor that goes where another one goes later → that other; they have the same values in any checkpoint
+    ties: dict[str, str] = field(default_factory=dict)
+
+    def loaded_by_engine(self) -> set[str]:
+        """The tensors that the engine has to be given whole: those of modules in ``fallback``, of modules that share a tensor with
+        these, and so on."""
+        names, modules = set(self.failed), set(self.fallback)
+        while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
+            names |= more
+            modules |= {module for name in names for module in self.modules.get(name, ())}
+        return names
+
+
+def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
+    """Destinations on this rank for the tensors that the trainers have (their shapes and dtypes). load: the model's ``load_weights``
+    unless given. No memory of the model is written. Raises PlanError for a parameter of the engine that nothing reaches."""
+    load = load or model.load_weights  # type: ignore[assignment]
+    memory = {name: parameter.data for name, parameter in model.named_parameters()}
+    traced = Traced()
+    while True:
+        recorder = _Recorder(model, tensors)
+        problem = _attempt(load, recorder, {name: spread for name, spread in tensors.items() if name not in traced.failed})
+        _restore(model, memory)
+        if problem is None:
+            break
+        traced.failed |= problem
+    traced.failed |= recorder.failed
+    traced.ties = recorder.ties
+    _fill(traced, recorder, tensors)
+    _check_reached(model, traced, recorder)
+    return traced
+
+
+def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Spread]) -> dict[str, str] | None:
+    """One pass; the tensor at which the loader failed, and how."""
+    assert load is not None
+    try:
+        with torch.no_grad(), recorder:
+            load(recorder.metas(tensors))
+    except Exception as error:  # whatever a loader does with a tensor that has no memory
+        if recorder.current is None:
+            raise
+        return {recorder.current: f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+    return None
+
+
+def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
+    """Loaders that assign a tensor have put one without memory in the parameter's place."""
+    for name, parameter in model.named_parameters():
+        if name in memory and parameter.data.data_ptr() != memory[name].data_ptr():
+            parameter.data = memory[name]
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each copy from a tensor without memory into the model's, in place of making it."""
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors, self.current = tensors, None
+        self.names: dict[int, str] = {}
+        self.references: list[Tensor] = []
+        self.failed: dict[str, str] = {}
+        self.ties: dict[str, str] = {}
+        self.copies: dict[tuple[Any, ...], tuple[str, ShardView, str]] = {}
+        self.parameters: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.parameters.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+
+    current: str | None
+
+    def metas(self, tensors: Mapping[str, Spread]) -> Iterator[tuple[str, Tensor]]:
+        for name, spread in tensors.items():
+            meta = torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device="meta")
+            self.references.append(meta)
+            self.names[meta.untyped_storage()._cdata] = name
+            self.current = name
+            yield name, meta
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[1].device.type == "meta" and args[0].device.type != "meta":
+            self._record(args[0], args[1])
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, into: Tensor, out_of: Tensor) -> None:
+        name = self.names.get(out_of.untyped_storage()._cdata)
+        if name is None:
+            self.failed[str(self.current)] = "the loader computes with it"
+            return
+        engine = self._parameter(into)
+        if engine is None:
+            self.failed[name] = "the loader copies it to memory that is no parameter"
+            return
+        view = out_of.expand(into.shape)
+        start, end = int(view.storage_offset()), int(into.storage_offset())
+        axes = [StridedAxis(*axis) for axis in zip(into.shape, view.stride(), into.stride(), strict=True)]
+        try:
+            for place in places(self.tensors[name].shape, start, axes, end) if into.numel() else ():
+                sizes = tuple(high - low for low, high in place.box)
+                key = (into.untyped_storage().data_ptr(), place.offset, sizes, place.strides)
+                piece = ShardView(place.box, into.detach().as_strided(sizes, place.strides, place.offset))
+                if key in self.copies and self.copies[key][0] != name:
+                    self.ties[self.copies[key][0]] = name
+                self.copies[key] = (name, piece, engine)  # what comes later replaces what was there
+        except Untraceable as problem:
+            self.failed[name] = str(problem)
+
+    def _parameter(self, into: Tensor) -> str | None:
+        """The name of the parameter that has this memory, None where there is none."""
+        for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
+            end = parameter.storage_offset() + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
+            if parameter.numel() and parameter.storage_offset() <= into.storage_offset() <= end:
+                return name
+        return None
+
+
+def _fill(traced: Traced, recorder: _Recorder, tensors: Mapping[str, Spread]) -> None:
+    views: dict[str, list[ShardView]] = {}
+    for name, piece, engine in recorder.copies.values():
+        views.setdefault(name, []).append(piece)
+        traced.modules.setdefault(name, set()).add(engine.rpartition(".")[0])
+    for name, pieces in views.items():
+        dtypes = {dtype_name(piece.view) for piece in pieces}
+        if len(dtypes) > 1 or _cross(pieces):
+            traced.failed[name] = "its copies overlap in part, or are of several dtypes"
+        traced.pieces[name] = TensorViews(tensors[name].shape, min(dtypes), tuple(pieces))
+    for name in traced.failed:
+        for module in traced.modules.get(name, ()):
+            traced.fallback[module] = f"{name}: {traced.failed[name]}"
+        traced.pieces.pop(name, None)
+
+
+def _cross(pieces: list[ShardView]) -> bool:
+    boxes = list(dict.fromkeys(piece.box for piece in pieces))
+    return any(volume(overlap(one, other)) for i, one in enumerate(boxes) for other in boxes[i + 1 :])
+
+
+def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> None:
+    """Each parameter of the engine is copied to, or is in a module that the engine has to load."""
+    storages = {key[0] for key in recorder.copies}
+    missed = []
+    for name, parameter in model.named_parameters():
+        if not parameter.numel():
+            traced.fallback[name.rpartition(".")[0]] = f"{name} has no memory: the engine keeps it packed"
+        elif parameter.untyped_storage().data_ptr() not in storages:
+            missed.append(name)
+    if missed and not traced.failed:
+        raise PlanError.of(
+            "reshard-unreached", f"the engine's parameter {missed[0]!r} takes nothing of what the trainer has",
+            found=listed(missed), expected=f"a copy from one of {len(recorder.tensors)} tensors", remedy="train and sample the same model",
+        )  # fmt: skip
+    for name in missed:
+        traced.fallback[name.rpartition(".")[0]] = "; ".join(f"{tensor}: {why}" for tensor, why in traced.failed.items())

@@ -1,0 +1,79 @@
+"""Dispatch modes: three built in, and those that are registered."""
+
+import pytest
+import torch
+
+from rlflow import ALL, DP_COMPUTE, RANK0, Batch, FlowError, StageError, register_dispatch, row, scalar, stage
+from rlflow.author.dispatch import MODES
+
+
+def halves(batch, ranks):
+    return batch.chunk(2 * ranks)
+
+
+def joined(outputs, batch):
+    return Batch.concat(outputs)
+
+
+@pytest.fixture
+def mode():
+    yield register_dispatch("HALVES", halves, joined)
+    del MODES["HALVES"]
+
+
+def test_modes_print_as_their_names():
+    assert [str(mode) for mode in (DP_COMPUTE, ALL, RANK0)] == ["DP_COMPUTE", "ALL", "RANK0"]
+
+
+def test_a_registered_mode_splits_and_merges(mode):
+    seen = []
+
+    @stage(gives={"doubled": row("float32")}, dispatch=mode)
+    def doubled(scores):
+        seen.append(len(scores))
+        return 2 * scores, {"rows": float(len(scores))}
+
+    assert doubled(Batch.of(scores=[1.0, 2.0, 3.0]))["doubled"].tolist() == [2.0, 4.0, 6.0]
+    assert seen == [2, 1]
+
+
+def test_a_mode_that_loses_rows_is_an_error_that_names_the_counts():
+    lossy = register_dispatch("LOSSY", halves, lambda outputs, batch: outputs[0])
+    try:
+        same = stage(gives={"same": row("float32")}, dispatch=lossy)(lambda scores: scores)
+        with pytest.raises(StageError, match="dispatch LOSSY: found 2 rows of same, expected 3 of same"):
+            same(Batch.of(scores=[1.0, 2.0, 3.0]))
+    finally:
+        del MODES["LOSSY"]
+
+
+def test_a_name_is_registered_once(mode):
+    assert register_dispatch("HALVES", halves, joined) is mode
+    with pytest.raises(ValueError, match="the mode 'HALVES' exists"):
+        register_dispatch("HALVES", halves, lambda outputs, batch: outputs[0])
+    with pytest.raises(ValueError, match="the mode 'RANK0' exists"):
+        register_dispatch("RANK0", halves, joined)
+
+
+def test_all_gives_a_tuple_of_one_value_per_rank_and_rank0_one_value():
+    everywhere = stage(gives={"x": scalar("float32")}, dispatch=ALL)(lambda scores: scores.sum())
+    once = stage(gives={"x": scalar("float32")}, dispatch=RANK0)(lambda scores: scores.sum())
+    batch = Batch.of(scores=[1.0, 2.0])
+    assert everywhere(batch)["x"] == (torch.tensor(3.0),)
+    assert once(batch)["x"] == torch.tensor(3.0)
+
+
+def test_nothing_is_split_because_of_its_type_or_length():
+    @stage(gives={"same": row("float32")})
+    def same(scores, *, table, names):
+        assert (len(table), names) == (2, ["a", "b"])
+        return scores
+
+    same(Batch.of(scores=[1.0, 2.0]), table=torch.zeros(2), names=["a", "b"])
+
+
+def test_a_missing_column_of_a_plain_call_is_named_with_its_place():
+    same = stage(gives={"same": row("float32")})(lambda score: score)
+    with pytest.raises(FlowError) as caught:
+        same(Batch.of(scores=[1.0]))
+    assert (caught.value.problems[0].nearest, caught.value.problems[0].place.path) == ("scores", __file__)

@@ -1,0 +1,37 @@
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rlflow.benchmarks.cells import compile_cells
+from rlflow.benchmarks.runner import Runner
+from rlflow.benchmarks.suite import read_suite
+from rlflow.compiler.trace.compile import TraceOptions
+
+COUNTING = Path(__file__).parent / "counting.py"
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """A suite from its text, in which SYSTEM stands for the counting system."""
+
+    def write(text, name="suite"):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(textwrap.dedent(text).replace("SYSTEM", str(COUNTING)))
+        return read_suite(path)
+
+    return write
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Run a suite in a folder; the lines that were said."""
+
+    def run(suite, folder="out", decided=lambda measured: False, budget=None):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        said = []
+        cells = compile_cells(suite, lambda config: TraceOptions())
+        whole = Runner(suite, cells, tmp_path / folder, said.append, decided, budget).run()
+        return whole, said, {cell.cell.name: cell.key for cell in cells}
+
+    return run

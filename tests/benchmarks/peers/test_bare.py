@@ -1,0 +1,39 @@
+"""The floor of bare calls, on the small model that the suites make."""
+
+import pytest
+import torch
+
+from rlflow.benchmarks.cells import PEERS
+from rlflow.benchmarks.child import load_system
+from rlflow.benchmarks.suites.fixed_shape import make
+
+LENGTHS = '{"lengths": [5, 1, 9, 2, 3, 4]}'
+
+
+def prepared(folder, **flags):
+    """Bare calls on two prompts × two samples of recorded lengths, ready for their first iteration."""
+    (folder / "own.json").write_text(LENGTHS)
+    flags = {"model": str(folder / "model"), "data": str(folder / "data.jsonl"), "prompts": 2, "samples": 2, "lr": 1e-3,
+             "lengths": str(folder / "own.json"), "iterations": 3, **flags}
+    system = load_system(str(PEERS / "bare.py"))
+    assert system.prepare({"flags": flags}, str(folder), 0)["iterations"] == 3
+    return system
+
+
+@pytest.mark.slow
+def test_bare_calls_sample_as_many_tokens_as_the_list_says_and_train(tmp_path):
+    make(tmp_path)
+    system = prepared(tmp_path)
+    before = [parameter.detach().clone() for parameter in system.model.parameters()]
+    first, last = system.iterate(2), system.iterate(2)
+    assert [row["iteration"] for row in (*first["iterations"], *last["iterations"])] == [0, 1, 2]
+    assert [row["tokens"] for row in (*first["iterations"], *last["iterations"])] == [17, 13, 18]
+    assert (first["ended"], last["ended"]) == (False, True)
+    assert any((one != other).any() for one, other in zip(before, system.model.parameters(), strict=True))
+    apart = prepared(tmp_path, rows=1)
+    apart.iterate(3)
+    for whole, part in zip(system.model.parameters(), apart.model.parameters(), strict=True):
+        torch.testing.assert_close(whole, part, rtol=1e-4, atol=1e-5)
+    low = prepared(tmp_path, dtype="bfloat16")
+    assert low.iterate(1)["iterations"][0]["tokens"] == 17
+    assert {parameter.dtype for parameter in low.model.parameters()} == {torch.bfloat16}

@@ -1,0 +1,39 @@
+"""The process of a cell: a line is answered by a line, whatever the system does."""
+
+import io
+import json
+from pathlib import Path
+
+from rlflow.benchmarks.child import serve
+
+COUNTING = Path(__file__).parent / "counting.py"
+
+
+def asked(path, *requests):
+    answers = io.StringIO()
+    serve(str(path), io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), answers)
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+def test_each_request_is_answered_and_the_end_of_them_closes_the_system(tmp_path):
+    prepare = {"do": "prepare", "cell": {"flags": {"iterations": 3, "seconds": 0.5}}, "folder": str(tmp_path), "seed": 0}
+    answers = asked(COUNTING, prepare, {"do": "iterate", "count": 2}, {"do": "observe"})
+    assert answers[0] == {"value": {"iterations": 3}}
+    assert [row["iteration"] for row in answers[1]["value"]["iterations"]] == [0, 1]
+    assert answers[2] == {"value": {"fates": "trained", "closes": True}}
+    assert (tmp_path / "closed").exists()
+
+
+def test_what_a_system_raises_is_its_answer_and_it_goes_on(tmp_path):
+    prepare = {"do": "prepare", "cell": {"flags": {"fails": "prepare"}}, "folder": str(tmp_path), "seed": 0}
+    answers = asked(COUNTING, prepare, {"do": "observe"}, {"do": "remove"})
+    assert answers[0] == {"error": "ValueError: no such model"}
+    assert answers[1]["value"]["closes"]
+    assert answers[2] == {"error": "ValueError: there is no request 'remove'"}
+
+
+def test_a_file_without_a_system_is_an_error_and_no_end(tmp_path):
+    (tmp_path / "empty.py").touch()
+    (tmp_path / "broken.py").write_text("def")
+    assert "has no attribute 'System'" in asked(tmp_path / "empty.py", {"do": "observe"})[0]["error"]
+    assert "SyntaxError" in asked(tmp_path / "broken.py", {"do": "observe"})[0]["error"]

@@ -1,0 +1,75 @@
+"""Interpreters of other systems: read without running the file, pinned to what runs here, made once."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from rlflow.benchmarks import peer
+from rlflow.benchmarks.cells import PEERS
+from rlflow.benchmarks.process import CellFailed
+
+
+def test_requirements_are_read_without_running_the_file_and_get_the_versions_that_are_here(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("raise SystemExit\nREQUIRES = ('trl==1.16.0', 'torch', 'nowhere-on-earth')\n")
+    assert peer.requirements(file) == ("trl==1.16.0", f"torch=={version('torch')}", "nowhere-on-earth")
+    assert peer.requirements(PEERS / "bare.py") == ()
+    assert peer.requirements(PEERS / "trl.py")[0].startswith("trl==")
+    assert peer.requirements(PEERS / "verl.py")[:2] == (f"torch=={version('torch')}", f"ray=={version('ray')}")
+    assert peer.requirements(PEERS / "verl.py", "WITHOUT_DEPENDENCIES")[0].startswith("verl==")
+
+
+def test_a_system_without_requirements_runs_in_this_interpreter(tmp_path):
+    assert peer.interpreter(PEERS / "bare.py", print) == sys.executable
+
+
+def test_an_environment_that_is_there_is_not_made_again_and_another_requirement_makes_another(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+
+    def create(folder, **_):
+        made.append(folder)
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").symlink_to("/bin/true")
+
+    monkeypatch.setattr(peer.venv, "create", create)
+    file = tmp_path / "mine.py"
+    for requirement in ("one==1", "one==1", "one==2"):
+        file.write_text(f"REQUIRES = ({requirement!r},)\n")
+        assert Path(peer.interpreter(file, lambda text: None)).parent.parent == made[-1]
+    assert len(set(made)) == len(made) == 2
+
+
+def test_what_is_installed_without_what_it_requires_comes_last_and_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def create(folder, **_):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+        (folder / "bin" / "python").chmod(0o755)
+
+    monkeypatch.setattr(peer.venv, "create", create)
+    file = tmp_path / "mine.py"
+    file.write_text("REQUIRES = ('one==1', 'torch')\nWITHOUT_DEPENDENCIES = ('two==2',)\n")
+    first = peer.interpreter(file, lambda text: None)
+    calls = [line.partition("--quiet ")[2] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls == [f"one==1 torch=={version('torch')}", "--no-deps two==2"]
+    file.write_text("REQUIRES = ('one==1', 'torch', 'two==2')\n")
+    assert peer.interpreter(file, lambda text: None) != first
+
+
+def test_requirements_that_cannot_be_installed_are_the_cause_of_the_cells_failure(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def create(folder, **_):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").write_text("#!/bin/sh\necho 'no such package' >&2\nexit 1\n")
+        (folder / "bin" / "python").chmod(0o755)
+
+    monkeypatch.setattr(peer.venv, "create", create)
+    file = tmp_path / "mine.py"
+    file.write_text("REQUIRES = ('one==1',)\n")
+    with pytest.raises(CellFailed, match="one==1 cannot be installed: no such package"):
+        peer.interpreter(file, lambda text: None)

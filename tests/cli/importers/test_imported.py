@@ -1,0 +1,47 @@
+"""What is made of settings as a whole: each key has one lot, and the file says them as tables."""
+
+import tomllib
+
+import pytest
+
+from rlflow.cli.importers.imported import Imported, Keys, at_home
+
+KEYS = Keys("other", "1.0", {"a.rate": 0.5, "a.form": "x"}, {"a.noise": (0, None)}, ("log.*",))
+
+
+def imported(**source):
+    settings = Imported(KEYS, {name.replace("__", "."): value for name, value in source.items()}, "grpo")
+    settings.take("a.rate", "actor.lr", lambda value: value * 2)
+    if settings.value("a.form", "--hp.form") == "y":
+        settings.refuse("a.form", "there is one form")
+    settings.finish()
+    return settings
+
+
+@pytest.mark.parametrize(("source", "lots"), [
+    ({"a__rate": 1.0}, (["a.rate"], [], [])), ({"a__form": "y"}, ([], ["a.form"], [])), ({"a__noise": 0}, ([], [], ["a.noise"])),
+    ({"a__noise": 0.1}, ([], ["a.noise"], [])), ({"log__to": "x"}, ([], [], ["log.to"])), ({"b": 1}, ([], ["b"], [])),
+])  # fmt: skip
+def test_each_key_is_taken_or_not_supported_or_means_nothing_here(source, lots):
+    settings = imported(**source)
+    assert (list(settings.counterparts), list(settings.unsupported), settings.meaningless()) == lots
+    assert settings.flags == {"actor.lr": 2 * source.get("a__rate", 0.5)}
+
+
+def test_a_default_of_theirs_that_has_no_counterpart_is_a_difference():
+    settings = imported()
+    settings.refuse("a.form", "there is one form")
+    assert (settings.differs, settings.unsupported) == ({"a.form": "there is one form"}, {})
+    assert "# differs: a.form: there is one form" in settings.toml("run.toml")
+
+
+def test_the_file_has_tables_of_flags_and_is_toml(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = imported()
+    settings.flags |= {"data": ["~/a.parquet", 'b "c".jsonl'], "data.max_prompt": 4, "eval": ["val=~/d"], "prompts": 8, "model": "org/name"}
+    settings.finish()
+    assert tomllib.loads(settings.toml("run.toml")) == {
+        "eval": ["val=/home/somebody/d"], "prompts": 8, "model": "org/name", "actor": {"lr": 1.0},
+        "data": {"source": ["/home/somebody/a.parquet", 'b "c".jsonl'], "max_prompt": 4}}  # fmt: skip
+    assert settings.by_hand == ["--model: a folder, as of hf download org/name --local-dir FOLDER"]
+    assert at_home("hp.form", "~") == "~"

@@ -1,0 +1,164 @@
+"""Orders that follow from a graph: columns, weights, paths."""
+
+import networkx as nx
+import pytest
+
+from rlflow import choose, concat, flow, loss, stage
+from rlflow.compiler.graph.model import Graph, Node, Op, weight_order
+from rlflow.compiler.trace.compile import compile_flow
+
+
+@loss
+def policy_loss(new, logprobs):
+    return logprobs - new.logprobs, {}
+
+
+def test_rewards_and_forwards_of_ppo_run_side_by_side(ppo):
+    passes = ["reward", "reference.logprobs", "actor.logprobs", "critic.values"]
+    assert all(ppo.concurrent(one, other) for one in passes for other in passes if one != other)
+
+
+def test_updates_of_two_models_run_side_by_side(ppo):
+    assert ppo.concurrent("actor.update", "critic.update")
+
+
+def test_a_model_is_read_before_it_is_written():
+    @flow
+    def f(prompts, actor):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= actor.logprobs(batch)
+        actor.logprobs(batch, gives="ref_logprobs")  # nothing reads it, and still it comes first
+        actor.update(batch, policy_loss)
+
+    assert "actor.logprobs#2" in compile_flow(f).graph.before("actor.update")
+
+
+def test_updates_of_one_model_keep_program_order_and_later_sampling_waits():
+    @flow
+    def f(prompts, actor):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+        actor.update(batch, policy_loss)
+        second = actor.generate(prompts, max_tokens=4)
+        second |= actor.logprobs(second)
+        actor.update(second, policy_loss)
+
+    graph = compile_flow(f).graph
+    assert "actor.update" in graph.before("actor.update#2")
+    assert "actor.update#2" in graph.before("actor.generate#2")
+    assert nx.dag_longest_path_length(graph.order) == 7
+
+
+def test_joined_rows_wait_for_what_makes_each_part():
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        best = choose(batch, top="scores", count=1, per="group")  # whose columns are all of the rows that it chose from
+        both = concat(batch, best)
+        both |= actor.logprobs(both)
+        actor.update(both, policy_loss)
+
+    assert "choose" in compile_flow(f).graph.before("concat")
+
+
+def node(number, op, role, **fields):
+    return Node(number, op, f"{op}{number}", 0, role=role, **fields)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "order"),
+    [
+        ("RR", set()),
+        ("RW", {(0, 1)}),
+        ("WR", {(0, 1)}),
+        ("WW", {(0, 1)}),
+        ("RRW", {(0, 2), (1, 2)}),
+        ("WRRW", {(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)}),
+    ],
+)
+def test_reads_stand_between_the_writes_around_them(nodes, order):
+    made = tuple(node(i, Op.UPDATE if letter == "W" else Op.LOGPROBS, "actor") for i, letter in enumerate(nodes))
+    assert {(a, b) for a, b, _ in weight_order(made)} == order
+
+
+def test_a_stage_with_side_effects_on_a_role_writes_it():
+    assert node(0, Op.STAGE, "actor", pure=False).writes == {"actor"}
+    assert node(0, Op.STAGE, "actor").writes == frozenset()
+
+
+def test_an_iteration_may_change_roles_that_are_trained_and_those_that_a_stage_with_side_effects_is_given():
+    @stage(on="reference", pure=False)
+    def moved(reference, scores):
+        return {}
+
+    @stage(on="critic")
+    def measured(critic, scores):
+        return {}
+
+    @flow
+    def f(prompts, actor, reference, critic, reward):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= reward(batch)
+        moved(batch)
+        measured(batch)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+
+    graph = compile_flow(f).graph
+    assert graph.changed_roles == ("actor", "reference")
+    assert [node.name for node in graph.nodes if node.impure_stage] == ["moved"]
+
+
+def test_stages_with_side_effects_keep_program_order_and_others_need_not():
+    @stage(pure=False)
+    def noted(scores):
+        return {}
+
+    @stage
+    def seen(scores):
+        return {}
+
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= reward(batch)
+        noted(batch)
+        seen(batch)
+        noted(batch)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+
+    graph = compile_flow(f).graph
+    assert "noted" in graph.before("noted#2")
+    assert graph.concurrent("seen", "noted#2")
+    assert graph.carried(graph.by_name["noted"].id, graph.by_name["noted#2"].id) == "side effects"
+
+
+def test_a_repeat_has_the_side_effects_of_its_body():
+    inner = node(1, Op.STAGE, None, pure=False)
+    assert node(0, Op.REPEAT, None, body=Graph("body", (node(0, Op.STAGE, None), inner), ())).impure_stage is inner
+
+
+def test_a_repeat_reads_what_its_body_reads(repeated):
+    body = repeated.by_name["repeat.body"]
+    assert body.reads == {"actor", "reward"}
+    assert "repeat.body" in repeated.before("actor.update")
+
+
+def test_the_longest_path_of_ppo_goes_through_its_stages(ppo):
+    path = ppo.longest_path()
+    assert path[:2] == ["prompts", "actor.generate"]
+    assert path[-4:-1] == ["charge_kl", "gae", "normalise"]
+    assert path[-1].endswith(".update")
+    assert len(path) == 7
+
+
+def test_the_order_has_no_cycle_and_keeps_to_program_order(ppo, repeated):
+    for graph in (ppo, repeated):
+        assert all(before < after for before, after in graph.order.edges)
+
+
+def test_a_node_knows_its_outputs(ppo):
+    assert str(ppo.by_name["gae"].output("returns").kind) == "token float32"

@@ -1,0 +1,69 @@
+"""Where nodes run by what they read: how many bytes a row of a column is taken for; and pools that share devices."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow import PlanError
+from rlflow.author.columns import row, text, token
+from rlflow.compiler.placement import GRAIN, Placement, in_threads, parse_pools, parse_shares, shared_kind, typical_bytes
+
+
+def test_a_column_of_unknown_kind_counts_as_a_number_for_each_row():
+    assert typical_bytes(None) == typical_bytes(row("float32")) == 4
+
+
+@pytest.mark.parametrize(("heavy", "light"), [(row("int64"), row("float32")), (row("float32"), row("bool")), (token("float32"), text),
+                                              (text, row("int64"))])  # fmt: skip
+def test_what_has_more_bytes_as_a_rule_counts_for_more(heavy, light):
+    assert typical_bytes(heavy) > typical_bytes(light) > 0
+
+
+def test_pools_name_their_part_of_each_device():
+    text = "actor=2@gpu0.5, critic=2@gpu=0.25,rest=3@gpus.25,all=1"
+    assert parse_pools(text) == {"actor": 2, "critic": 2, "rest": 3, "all": 1}
+    assert parse_shares(text) == {"actor": Fraction(1, 2), "critic": Fraction(1, 4), "rest": Fraction(1, 4)}
+    assert (shared_kind(text), shared_kind("all=2"), shared_kind("a=1@cpus=0.5")) == ("gpu", "", "cpu")
+    assert parse_shares("train=2,rollout=2") == {}
+
+
+def test_ranks_of_all_pools_are_threads_or_none_are():
+    text = "train=2@threads, rollout=1@threads"
+    assert in_threads(text)
+    assert parse_pools(text) == {"train": 2, "rollout": 1}
+    assert (parse_shares(text), shared_kind(text)) == ({}, "")
+    assert not in_threads("all=2")
+    assert not in_threads("a=1@gpu0.5,b=1@gpu0.5")
+    with pytest.raises(PlanError, match="some pools are threads of this process and others are not") as refused:
+        in_threads("train=2@threads,rollout=1,rest=1@cpu0.5")
+    assert refused.value.problems[0].remedy == "add @threads to rollout, rest"
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("a=2@thread", "names no pool"), ("a=2@threads0.5", "names no pool"), ("a=0@threads", "names no pool"),
+    ("a=2@gpu0", "names no part of a device"), ("a=2@gpu1.5", "names no part of a device"), ("a=2@gpu0.00001", "names no part of a device"),
+    ("a=2@tpu0.5", "names no pool"), ("a=2@gpu", "names no pool"), ("a=0@gpu0.5", "names no pool"), ("a=1,a=1@gpu0.5", "names no pool"),
+    ("a=1@gpu0.5,b=1@cpu0.5", "devices of several kinds"),
+])  # fmt: skip
+def test_parts_that_cannot_be_had_are_refused(text, told):
+    with pytest.raises(PlanError, match=told):
+        parse_shares(text)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, GRAIN)), min_size=1, max_size=6))
+def test_no_device_is_given_away_twice_and_ranks_of_pools_on_it_have_equal_numbers(pools):
+    names = {f"p{number}": each for number, each in enumerate(pools)}
+    placement = Placement({name: ranks for name, (ranks, _) in names.items()},
+                          shares={name: Fraction(part, GRAIN) for name, (_, part) in names.items()})  # fmt: skip
+    groups = placement.devices()
+    assert {*sum(groups, ())} == set(names)
+    for group in groups:
+        assert sum(placement.shares[name] for name in group) <= 1
+        assert len({placement.pools[name] for name in group}) == 1
+
+
+def test_pools_with_whole_devices_share_none():
+    placement = Placement({"a": 2, "b": 2, "c": 2, "d": 2}, shares={"b": Fraction(1, 2), "d": Fraction(1, 2)})
+    assert placement.devices() == [("a",), ("b", "d"), ("c",)]

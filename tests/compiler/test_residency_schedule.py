@@ -1,0 +1,103 @@
+"""The fewest moves that fit, against all that could be."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.compiler.residency_schedule import MemorySchedule, MemoryStep, ModelPart, fewest, prove, too_large
+from rlflow.errors import PlanError
+
+PARTS = [ModelPart("actor", "trainer", name) for name in "abcd"]
+
+
+@st.composite
+def courses(draw):
+    """Up to four parts of unlike sizes over up to five moments, some with bytes in passing."""
+    parts = PARTS[: draw(st.integers(1, 4))]
+    sizes = {part: draw(st.integers(1, 6)) for part in parts}
+    needs = draw(st.lists(st.frozensets(st.sampled_from(parts)), min_size=1, max_size=5))
+    passing = [{ModelPart("actor", "generator", "cache"): draw(st.integers(0, 4))} for _ in needs]
+    moments = tuple(MemoryStep(str(at), *pair) for at, pair in enumerate(zip(needs, passing, strict=True)))
+    fixed = {ModelPart("reference", "trainer", "weights"): draw(st.integers(0, 3))}
+    return MemorySchedule("all", moments, sizes, fixed, draw(st.integers(4, 24)))
+
+
+def cost(course, awake):
+    moves = replace(course, awake=tuple(awake)).moves
+    return len(moves), sum(move.bytes for move in moves)
+
+
+def by_trying(course):
+    """The cost of the best of all ways to have parts there that fit."""
+    subsets = [frozenset(some) for count in range(len(course.sizes) + 1) for some in itertools.combinations(course.sizes, count)]
+    fitting = [[some for some in subsets if some >= moment.needs and course.held(moment, some) <= course.limit]
+               for moment in course.moments]  # fmt: skip
+    best = None
+    for start in fitting[0]:
+        costs = {start: (0, 0)}
+        for choices in [*fitting[1:], [start]]:
+            costs = {now: min((cost[0] + len(now ^ before), cost[1] + sum(course.sizes[part] for part in now ^ before))
+                              for before, cost in costs.items()) for now in choices}  # fmt: skip
+        best = min(best or costs[start], costs[start])
+    return best
+
+
+@given(courses())
+def test_no_way_that_fits_takes_fewer_moves_or_bytes(course):
+    if list(too_large(course)):
+        return
+    found = replace(course, awake=fewest(course))
+    assert prove(found) == found.peak <= course.limit
+    assert cost(course, found.awake) == by_trying(course)
+
+
+@given(courses())
+def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_asks_for(course):
+    problems = list(too_large(course))
+    hopeless = any(course.held(moment, moment.needs) > course.limit for moment in course.moments)
+    assert bool(problems) == hopeless
+    for problem in problems:
+        asked = int(problem.remedy.removeprefix("--memory ").partition(";")[0])
+        worst = max(course.held(moment, moment.needs) for moment in course.moments)
+        assert course.limit < asked <= worst
+    if problems:
+        assert not list(too_large(replace(course, limit=max(
+            int(problem.remedy.removeprefix("--memory ").partition(";")[0]) for problem in problems))))  # fmt: skip
+
+
+@given(courses())
+def test_where_everything_fits_nothing_moves(course):
+    course = replace(course, limit=course.peak_without)
+    found = replace(course, awake=fewest(course))
+    assert (found.moves, found.moving) == ((), False)
+    assert found.peak == found.peak_without
+
+
+def test_a_plan_that_does_not_hold_is_found_out():
+    one, other = PARTS[:2]
+    moments = (MemoryStep("first", frozenset([one])), MemoryStep("second", frozenset([other])))
+    course = MemorySchedule("all", moments, {one: 5, other: 6}, {}, 8)
+    assert prove(replace(course, awake=fewest(course))) == 6
+    with pytest.raises(PlanError, match="first on all"):
+        prove(replace(course, awake=(frozenset([one, other]), frozenset([other]))))
+    with pytest.raises(PlanError, match=r"missing actor\.trainer b"):
+        prove(replace(course, awake=(frozenset([one]), frozenset())))
+
+
+def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the_fewest_bytes_go():
+    small, large, unused = PARTS[:3]
+    moments = (MemoryStep("all", frozenset([small, large])), MemoryStep("alone", frozenset(), {ModelPart("x", "generator", "cache"): 5}))
+    course = MemorySchedule("all", moments, {small: 2, large: 3, unused: 4}, {}, 9)
+    awake = fewest(course)
+    assert awake == (frozenset([small, large]), frozenset([large]))
+    assert cost(course, awake) == (2, 4)
+
+
+def test_what_is_always_there_is_named_alone_or_after_what_is_needed():
+    weights, cache = ModelPart("actor", "trainer", "weights"), {ModelPart("actor", "generator", "cache"): 9}
+    for needs, said in ((frozenset(), "always"), (frozenset([weights]), "actor.trainer weights 5 bytes, and always")):
+        (problem,) = too_large(MemorySchedule("all", (MemoryStep("it", needs, {}),), {weights: 5}, cache, 8))
+        assert problem.found == f"{said} actor.generator cache 9 bytes"

@@ -1,0 +1,241 @@
+"""Streaming as a plan has it: which nodes are cut, and that the scheduler starts pieces with their chunks and loses nothing."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlflow.author.load import load_flow
+from rlflow.compiler.graph.model import Column, Op
+from rlflow.compiler.passes import plan
+from rlflow.compiler.passes.lanes import room_of
+from rlflow.compiler.placement import Placement
+from rlflow.compiler.plan import Streaming
+from rlflow.compiler.scheduler import Finish, Free, Scheduler, StartNode
+from rlflow.compiler.simulate import simulate
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
+
+ROLES = ("actor", "critic", "reference", "reward", "rewards")
+EXACT = frozenset(ROLES)
+POOLS = Placement({"train": 1, "rollout": 1}, dict.fromkeys(("actor", "critic", "reference"), "train"), {"actor": "rollout"})
+FORWARDS = ("actor.logprobs", "reference.logprobs", "critic.values")
+
+
+@cache
+def planned(name, chunks, exact=EXACT, pools=POOLS, by=EXACT):
+    return plan(program(name), pools, Streaming(chunks, by, exact))
+
+
+@cache
+def program(name):
+    return compile_flow(load_flow(name))
+
+
+def cut(made):
+    return {made.graph.nodes[i].name for i in made.in_pieces}
+
+
+def said(made):
+    return next(note.what for note in made.notes if note.name == "stream")
+
+
+def test_without_chunks_a_plan_is_what_it_was():
+    assert planned("ppo", 1, frozenset(), by=frozenset()) == plan(program("ppo"), POOLS)
+    assert said(planned("ppo", 1)) == "nothing is scored before all rows are sampled"
+    assert planned("ppo", 1).units == planned("ppo", 1).live
+
+
+def test_what_scores_rows_by_themselves_is_cut():
+    made = planned("ppo", 3)
+    assert cut(made) == {"reward", *FORWARDS}
+    assert said(made) == "actor.generate gives 3 chunks to reward, actor.logprobs, reference.logprobs, critic.values"
+    assert len(made.pieces) == 12
+    assert {made.works_in(i) for i in made.in_pieces} == {"rollout.io", "train"}
+    assert made.ahead == {}  # critic.update cannot go on from pieces
+
+
+def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
+    made = planned("ppo", 3, frozenset({"reward"}))
+    assert cut(made) == {"reward"}
+    assert said(made).endswith("; not to actor.logprobs, reference.logprobs, critic.values (rounds a row by the rows beside it)")
+    assert made.ahead
+
+
+@pytest.mark.parametrize("pools", [None, Placement({"all": 2}, dict.fromkeys(("actor", "critic", "reference"), "all"), {"actor": "all"})])
+def test_models_that_take_turns_with_the_sampling_are_not_cut(pools):
+    made = planned.__wrapped__("ppo", 3, pools=pools)
+    assert cut(made) == {"reward"}
+    assert "(takes turns with actor.generate)" in said(made)
+
+
+def test_a_generator_that_gives_all_rows_at_once_streams_nothing():
+    made = planned("ppo", 3, by=frozenset())
+    assert not made.pieces
+    assert "(the generator of actor gives all rows at once)" in said(made)
+
+
+def test_what_waits_for_all_rows_is_not_cut(tmp_path):
+    (tmp_path / "late.py").write_text("""
+from rlflow import flow, loss, stage
+
+@stage(gives="temperature", rows="group")
+def warmer(temperature):
+    return 2 * temperature
+
+@loss
+def policy_loss(new, logprobs, scores):
+    return new.logprobs * logprobs * scores[:, None], {}
+
+@flow
+def late(prompts, actor, reference, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= warmer(batch)
+    batch |= reference.logprobs(batch)
+    actor.update(batch, policy_loss)
+""")
+    made = plan(compile_flow(load_flow(str(tmp_path / "late.py"))), POOLS, Streaming(3, EXACT, EXACT))
+    assert cut(made) == {"reward"}
+    assert said(made).endswith("; not to reference.logprobs (reads warmer, which waits for all rows)")
+
+
+def test_the_body_of_a_repeat_is_cut_and_each_sampling_has_chunks_of_its_own():
+    (body,) = planned("dapo", 2).bodies.values()
+    assert cut(body) == {"reward"}
+    remax = planned("remax", 2)
+    assert len(remax.chunks) == 2
+    assert {len(ids) for ids in remax.chunks.values()} == {1}
+    assert len({piece.source for piece in remax.pieces.values()}) == 2
+
+
+def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
+    made = planned("ppo", 3, frozenset({"reward"}))
+    names, seen = {node.name: node.id for node in made.graph.nodes}, []
+    scheduler = Scheduler(made, room_of(POOLS))
+
+    def told(instructions):
+        scheduler.validate()
+        seen[:] = [made.node(i.node).name + (f" {made.pieces[i.node].chunk}" if i.node in made.pieces else "")
+                   for i in instructions if isinstance(i, StartNode)]  # fmt: skip
+        return seen
+
+    def pieces():
+        return [i for i in scheduler.running if i in made.pieces]
+
+    told(scheduler.begin())
+    assert told(scheduler.done(names["prompts"])) == ["actor.generate"]
+    first, second = made.chunks[names["actor.generate"]]
+    assert told(scheduler.released(first)) == ["reward 0"]
+    assert told(scheduler.done(pieces()[0])) == []
+    assert told(scheduler.released(second)) == ["reward 1"]
+    assert "reward 2" in told(scheduler.done(names["actor.generate"]))
+    assert told(scheduler.done(pieces()[0])) == []
+    assert told(scheduler.done(pieces()[0])) == ["reward"]  # joins what the pieces gave
+
+
+RATED = """
+from rlflow import flow, loss, row, stage
+
+@stage(gives={"hard": row("float32")})
+def rate(prompt_tokens):
+    return prompt_tokens[:, 0].float()
+
+@loss
+def policy_loss(new, logprobs, scores):
+    return new.logprobs * logprobs * scores[:, None], {}
+
+@flow
+def rated(prompts, actor, reward):
+    prompts |= rate(prompts)
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss)
+"""
+
+
+def test_a_piece_waits_for_what_else_it_reads(tmp_path):
+    """A reward that reads how hard a prompt is: its chunk is there before that is rated."""
+    (tmp_path / "rated.py").write_text(RATED)
+    reads = TraceOptions(1, ("completion", "answer", "hard"))
+    made = plan(compile_flow(load_flow(str(tmp_path / "rated.py")), None, reads), POOLS, Streaming(2, EXACT, frozenset({"reward"})))
+    names = {node.name: node.id for node in made.graph.nodes}
+    scheduler = Scheduler(made, room_of(POOLS))
+    scheduler.begin()
+    scheduler.done(names["prompts"])
+    assert scheduler.running == {names["rate"], names["actor.generate"]}
+    (chunk,) = made.chunks[names["actor.generate"]]
+    assert scheduler.released(chunk) == []
+    scheduler.validate()
+    assert {made.pieces[i.node].chunk for i in scheduler.done(names["rate"]) if isinstance(i, StartNode)} == {0}
+    scheduler.validate()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(["ppo", "remax", "online_dpo", "prime"]), st.integers(2, 5), st.booleans(), st.data())
+def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everything_is_freed(name, chunks, exact, data):
+    made = planned(name, chunks, EXACT if exact else frozenset({"reward"}))
+    fails, draw = data.draw(st.sampled_from([None, *made.units])), data.draw(st.randoms(use_true_random=False))
+    scheduler, over, started, there, stored = Scheduler(made, room_of(POOLS)), None, [], set(), set()
+    left = {source: list(ids) for source, ids in made.chunks.items()}
+    instructions = scheduler.begin()
+    while True:
+        scheduler.validate()
+        for instruction in instructions:
+            if isinstance(instruction, StartNode):
+                assert made.waits_for[instruction.node] <= there
+                started.append(instruction.node)
+            elif isinstance(instruction, Free):
+                assert set(instruction.columns) <= stored
+                stored -= set(instruction.columns)
+            else:
+                over = instruction
+        if over:
+            break
+        unit = draw.choice(sorted(scheduler.running))
+        if left.get(unit):  # a node that samples lets all its chunks go before it ends
+            there.add(left[unit][0])
+            instructions = scheduler.released(left[unit].pop(0))
+        elif unit == fails:
+            instructions = scheduler.failed(unit)
+        else:
+            there.add(unit)
+            stored |= set(made.gives[unit])
+            instructions = scheduler.done(unit)
+    assert over == Finish(fails is not None)
+    assert len(started) == len(set(started))
+    assert fails is not None or set(started) == set(made.units)
+    assert not stored
+
+
+SECONDS = {Op.GENERATE: 80.0, Op.LOGPROBS: 20.0, Op.VALUES: 20.0, Op.REWARD: 40.0, Op.UPDATE: 30.0}
+
+
+def seconds(node):
+    return SECONDS.get(node.op, 0.0)
+
+
+@pytest.mark.parametrize(("chunks", "makespan"), [(1, 200.0), (2, 170.0), (4, 155.0), (8, 147.5)])
+def test_in_virtual_time_scoring_moves_under_the_sampling(chunks, makespan):
+    """PPO: 80 s of sampling, then three forwards of 20 s in turn and two updates of 30 s. Of the forwards one chunk's is left after the
+    last row."""
+    simulation = simulate(planned("ppo", chunks), seconds, room_of(POOLS))
+    assert simulation.makespan == makespan
+    assert simulation.bound <= makespan
+    spans = [span for span in simulation.spans if span.node == "actor.generate"]
+    assert (len(spans), spans[-1].end) == (chunks, 80.0)
+
+
+def test_a_long_tail_leaves_more_room_than_even_lengths():
+    tailed = [simulate(planned("ppo", 4), seconds, room_of(POOLS), ended) for ended in (lambda rows: rows, lambda rows: rows**4)]
+    assert tailed[1].makespan <= tailed[0].makespan
+    first = [min(span.end for span in run.spans if span.node == "actor.generate") for run in tailed]
+    assert first == [20.0, 80.0 * 0.25**4]
+
+
+def test_columns_of_a_cut_node_are_those_of_the_node():
+    made = planned("ppo", 3)
+    (reward,) = (i for i in made.in_pieces if made.graph.nodes[i].name == "reward")
+    assert made.gives[reward] == (Column(reward, "scores"),)
+    assert all(made.gives[i] == () and made.reads[i] == frozenset() for i in made.pieces)

@@ -1,0 +1,49 @@
+"""What a loss or a stage asks of its rows, against rows of every history."""
+
+import pytest
+
+from rlflow import group, loss, row, text, token
+from rlflow.compiler.graph.model import RowAxis
+from rlflow.compiler.trace.rules import joined_kinds, missing, update_rules
+from rlflow.errors import Place
+
+
+@loss(rows="group")
+def of_groups(new, scores, group):
+    return new.logprobs, {}
+
+
+@loss
+def of_rows(new, scores):
+    return new.logprobs, {}
+
+
+ROWS = {
+    "of prompts": RowAxis(), "sampled": RowAxis(0, samples=4, grouped=True), "alone": RowAxis(0, samples=1, grouped=True),
+    "chosen": RowAxis(1, grouped=True, step="chosen"), "whole groups": RowAxis(1, samples=4, grouped=True, step="chosen"),
+}
+
+
+@pytest.mark.parametrize(("rows", "code"), [
+    ("of prompts", ["no-groups"]), ("sampled", []), ("alone", ["single-groups"]), ("chosen", ["thin-groups"]), ("whole groups", []),
+])  # fmt: skip
+def test_a_loss_of_groups_needs_groups_of_several_rows_and_one_of_rows_needs_none(rows, code):
+    assert [problem.code for problem in update_rules(of_groups, ROWS[rows], "it", None)] == code
+    assert list(update_rules(of_rows, ROWS[rows], "it", None)) == []
+
+
+@pytest.mark.parametrize(("kinds", "fit"), [
+    ([row("float32")], True), ([row("float32"), row("float32")], True), ([row("float32"), None], True), ([None, None], True),
+    ([group("float32"), row("float32")], True), ([row("float32"), token("float32")], False), ([row("float32"), row("int64")], False),
+    ([row("float32"), text], False),
+])  # fmt: skip
+def test_columns_of_one_name_are_joined_where_they_are_of_one_kind(kinds, fit):
+    problem = joined_kinds("bonus", kinds, None)
+    assert (problem is None) == fit
+    assert fit or (problem.code, problem.found) == ("joined-kinds", ", ".join(map(str, kinds)))
+
+
+def test_only_a_function_has_parameters_that_may_be_settings():
+    remedies = [missing("choose", "hard", ["prompt"], None, defined, ()).remedy for defined in (None, Place("mine.py", 3))]
+    assert [("'*'" in str(remedy)) for remedy in remedies] == [False, True]
+    assert remedies[0] == "merge the stage that gives it first: batch |= <stage giving 'hard'>(batch)"

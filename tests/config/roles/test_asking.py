@@ -1,0 +1,191 @@
+"""Rows that are asked become prompts by the tokenizer and the chat template of the role that samples from them."""
+
+import json
+import math
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sources import TASKS, TESTS
+
+from rlflow import ask, flow, loss, stage
+from rlflow.author.columns import text
+from rlflow.compiler.trace.compile import compile_flow
+from rlflow.config.flags import sort_values
+from rlflow.config.roles.asking import asking
+from rlflow.config.roles.roles import bind_roles
+from rlflow.data import open_data
+from rlflow.data.encode import TokenizerEncoder
+from rlflow.errors import PlanError
+from rlflow.rewards.environments.spec import parse_environment
+
+MODEL = TASKS / "arithmetic_model"
+
+
+@stage(gives={"question": text})
+def again(completion):
+    return [f"{said}+1=" for said in completion]
+
+
+@loss
+def gain(new, scores):
+    return -new.logprobs * scores[:, None], {}
+
+
+@flow
+def both(prompts, solver, critic, reward):
+    first = solver.generate(prompts, max_tokens=4)
+    asked = ask(first | again(first), "question")
+    mine = solver.generate(asked, max_tokens=4)
+    its = critic.generate(asked, max_tokens=4)
+    mine |= reward(mine)
+    its |= reward(its, gives="scores")
+    solver.update(mine, gain)
+    critic.update(its, gain)
+
+
+def encoder(solver, critic, **data):
+    values = {"model": str(MODEL), "solver.model": str(solver), "critic.model": str(critic), **data}
+    config = sort_values(values, ["solver", "critic", "reward"])
+    graph = compile_flow(both).graph
+    return asking(graph, bind_roles(graph, config), config)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A model folder whose tokenizer is told otherwise than that of the packaged model."""
+    folder = shutil.copytree(MODEL, tmp_path / "other")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "padding_side": "right", "model_max_length": 7}))
+    return folder
+
+
+def test_a_text_is_encoded_as_a_prompt_of_the_data_is():
+    texts = ["1+2=", "7"]
+    asked = encoder(MODEL, MODEL)
+    assert asked.encode(("solver",), texts) == TokenizerEncoder(MODEL).prompts(texts)
+    assert asked.longest == math.inf
+
+
+def test_what_is_too_long_for_a_prompt_of_the_data_is_too_long_to_be_asked():
+    assert encoder(MODEL, MODEL, **{"data.max_prompt": "12"}).longest == 12
+
+
+def test_roles_of_different_tokenizers_do_not_share_asked_rows(other):
+    with pytest.raises(PlanError) as caught:
+        encoder(MODEL, other)
+    assert "ask once for each role" in str(caught.value)
+    assert str(other) in str(caught.value)
+
+
+def test_a_copy_of_a_tokenizer_is_the_same_tokenizer(tmp_path):
+    copy = shutil.copytree(MODEL, tmp_path / "copy")
+    assert encoder(MODEL, copy).encode(("critic",), ["1+2="]) == encoder(MODEL, MODEL).encode(("critic",), ["1+2="])
+
+
+def test_a_text_that_follows_a_response_is_not_put_as_a_prompt():
+    asked = encoder(MODEL, MODEL)
+    ids, first = asked.encode(("solver",), ["1+2="])[0], TokenizerEncoder(MODEL).tokenizer.bos_token_id
+    assert asked.follow(("solver",), ["1+2="], [[5]])[0] == [number for number in ids if number != first]
+
+
+def test_ids_become_the_text_that_they_were_of():
+    asked = encoder(MODEL, MODEL)
+    assert asked.decode(("solver",), asked.encode(("solver",), ["1+2=", "7"])) == ["1+2=", "7"]
+
+
+def test_a_role_whose_model_cannot_be_told_of_its_tools_is_refused_at_once():
+    values = {"model": str(MODEL), "solver.model": str(MODEL)}
+    config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
+    tools = parse_environment(f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator", {})
+    with pytest.raises(PlanError, match=r"calculator\.py:\d+: tools are told of by a chat template, and the tokenizer of .* has none"):
+        asking(graph, bind_roles(graph, config), config, {"solver": tools})
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant={% endif %}"
+MESSAGES = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}, {"role": "user", "content": "7-4="}]
+
+
+@pytest.fixture
+def chatting(tmp_path):
+    """A model folder whose tokenizer has a chat template."""
+    folder = shutil.copytree(MODEL, tmp_path / "chatting")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": TEMPLATE}))
+    return folder
+
+
+def test_messages_go_through_the_chat_template_of_the_role_as_prompts_of_the_data_do(chatting):
+    asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting)
+    ids = asked.encode(("solver",), [MESSAGES, MESSAGES[:1], "1+2="])
+    expected = [tokenizer.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+                for messages in (MESSAGES, MESSAGES[:1])]  # fmt: skip
+    assert ids[:2] == [tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"] for text in expected]
+    assert ids[2] == ids[1], "a text is a user's message where there is a template"
+    with_system = encoder(chatting, chatting, **{"data.system": "add"}).encode(("solver",), [MESSAGES])
+    assert with_system == tokenizer.prompts([[{"role": "system", "content": "add"}, *MESSAGES]])
+
+
+def test_a_chat_template_gets_the_variables_of_the_data_for_what_is_asked_too(chatting):
+    file = chatting / "tokenizer_config.json"
+    template = TEMPLATE.replace("assistant={% endif %}", "assistant={{ day }}{% endif %}")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    asked = encoder(chatting, chatting, **{"data.template_kwargs": '{"day": "3"}'})
+    assert asked.decode(("solver",), asked.encode(("solver",), ["1+2="])) == ["user=1+2=;assistant=3"]
+
+
+CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]),
+                                                "content": st.text("0123456789+-=", max_size=5)}), min_size=1, max_size=4)  # fmt: skip
+
+
+def test_any_messages_have_the_ids_of_transformers_and_those_of_prompts_of_the_data(chatting, tmp_path):
+    asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting).tokenizer
+    file = tmp_path / "data.jsonl"
+
+    @settings(max_examples=3, deadline=None)  # each starts a process that renders
+    @given(st.lists(CONVERSATIONS, min_size=5, max_size=9))
+    def equal(conversations):
+        rows = asked.encode(("solver",), conversations)
+        assert rows == [tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in conversations]
+        questions = {number: each for number, each in enumerate(conversations) if each[-1]["role"] == "user"}
+        file.write_text("".join(json.dumps({"prompt": each, "answer": "3"}) + "\n" for each in questions.values()))
+        data = open_data(file, tokenizer=chatting) if questions else None
+        for row, number in enumerate(questions):
+            assert rows[number] == data.batch([row]).data["prompt_tokens"].value.tolist()
+
+    equal()
+
+
+def test_plain_text_beside_messages_stays_plain_where_chat_is_off(chatting):
+    asked, tokenizer = encoder(chatting, chatting, **{"data.chat": "false"}), TokenizerEncoder(chatting)
+    assert asked.encode(("solver",), ["1+2=", MESSAGES[:1]]) == tokenizer.prompts(["1+2=", MESSAGES[:1]])
+    one, other = asked.follow(("solver",), ["7-4=", MESSAGES[2:]], [[5], [5]])
+    assert asked.decode(("solver",), [one, other]) == ["7-4=", ";user=7-4=;assistant="]
+
+
+def test_messages_that_follow_a_response_are_turns_of_the_template(chatting):
+    asked = encoder(chatting, chatting)
+    later = [{"role": "system", "content": "5"}, {"role": "user", "content": "7-4="}]
+    ids = asked.follow(("solver",), ["7-4=", later], [[5], [5]])
+    assert asked.decode(("solver",), ids) == [";user=7-4=;assistant=", ";system=5;user=7-4=;assistant="]
+
+
+def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
+    for call in (lambda asked: asked.encode(("solver",), ["1", MESSAGES]), lambda asked: asked.follow(("solver",), [MESSAGES], [[5]])):
+        with pytest.raises(PlanError) as caught:
+            call(encoder(MODEL, MODEL))
+        assert "has no chat template" in str(caught.value)
+        assert "have the stage give text" in str(caught.value)
+
+
+def test_what_an_environment_says_becomes_control_tokens_where_that_is_allowed_alone(chatting):
+    values = {"model": str(chatting), "solver.model": str(chatting), "critic.model": str(chatting)}
+    config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
+    said, end = ["a<eos>"], TokenizerEncoder(chatting).tokenizer.eos_token_id
+    for allowed in (False, True):
+        spec = parse_environment("retry", {"control_tokens": "allow"} if allowed else {})
+        asked = asking(graph, bind_roles(graph, config), config, {"solver": spec})
+        assert (end in asked.speak(("solver",), said, [[5]])[0]) == allowed
+        assert end not in asked.encode(("solver",), said)[0]
+        assert end not in asked.speak(("critic",), said, [[5]])[0]

@@ -1,0 +1,115 @@
+"""The keeper, whoever calls in whatever order: what is needed is there, and never more than fits."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.compiler.residency_schedule import (
+    MemorySchedule,
+    MemoryStep,
+    ModelPart,
+    computing,
+    copying,
+    fewest,
+    learning,
+    parts,
+    sampling,
+    syncing,
+)
+from rlflow.errors import PlanError
+from rlflow.execution.mover import MemoryMover
+
+CACHE, GRADIENT = ModelPart("actor", "generator", "cache"), ModelPart("actor", "trainer", "gradient")
+SIZES = {ModelPart(role, half, what): size for role, half, what, size in [
+    ("actor", "trainer", "weights", 4), ("actor", "trainer", "optimizer", 8), ("actor", "generator", "weights", 4),
+    ("critic", "trainer", "weights", 4), ("critic", "trainer", "optimizer", 8), ("reference", "trainer", "weights", 4),
+]}  # fmt: skip
+CALLS = [("weights", syncing("actor")), ("sample", sampling("actor")), ("logprobs", computing("actor")), ("ref", computing("reference")),
+         ("values", computing("critic")), ("critic", learning("critic")), ("actor", learning("actor"))]  # fmt: skip
+BESIDE = [("saved", copying("actor")), ("saved too", copying("critic"))]
+
+
+def course(limit):
+    def moments(calls):
+        passing = {CACHE: 5, GRADIENT: 4}
+        return tuple(MemoryStep(step, needs.intersection(SIZES), {part: passing[part] for part in needs.intersection(passing)})
+                     for step, needs in calls)  # fmt: skip
+
+    made = MemorySchedule("all", moments(CALLS), SIZES, {}, limit, beside=moments(BESIDE))
+    return replace(made, awake=fewest(made))
+
+
+class Rank:
+    """What lies in a memory whose limit is never to be passed."""
+
+    def __init__(self, limit):
+        self.course, self.there, self.moved = course(limit), set(), []
+        self.keeper = MemoryMover(self.course)
+        for role, half in dict.fromkeys((part.role, part.half) for part in SIZES):
+            self.there |= parts(role, half, *(part.what for part in SIZES if (part.role, part.half) == (role, half)))
+            self.keeper.loaded(role, half, Half(self, role, half))
+        assert not self.there
+
+    def call(self, needs):
+        self.keeper.settle(needs)
+        passing = 5 * (CACHE in needs) + 4 * (GRADIENT in needs)
+        assert needs.intersection(SIZES) <= self.there
+        assert sum(SIZES[part] for part in self.there) + passing <= self.course.limit
+
+
+class Half:
+    def __init__(self, rank, role, half):
+        self.rank, self.role, self.half = rank, role, half
+
+    def sleep(self, *names):
+        gone = parts(self.role, self.half, *names)
+        assert gone <= self.rank.there
+        self.rank.there -= gone
+        self.rank.moved += [(part, True) for part in sorted(gone)]
+
+    def wake(self, *names):
+        back = parts(self.role, self.half, *names)
+        assert not back & self.rank.there
+        self.rank.there |= back
+        self.rank.moved += [(part, False) for part in sorted(back)]
+        assert sum(SIZES[part] for part in self.rank.there) <= self.rank.course.limit
+
+
+@pytest.mark.parametrize("limit", [16, 18, 20, 24, 28])
+def test_an_iteration_takes_the_moves_that_were_planned(limit):
+    rank = Rank(limit)
+    for _ in range(2):
+        for _, needs in CALLS:
+            rank.call(needs)
+    rank.keeper.told()
+    rank.moved.clear()
+    for _, needs in CALLS:
+        rank.call(needs)
+    assert sorted(rank.moved) == sorted((move.part, move.away) for move in rank.course.moves)
+    assert rank.keeper.told() == {"residency/moves": len(rank.moved), "residency/bytes": sum(SIZES[part] for part, _ in rank.moved)}
+
+
+@given(st.sampled_from([16, 18, 20, 24, 28]), st.lists(st.sampled_from([needs for _, needs in (*CALLS, *BESIDE)]), max_size=30))
+def test_calls_out_of_turn_never_pass_the_limit(limit, calls):
+    rank = Rank(limit)
+    for needs in calls:
+        rank.call(needs)
+
+
+def test_where_everything_fits_nothing_is_touched():
+    keeper = MemoryMover(course(100))
+    keeper.loaded("actor", "trainer", None)
+    keeper.settle(learning("actor"))
+    assert (keeper.told(), keeper.there) == ({}, set())
+    MemoryMover().settle(learning("actor"))
+
+
+def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
+    class Full:
+        def sleep(self, *names):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(PlanError, match="what the trainer of role 'actor' holds cannot be put away"):
+        MemoryMover(course(16)).loaded("actor", "trainer", Full())

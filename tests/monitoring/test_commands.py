@@ -1,0 +1,274 @@
+"""`rlflow runs`, `show`, `watch` and `doctor` on real runs, damaged ones and folders of others."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlflow.monitoring import status
+from rlflow.monitoring.doctor import reach, token_line
+from rlflow.monitoring.follow import follow
+from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.tables import settings, sparkline
+from rlflow.processes.interfaces import Interface
+from rlflow.processes.process import Process
+
+pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
+
+
+@pytest.fixture
+def runs(finished, tmp_path):
+    """runs/ with one run that is done."""
+    return shutil.copytree(finished, tmp_path / "runs")
+
+
+def judged(folder, iteration, share):
+    """Add an evaluation to a run's metrics."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": iteration, "evaluation/sampled": share, "evaluation/greedy": 1.0}) + "\n")
+
+
+def line_of(out, name):
+    return next(line for line in out.splitlines() if line.startswith(name)).split()
+
+
+def test_runs_lists_each_with_its_state_and_last_numbers(called, runs):
+    for state, name in (("running", "live"), ("failed", "broken"), ("interrupted", "stopped")):
+        shutil.copytree(runs / "ppo-1", runs / name)
+        status.write(runs / name, replace(status.begun("ppo", 9), state=state, iteration=2))
+    gone = replace(status.begun("ppo", 9), process=replace(Process.this(), pid=2**22 + 1))
+    status.write(shutil.copytree(runs / "ppo-1", runs / "killed"), gone)
+    (runs / "killed" / "metrics.jsonl").write_text("")
+    judged(runs / "live", 2, 0.375)
+    (runs / "not-a-run").mkdir()
+    (runs / "file").write_text("")
+    code, out, _ = called("runs")
+    assert code == 0
+    assert line_of(out, "run")[:7] == ["run", "flow", "state", "iteration", "accuracy", "reward", "age"]
+    assert line_of(out, "ppo-1")[1:4] == ["ppo", "done", "3/3"]
+    assert line_of(out, "live")[1:5] == ["ppo", "running", "3/9", "37.5%"]
+    assert [line_of(out, name)[2] for name in ("broken", "stopped", "killed")] == ["failed", "interrupted", "died"]
+    assert float(line_of(out, "ppo-1")[4]) > 0  # the reward
+    assert "not-a-run" not in out
+
+
+DAMAGE = {
+    "no status": lambda run: (run / "status.json").unlink(missing_ok=True),
+    "half a status": lambda run: (run / "status.json").write_text('{"state": "runn'),
+    "another's status": lambda run: (run / "status.json").write_text('{"state": "ok", "pid": "x"}'),
+    "wrong kinds": lambda run: (run / "status.json").write_text('{"state": "done", "iteration": "many"}'),
+    "binary": lambda run: [path.write_bytes(bytes(range(256)) * 9) for path in run.glob("*.json*")],
+    "empty": lambda run: [path.write_bytes(b"") for path in run.glob("*.json*")],
+    "lists": lambda run: [path.write_text("[1]\n") for path in run.glob("*.json*")],
+    "odd values": lambda run: (run / "metrics.jsonl").write_text('{"iteration": 0, "reward/mean": "x"}\n{"iteration": "y"}\nnull\n{"iter'),
+    "a folder for a file": lambda run: [(run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()],
+    "odd settings": lambda run: (run / "settings.json").write_text('{"options": [], "hp": 3, "flow": {"a": "\\u001b[2J"}, "values": 1}'),
+    "deep": lambda run: (run / "settings.json").write_text("[" * 100_000),
+    "no rights": lambda run: (run / "settings.json").chmod(0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(called, runs, damage):
+    shutil.copytree(runs / "ppo-1", runs / "whole")
+    damage(runs / "ppo-1")
+    for words in (["runs"], ["show", "ppo-1"], ["watch", "ppo-1"], ["watch", "ppo-1", "--once"]):
+        code, out, err = called(*words)
+        assert (code in (0, 1), err) == (True, ""), words
+        assert "ppo-1" in out
+        assert "\x1b" not in out
+    assert line_of(called("runs")[1], "whole")[2] == "done"
+
+
+def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
+    judged(runs / "ppo-1", 0, 0.25)
+    judged(runs / "ppo-1", 3, 0.75)
+    (runs / "ppo-1" / "notes.txt").write_text("".join(f"note {i}\n" for i in range(14)) + "last \x1b[2J note\n")
+    code, out, _ = called("show", "ppo-1")
+    assert code == 0
+    for part in ("runs/ppo-1  ppo  done  3/3 iterations", "max_tokens 4", "backend null", "seed 0", "+50.0 points",
+                 "held-out accuracy after iterations", "0.75 ┤",
+                 "reward  ", "trained on ",
+                 "last iteration: reward 0.",
+                 "slowest nodes: ", "… 5 more in notes.txt", "last \\x1b[2J note",
+                 "metrics.jsonl (all numbers)", "final (trained models)"):  # fmt: skip
+        assert part in out, part
+    assert called("show", runs / "ppo-1")[1].splitlines()[1:] == out.splitlines()[1:]
+
+
+def test_an_error_is_part_of_the_story(called, runs):
+    status.write(runs / "ppo-1", replace(status.begun("ppo", 3), state="failed", error="stage 'gae' failed in iteration 2"))
+    assert "error: stage 'gae' failed in iteration 2" in called("show", "ppo-1")[1]
+    code, out, _ = called("watch", "ppo-1")
+    assert code == 1
+    assert "ppo-1: failed after 3 of 3 iterations: stage 'gae' failed" in out
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["show", "ppo-2"], ["there is no run 'ppo-2'", "nearest:  ppo-1"]),
+    (["watch", "runs/pppo-1"], ["there is no run", "nearest:  runs/ppo-1"]),
+    (["show", "other"], ["'other' is no run's folder"]),
+    (["watch", "other"], ["'other' is no run's folder"]),
+    (["runs", "rums"], ["there is no folder 'rums'", "nearest:  runs"]),
+    (["runs", "runs/ppo-1/settings.json"], ["there is no folder"]),
+    (["show", "nul\0l"], ["there is no run"]),
+], ids=lambda words: "-".join(words).replace("\0", "") if isinstance(words, list) else None)  # fmt: skip
+def test_what_is_no_run_is_said_with_the_nearest_name(called, runs, words, says):
+    (runs.parent / "other").mkdir()
+    code, _, err = called(*words)
+    assert code == 2
+    assert [part for part in says if part not in err] == []
+
+
+def test_an_empty_folder_has_no_runs(called, tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert called("runs")[:2] == (0, "no runs in runs\n")
+
+
+def test_watch_tells_lines_as_they_come_and_ends_with_the_run(runs, capsys):
+    """A run grows while it is followed: half a line is not told, a line is told once."""
+    run = runs / "ppo-1"
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    begun = status.begun("ppo", 3)
+    (run / "metrics.jsonl").write_bytes(lines[0])
+    status.write(run, begun)
+
+    def steps():
+        yield (run / "metrics.jsonl").write_bytes(lines[0] + lines[1][:20])
+        yield (run / "metrics.jsonl").write_bytes(lines[0] + lines[1])
+        judged(run, 2, 0.5)
+        yield
+        (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() + lines[2])
+        yield status.write(run, replace(begun, state="done", iteration=3))
+
+    step = steps()
+    found = follow(run, Plain(sys.stdout, clock=iter(range(0, 1000, 10)).__next__), lambda seconds: next(step))
+    out = capsys.readouterr().out
+    assert (found.state, found.iteration) == ("done", 3)
+    assert re.findall(r"^ +(\d)/3|after (2) iterations: sampled 50", out, re.MULTILINE) == [("1", ""), ("2", ""), ("", "2"), ("3", "")]
+
+
+def test_watch_on_a_terminal_ends_cleanly_on_ctrl_c(terminal, on_terminal, runs):
+    status.write(runs / "ppo-1", replace(status.begun("ppo", 9), iteration=3))
+    process = on_terminal("watch", "ppo-1")
+    terminal.wait_for("actor.generate")
+    terminal.wait_for("3/9")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    seen = terminal.end()
+    assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1
+    assert "Traceback" not in seen
+    assert "interrupted" not in seen  # the run goes on
+
+
+def test_watch_once_prints_one_picture(called, runs):
+    judged(runs / "ppo-1", 3, 0.5)
+    code, out, _ = called("watch", "ppo-1", "--once")
+    assert code == 0
+    for part in ("3/3 iterations", "done", "reward 0.", "accuracy 50.0% (after 3)", "actor.generate"):
+        assert part in out
+
+
+DOCTOR = """
+import sys
+from rlflow.cli.watch import print_doctor
+code = print_doctor()
+print({"torch", "transformers", "wandb", "mlflow"} & set(sys.modules))
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_doctor_says_what_is_there_and_what_listens(tmp_path):
+    server = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", server, "rlflow"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        port = process.stdout.readline().strip()
+        done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, cwd=tmp_path, timeout=90)
+        process.communicate("")
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    for start in ("rlflow 0.", "python 3.", "torch 2.", "transformers ", "reasoning-gym", "math-verify", "datasets", "ray",
+                  "local: trains and samples", "vllm: ", "tensorboard ", "wandb ", "mlflow", "cores: ", "memory: ", "GPU: "):  # fmt: skip
+        assert any(line.startswith(start) for line in lines), start
+    assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
+    assert lines[-1] == "set()"  # nothing heavy was imported
+
+
+def test_doctor_says_what_a_run_on_pools_would_listen_on_and_who_reaches_it():
+    lines = reach([Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4")])
+    assert "127.0.0.1: users of this machine; Ray asks them for its token" in lines[0]
+    assert lines[2:] == ["  lo 127.0.0.1: users of this machine", "  ib0 10.7.0.3: who reaches this private network",
+                         "  eth0 8.8.4.4: the internet: refused without --insecure true"]
+    assert any(line.startswith("  lo 127.0.0.1") for line in reach())
+
+
+def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):
+    token = tmp_path / "auth_token"
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    assert token_line().startswith(f"{token}: none yet")
+    token.write_text("secret")
+    token.chmod(0o644)
+    assert token_line() == f"{token}: others can read it (644): chmod 600 {token}"
+    token.chmod(0o600)
+    assert token_line() == f"{token}: private"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert token_line().startswith("not asked for: RAY_AUTH_MODE=disabled")
+
+
+def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_path):
+    status.write(tmp_path, status.begun("ppo", 3))
+    mine = status.read(tmp_path)
+    assert mine.state == "running"
+    assert mine.process == Process.this()
+
+    def state(**changes):
+        status.write(tmp_path, replace(mine, process=replace(mine.process, **changes)))
+        return status.read(tmp_path).state
+
+    assert state(started="1") == "died"
+    assert state(boot="earlier") == "died"
+    assert state(host="elsewhere", boot="its own", pid=1, started="1") == "running"
+    assert state(space="of another container", pid=1, started="1") == "running"
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert state(pid=process.pid, started=started) == "died"  # it only waits to be reaped
+
+
+def test_a_status_is_whole_or_not_there(tmp_path):
+    status.write(tmp_path, status.begun("ppo", 3))
+    kept, before = (tmp_path / "status.json").read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))  # as a disk that is full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            status.write(tmp_path, status.begun("ppo", 4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+    assert (tmp_path / "status.json").read_text() == kept
+
+
+@pytest.mark.parametrize(("values", "line"), [
+    ([], ""), ([1.0], "▁"), ([0.0, 1.0], "▁█"), ([3.0, 3.0], "▁▁"), (list(range(8)), "▁▂▃▄▅▆▇█"),
+    ([0.0] * 100 + [1.0] * 100, "▁" * 5 + "█" * 5),
+])  # fmt: skip
+def test_a_sparkline_runs_from_the_lowest_to_the_highest(values, line):
+    assert sparkline(values, width=10) == line
+
+
+def test_settings_of_roles_are_shown_as_the_run_recorded_them(tmp_path):
+    values = {"model": "base", "hp.samples": 4, "actor.lr": 1e-5, "actor.generator": "vllm", "critic.lr": 1e-4}
+    (tmp_path / "settings.json").write_text(json.dumps({"hp": {"samples": 4}, "options": {"model": "base"}, "values": values}))
+    assert str(settings(tmp_path)).splitlines() == [
+        "hp: samples 4", "run: model base", "actor: lr 1e-05  generator vllm", "critic: lr 0.0001"]

@@ -1,0 +1,54 @@
+"""What is read of a run's files, whatever stands in them."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlflow.monitoring.history import Growing, History, is_number, stage_seconds
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1 << 1024], ids=["large", "small", "just"])
+def test_a_metric_that_no_float_can_be_is_left_out_and_the_others_are_read(value):
+    history = History()
+    history.add(json.dumps({"iteration": 3, "reward/mean": value, "loss": 0.5, "rows": 1 << 1000}).encode())
+    assert history.iterations == [(3, {"loss": 0.5, "rows": float(1 << 1000)})]
+    assert history.damaged == 0
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [1]])
+def test_what_is_no_number_is_none(value):
+    assert not is_number(value)
+
+
+@given(st.integers(-(1 << 1026), 1 << 1026))
+@example((1 << 1024) - 1)
+@example(-(1 << 1024) + 1)
+@example((1 << 1023) - 1)
+def test_every_number_fits_into_a_float_and_those_below_half_the_largest_are_numbers(value):
+    if is_number(value):
+        float(value)
+    assert is_number(value) or abs(value) >= 1 << 1023
+
+
+def test_a_file_that_grows_is_read_line_by_line_once_and_anew_where_it_has_shrunk(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    growing = Growing(path)
+    assert growing.lines() == []  # it is not there yet
+    path.write_bytes(b"one\ntwo\nthr")
+    assert growing.lines() == [b"one", b"two"]
+    assert growing.lines() == []  # the third is not whole
+    path.write_bytes(b"one\ntwo\nthree\n")
+    assert growing.lines() == [b"three"]
+    path.write_bytes(b"anew\n")
+    assert growing.lines() == [b"anew"]
+    path.write_bytes(b"anew\nagain\n")
+    assert growing.lines() == [b"again"]
+
+
+def test_nodes_have_the_seconds_of_the_last_iteration(tmp_path):
+    events = [("a", 0, 9e6), ("a", 1, 2_500_000), ("b", 1, 500_000), ("a", 1, 500_000)]
+    lines = [json.dumps({"name": name, "ph": "X", "dur": dur, "args": {"iteration": number}}) for name, number, dur in events]
+    (tmp_path / "timeline.json").write_text("[{}\n," + "\n,".join(lines) + "\n")
+    assert stage_seconds(tmp_path) == {"a": 3.0, "b": 0.5}

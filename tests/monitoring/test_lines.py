@@ -1,0 +1,51 @@
+"""Pieces of what processes print become lines, which wait at a worker until it answers."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.monitoring.lines import LINE, WAITING, Lines, WaitingLines
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=8))
+def test_lines_are_those_of_the_whole_however_it_is_cut(text, places):
+    cuts = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    heard = []
+    one = Lines(heard.append)
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        if start < end:
+            one.hear(text[start:end])
+    one.close()
+    assert heard == (text[:-1] if text.endswith(b"\n") else text).split(b"\n") if text else heard == []
+
+
+def test_an_empty_piece_ends_a_line_and_an_endless_one_is_cut():
+    heard = []
+    one = Lines(heard.append)
+    one.hear(b"begun")
+    assert heard == []
+    one.hear(b"")
+    one.hear(b"x" * (LINE + 1))
+    assert heard == [b"begun", b"x" * (LINE + 1)]
+
+
+def test_lines_of_threads_do_not_mix():
+    heard = []
+    one = Lines(heard.append)
+    one.hear(b"first ")
+    other = threading.Thread(target=one.hear, args=(b"second\n",))
+    other.start()
+    other.join()
+    one.hear(b"ends\n")
+    assert heard == [b"second", b"first ends"]
+
+
+def test_waiting_lines_are_taken_once_and_the_oldest_go():
+    waiting = WaitingLines()
+    waiting.hear(b"one\ntwo\nthr")
+    assert waiting.take() == b"one\ntwo\n"
+    waiting.hear(b"ee\n")
+    assert (waiting.take(), waiting.take()) == (b"three\n", b"")
+    waiting.hear(b"".join(b"%d\n" % number for number in range(WAITING + 2)))
+    assert waiting.take() == b"".join(b"%d\n" % number for number in range(2, WAITING + 2))

@@ -1,0 +1,70 @@
+"""Standard streams end no run: one whose terminal hangs up, one that was closed before."""
+
+import errno
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from rlflow.monitoring.terminal import Steady, steady
+
+
+class Broken:
+    def __init__(self, number, descriptor):
+        self.number, self.descriptor = number, descriptor
+
+    def write(self, text):
+        raise OSError(self.number, "no")
+
+    def flush(self):
+        raise OSError(self.number, "no")
+
+    def fileno(self):
+        return self.descriptor
+
+
+def test_what_is_written_to_a_terminal_that_is_gone_goes_nowhere():
+    other, terminal = pty.openpty()
+    with open(terminal, "w", buffering=1) as stream:
+        steady_stream = Steady(stream)
+        print("heard", file=steady_stream)
+        assert os.read(other, 100) == b"heard\r\n"
+        assert steady_stream.isatty()
+        os.close(other)
+        print("not heard", file=steady_stream)
+        print("nor this", file=steady_stream, flush=True)
+        assert os.readlink(f"/proc/self/fd/{terminal}") == os.devnull
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_what_else_fails_is_raised(number):
+    with pytest.raises(OSError) as raised:  # noqa: PT011
+        Steady(Broken(number, 2)).write("text")
+    assert raised.value.errno == number
+    with pytest.raises(OSError):  # noqa: PT011
+        Steady(Broken(number, 2)).flush()
+
+
+def test_only_terminals_are_replaced_and_only_while_inside(monkeypatch):
+    other, terminal = pty.openpty()
+    with open(terminal, "w") as stream, open(os.devnull, "w") as null:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", null)
+        with steady():
+            assert isinstance(sys.stdout, Steady)
+            assert sys.stderr is null
+            outer = sys.stdout
+            with steady():
+                assert sys.stdout is outer
+        assert sys.stdout is stream
+    os.close(other)
+
+
+def test_closed_streams_lead_nowhere_and_no_file_is_taken_for_them(tmp_path):
+    text = ("from rlflow.monitoring.terminal import open_all\nopen_all()\nimport sys\nfile = open(sys.argv[1], 'w')\n"
+            "print('a'); print('b', file=sys.stderr); import os; os.write(1, b'c'); file.write(repr(sys.stdin.read())); file.flush()")
+    words = [sys.executable, "-c", text, str(tmp_path / "file")]
+    assert subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words]).returncode == 0
+    assert (tmp_path / "file").read_text() == "''"

@@ -1,0 +1,39 @@
+"""A deadline counts the seconds in which its process could run, and no others."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.processes.deadline import LOOK, Deadline
+
+LOOKS = st.lists(st.floats(0.0, 2 * LOOK), max_size=30)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@given(LOOKS, st.floats(0.0, 10.0))
+def test_what_is_looked_at_often_passes_as_time_does(looks, seconds):
+    clock = Clock()
+    deadline = Deadline(seconds, clock)
+    for passed in looks:
+        clock.now += passed
+        left = deadline.left()
+        assert left == pytest.approx(seconds - (clock.now - 100.0))
+        assert deadline.wait() == pytest.approx(min(max(left, 0.0), LOOK))
+
+
+@given(LOOKS, st.floats(2 * LOOK + 0.01, 1e6), st.integers(0, 29))
+def test_a_time_in_which_nobody_could_look_is_one_look(looks, stopped, at):
+    clock = Clock()
+    deadline = Deadline(10.0, clock)
+    for i, passed in enumerate([*looks[:at], stopped, *looks[at:]]):
+        clock.now += passed
+        deadline.left()
+        assert i < len(looks) + 1
+    assert deadline.left() == pytest.approx(10.0 - sum(looks) - LOOK)

@@ -1,0 +1,43 @@
+"""By which interface ranks on several machines talk: the one that is named, else that of the route to the cluster, and never a public one
+unasked."""
+
+
+import pytest
+
+from rlflow.errors import PlanError
+from rlflow.processes.interfaces import Interface, chosen, interfaces, refuse_public
+
+LO, CLUSTER, WIDE, SIX = (Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4"),
+                          Interface("ib0", "fd00::3"))  # fmt: skip
+THERE = [LO, WIDE, CLUSTER, SIX]
+
+
+@pytest.mark.parametrize(("wanted", "found"), [
+    ("ib0", CLUSTER), ("10.0.0.0/8", CLUSTER), ("10.7.0.3", CLUSTER), ("10.7.0.9/24", CLUSTER), ("fd00::/8", SIX), ("lo", LO),
+])
+def test_an_interface_is_named_by_its_name_its_address_or_its_network(wanted, found):
+    assert chosen(wanted, "10.7.0.1", False, THERE) == found
+
+
+@pytest.mark.parametrize("wanted", ["ib1", "192.168.0.0/16", "10.7.0.0/33", ""])
+def test_one_that_is_not_there_is_said_with_those_that_are(wanted):
+    with pytest.raises(PlanError, match="no network interface") as refused:
+        chosen(wanted, "10.7.0.1", False, THERE)
+    assert "eth0 8.8.4.4" in str(refused.value)
+
+
+def test_without_a_choice_it_is_that_of_the_route():
+    assert LO in interfaces()
+    assert chosen(None, "127.0.0.1", False) == LO
+    with pytest.raises(PlanError, match="leads to 127.0.0.1"):
+        chosen(None, "127.0.0.1", False, [CLUSTER])
+
+
+def test_a_public_address_is_refused_unless_the_network_is_said_to_be_closed():
+    with pytest.raises(PlanError, match=r"whole internet(.|\n)*8\.8\.4\.4(.|\n)*--insecure true"):
+        chosen("eth0", "10.7.0.1", False, THERE)
+    assert chosen("eth0", "10.7.0.1", True, THERE) == WIDE
+    for host in ("8.8.8.8", "2600::1"):
+        with pytest.raises(PlanError, match="public|internet"):
+            refuse_public([host], False)
+    refuse_public(["127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "fd00::1", "fe80::1", "::1", "no.such.host.invalid"], False)

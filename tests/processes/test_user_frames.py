@@ -1,0 +1,132 @@
+"""An error names the lines of the user's own files, whatever raised and in whichever process."""
+
+import json
+import pickle
+import textwrap
+
+import pytest
+import torch
+
+import rlflow
+from rlflow import StageError
+from rlflow.author.batch import Batch
+from rlflow.errors import RemoteError
+from rlflow.execution.apply import LESS_MEMORY, failing
+from rlflow.processes.user_frames import LAST, carry, described, noted_lines, own_lines, own_place, portable, whole
+
+DEEP = "def deep(n):\n    return deep(n - 1) if n else {}['no such key']\n"
+LIBRARY = "import json\ndef library():\n    return json.loads('{')\n"
+
+
+def raised(call):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
+        call()
+    return caught.value
+
+
+def function(path, source, name):
+    path.write_text(source)
+    names = {"__name__": path.stem}
+    exec(compile(source, str(path), "exec"), names)
+    return names[name]
+
+
+def test_the_line_that_raised_comes_first_with_its_source_and_few_that_led_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deep = function(tmp_path / "deep.py", DEEP, "deep")
+    assert own_lines(raised(lambda: deep(5))) == ("deep.py:2, in deep: return deep(n - 1) if n else {}['no such key']",) * LAST
+
+
+def test_where_a_library_raises_the_line_that_called_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    library = function(tmp_path / "uses.py", LIBRARY, "library")
+    error = raised(library)
+    assert own_lines(error)[0] == "uses.py:3, in library: return json.loads('{')"
+    assert own_place(error) == f"{tmp_path}/uses.py:3"
+
+
+class Uncopied(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def uncopied():
+    raise Uncopied(1, 2)
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda: {}["x"], "KeyError: 'x'"),
+    (lambda: json.loads("{"), "JSONDecodeError: Expecting property name"),  # its own way of being pickled drops attributes
+    (uncopied, "Uncopied: 1 2"),  # cannot be unpickled
+])  # fmt: skip
+def test_what_a_worker_raised_keeps_its_lines_and_its_traceback_across_processes(call, says):
+    error = raised(call)
+    lines = own_lines(error)
+    arrived, translated = pickle.loads(pickle.dumps(portable(error))), RemoteError("rank 1")
+    carry(arrived, translated)
+    assert described(arrived).startswith(says)
+    assert noted_lines(translated) == own_lines(arrived) == lines != ()
+    assert "in a worker:" in whole(translated)
+    assert f'File "{__file__}"' in whole(translated)
+
+
+def test_what_nobodys_line_raised_names_none():
+    assert own_lines(RemoteError("gone")) == noted_lines(RemoteError("gone")) == ()
+    assert own_place(RemoteError("gone")) == ""
+
+
+FLOW = textwrap.dedent("""
+    import torch
+    from rlflow import flow, loss, stage
+
+    def halved(scores):
+        return scores / HALF
+
+    @stage(gives="advantages", pure=False)  # which nothing calls before the run
+    def spread(scores, mask):
+        {stage}
+
+    @loss
+    def gain(new, advantages):
+        {loss}
+
+    @flow
+    def broken(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= spread(batch)
+        actor.update(batch, gain)
+""")
+
+
+@pytest.mark.parametrize(("bodies", "line"), [
+    ({"stage": "return halved(scores)[:, None] * mask"}, "raised by {path}:6, in halved: return scores / HALF"),
+    ({"stage": "return torch.cat([scores, mask])"}, "raised by {path}:10, in spread: return torch.cat([scores, mask])"),
+])  # fmt: skip
+def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bodies, line):
+    path = tmp_path / "broken.py"
+    source = FLOW.replace("{stage}", bodies["stage"]).replace("{loss}", "return -new.logprobs * advantages, {}")
+    path.write_text(source)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
+    with pytest.raises(StageError) as caught:
+        rlflow.run(str(path), backend="null", data=str(data), prompts=2, iterations=1, held_out=0, threads=1, out=str(tmp_path / "runs"))
+    text = str(caught.value)
+    assert line.format(path=path) in text
+    assert text.endswith(f"the whole traceback: {tmp_path}/runs/broken-1/traceback.txt")
+    kept = (tmp_path / "runs" / "broken-1" / "traceback.txt").read_text()
+    assert line.split(": ")[-1] in kept
+    assert 'File "' + str(path) + '"' in kept
+
+
+@pytest.mark.parametrize(("raised", "advised"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+    (RemoteError("OutOfMemoryError: CUDA out of memory (rank 1 of pool 'all')"), True),
+    (ValueError("found 3 rows"), False),
+    (RemoteError("ValueError: found 3 rows (rank 1 of pool 'all')"), False),
+])  # fmt: skip
+def test_a_pass_without_memory_is_told_what_computes_less_at_once(raised, advised):
+    with pytest.raises(StageError) as caught, failing("update", 3, Batch.of(x=[1.0])):
+        raise raised
+    assert (LESS_MEMORY in str(caught.value)) is advised
+    assert str(raised) in str(caught.value)

@@ -1,0 +1,181 @@
+"""The watchdog beside a process: it is there while it is wanted, ends what was started, and comes again where it is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from processes import gone, until
+
+from rlflow.processes.watchdog import beside, kin, private
+from rlflow.processes.watchdog.beside import ProcessExit, Watchdog
+
+
+@pytest.fixture
+def dog():
+    dog = Watchdog.start()
+    yield dog
+    dog.close()
+
+
+def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(dog):
+    outside = subprocess.Popen(["sleep", "600"])
+    try:
+        with dog.marking():
+            inside = subprocess.Popen(["sh", "-c", "setsid sleep 600 & wait"], start_new_session=True)
+            until(lambda: len(kin.marked(dog.name)) == 2)
+        assert kin.MARK not in os.environ
+        dog.close()
+        assert kin.marked(dog.name) == []
+        assert inside.wait() == -signal.SIGKILL
+        assert outside.poll() is None
+    finally:
+        outside.kill()
+        outside.wait()
+
+
+def test_it_goes_when_it_is_closed_and_may_be_closed_twice(dog):
+    pid = until(lambda: dog.process)
+    assert kin.stat(pid).parent != os.getpid()  # who ends all of his children does not end it
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]  # nor waits for its thread
+    dog.close()
+    assert gone(pid)
+    dog.close()
+    assert os._exit is beside._exit
+
+
+def test_names_of_runs_within_runs_stand_beside_each_other(dog, monkeypatch):
+    monkeypatch.setenv(kin.MARK, "outer")
+    with dog.marking():
+        assert os.environ[kin.MARK] == f"outer/{dog.name}"
+    assert os.environ[kin.MARK] == "outer"
+
+
+def test_a_killed_watchdog_is_replaced_by_one_that_knows_the_run(dog, tmp_path):
+    (tmp_path / "status.json").write_text("{}")
+    dog.watch(tmp_path)
+    first = until(lambda: dog.process)
+    os.kill(first, signal.SIGKILL)
+    second = until(lambda: dog.process != first and dog.process)
+    assert kin.stat(second) is not None
+    with dog.marking():
+        child = subprocess.Popen(["sleep", "600"])
+    dog.close()
+    assert gone(second)
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(dog):
+    killed = {None}
+    for _ in range(beside.STARTS):
+        pid = until(lambda: dog.process not in killed and dog.process)
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+    until(lambda: "watchdog" not in [thread.name for thread in threading.enumerate()])
+    with dog.marking():
+        child = subprocess.Popen(["sleep", "600"])
+    dog.close()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and_a_link_in_its_place_stays(dog, tmp_path):
+    for name in ("own", "planted"):
+        dog.remove_in_the_end(tmp_path / name)
+    private.create(tmp_path / "own")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "planted").symlink_to(tmp_path / "victim")
+    first = until(lambda: dog.process)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: dog.process != first)
+    dog.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["planted", "victim"]
+
+
+def test_where_there_is_no_room_for_it_a_run_goes_on_without(monkeypatch, tmp_path):
+    def refused(*words, **options):
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    dog = Watchdog.start()
+    with dog.board.during("judge", 0, 1.0), dog.marking():
+        pass
+    dog.watch(tmp_path)
+    dog.close()
+    assert dog.signals == -1
+
+
+def test_within_a_node_no_python_code_ends_the_process(dog):
+    with dog.board.during("judge", 0, 1.0), pytest.raises(ProcessExit, match=r"os\._exit\(0\)"):
+        os._exit(0)
+    pid = os.fork()
+    if pid == 0:  # a child may end as it likes
+        with dog.board.during("judge", 0, 1.0):
+            os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+
+
+VANISHING = """
+import os, subprocess, sys, time
+from pathlib import Path
+from rlflow.processes.watchdog import private
+from rlflow.processes.watchdog.beside import Watchdog
+from rlflow.monitoring import status
+
+folder = Path(sys.argv[1])
+dog = Watchdog.start()
+dog.watch(folder)
+dog.remove_in_the_end(folder / "own")
+private.create(folder / "own")
+(folder / "own" / "socket").touch()
+status.write(folder, status.begun("mine", 9))
+with dog.marking(), dog.board.during("judge", 4, 60.0):
+    child = subprocess.Popen(["sh", "-c", "setsid sleep 600 & wait"])
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    {ending}
+"""
+
+
+@pytest.mark.parametrize(("ending", "says", "state"), [
+    ("__import__('ctypes').CDLL(None)._exit(0)", "exited with code 0 while stage 'judge' of iteration 4 ran", "failed"),
+    ("os.kill(os.getpid(), 9)", "was killed by SIGKILL", "running"),
+    ("os.kill(os.getpid(), 11)", "crashed with SIGSEGV", "failed"),
+])
+def test_of_a_process_that_vanishes_nothing_is_left_but_words(python, tmp_path, ending, says, state):
+    """Neither what it started nor what it forked, of which no environment tells, nor its private folder."""
+    with subprocess.Popen([sys.executable, "-c", VANISHING.replace("{ending}", ending), str(tmp_path)], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        fork = int(process.stdout.readline())
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        said = process.stderr.read()  # until the watchdog closes it
+        assert gone(fork, 0)
+    assert not (tmp_path / "own").exists()
+    assert says in said
+    assert "start the run again" in said
+    assert f'"state": "{state}"' in (tmp_path / "status.json").read_text()
+
+
+HOLDING = """
+import ctypes, os, sys
+from pathlib import Path
+from rlflow.processes.watchdog.beside import Watchdog
+from rlflow.monitoring import status
+
+folder = Path(sys.argv[1])
+dog = Watchdog.start()
+dog.watch(folder)
+status.write(folder, status.begun("mine", 9))
+with dog.board.during("judge", 4, 0.1):
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+"""
+
+
+@pytest.mark.slow
+def test_one_that_keeps_the_interpreters_lock_past_a_deadline_is_ended(tmp_path):
+    done = subprocess.run([sys.executable, "-c", HOLDING, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert "stage 'judge' failed in iteration 4: no result after its deadline of 0.1 s" in done.stderr
+    assert '"state": "failed"' in (tmp_path / "status.json").read_text()

@@ -1,0 +1,184 @@
+"""What belongs to a run is found whatever it does to hide, is ended, and nothing else is."""
+
+import io
+import os
+import secrets
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import gone, until
+
+from rlflow.processes.watchdog import kin
+
+NAMES = st.text("0123456789abcdef", min_size=1, max_size=8)
+DAEMON = ("import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\n"
+          "time.sleep(600)")
+
+
+@given(st.lists(NAMES, unique=True, max_size=5), NAMES)
+def test_a_name_comes_to_the_mark_and_goes_and_others_stay(others, name):
+    value = ""
+    for each in others:
+        value = kin.marks(each, value)
+    assert value == "/".join(others)
+    rest = [each for each in others if each != name]
+    assert kin.without(name, kin.marks(name, value)) == "/".join(rest)
+
+
+def started(name, *words):
+    """A process with this mark."""
+    return subprocess.Popen(words, env={**os.environ, kin.MARK: name}, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_included():
+    name, other = secrets.token_hex(8), secrets.token_hex(8)
+    plain, within, foreign = (started(mark, "sleep", "600") for mark in (name, f"x/{name}/y", f"{name}{other}"))
+    daemon = started(name, sys.executable, "-S", "-c", DAEMON)
+    try:
+        pid = int(daemon.stdout.readline())
+        until(lambda: sorted(kin.marked(name)) == sorted([plain.pid, within.pid, pid]))  # the one that forked it may not be gone yet
+        assert kin.end_all(lambda: kin.marked(name)) == []
+        assert all(map(gone, (plain.pid, within.pid, pid)))
+        assert foreign.poll() is None
+    finally:
+        kin.end_all(lambda: kin.marked(name))
+        for process in (plain, within, foreign, daemon):
+            process.kill()
+            process.communicate()
+
+
+def test_processes_of_ray_are_found_by_the_files_that_they_have_open(tmp_path):
+    """Their titles may lie over their marks. Other processes that have a title, as whoever asks may have, are let be."""
+    folder, other = tmp_path / "run", tmp_path / "runs"
+    for where in (folder, other):
+        where.mkdir()
+    code = "import sys\nfile = open(sys.argv[1], 'w')\nprint('there', flush=True)\nimport time\ntime.sleep(600)"
+    of = [("ray::Agent", folder), ("ray::Agent", other), ("driver", folder)]
+    processes = [subprocess.Popen([title, "-c", code, where / "agent.log"], executable=sys.executable, stdout=subprocess.PIPE, text=True)
+                 for title, where in of]  # fmt: skip
+    try:
+        assert [process.stdout.readline() for process in processes] == ["there\n"] * 3
+        assert kin.of_ray([str(folder)]) == [processes[0].pid]
+        assert kin.of_ray([]) == []
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_who_starts_others_while_they_are_killed_is_ended_with_them():
+    name = secrets.token_hex(8)
+    breeding = "import os, time\nfor _ in range(30):\n    if os.fork() == 0: time.sleep(600)\n    time.sleep(0.01)\ntime.sleep(600)"
+    process = started(name, sys.executable, "-S", "-c", breeding)
+    until(lambda: len(kin.marked(name)) > 3)
+    assert kin.end_all(lambda: kin.marked(name)) == []
+    assert kin.marked(name) == []
+    process.communicate()
+
+
+def test_what_ends_by_itself_and_has_work_to_do_is_left_alone(tmp_path):
+    name, path = secrets.token_hex(8), tmp_path / "wandb-core"
+    path.symlink_to("/bin/sleep")
+    process = started(name, path, "600")
+    try:
+        assert kin.marked(name) == []
+        assert kin.left_alone(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_descendants_are_children_and_theirs_and_a_number_alone_is_nobody():
+    shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    try:
+        child = int(shell.stdout.readline())
+        found = kin.descendants(os.getpid())
+        assert {shell.pid, child} <= {pid for pid, _ in found}
+        assert [pid for pid, _ in kin.descendants(shell.pid)] == [child]
+        assert kin.still([(child, kin.stat(child).started), (shell.pid, "1")]) == [child]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        shell.communicate()
+    assert not {shell.pid, child} & set(kin.still(found))
+    assert kin.stat(shell.pid) is None
+
+
+@pytest.mark.parametrize(("code", "status"), [("import os; os._exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
+def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
+    process = subprocess.Popen([sys.executable, "-S", "-c", code])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    found = kin.stat(process.pid)
+    assert (found.state, os.waitstatus_to_exitcode(found.status)) == ("Z", status)
+    assert not kin.lives(process.pid, found.started)
+    assert process.wait() == status
+
+
+def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
+    code = ("import os, signal, sys, time\nfrom rlflow.processes.watchdog import kin\nparent = os.getpid()\npid = os.fork()\n"
+            "if pid == 0:\n    kin.die_with(parent)\n    print(os.getpid(), flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+            "time.sleep(600)")
+    process = python(code)
+    child = int(process.stdout.readline())
+    until(lambda: kin.stat(child).state == "T")
+    process.kill()
+    assert gone(child)
+
+
+def test_orphans_are_adopted(python):
+    code = ("import os, subprocess, sys, time\nfrom rlflow.processes.watchdog import kin\nkin.adopt()\n"
+            "pid = int(subprocess.run(['sh', '-c', 'setsid sleep 600 >&- & echo $!'], env={}, stdout=subprocess.PIPE).stdout)\n"
+            "print(pid, os.getpid(), [pid for pid, _ in kin.descendants(os.getpid())], flush=True)\n"
+            "print(kin.end_all(lambda: kin.still(kin.descendants(os.getpid()))))")
+    out, _ = python(code).communicate()
+    pid = int(out.split()[0])
+    assert f"[{pid}]" in out
+    assert out.splitlines()[-1] == "[]"
+    assert gone(pid)
+
+
+@pytest.mark.parametrize(("leaving", "code"), [
+    ("pass", 0), ("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('words')", 1), ("raise ValueError", 1), ("raise KeyboardInterrupt", 1),
+])  # fmt: skip
+def test_a_forked_child_that_comes_out_ends_there(python, leaving, code):
+    text = ("import os, sys\nfrom rlflow.processes.watchdog import kin\n"
+            f"with kin.here_alone():\n    pid = os.fork()\n    if pid == 0:\n        {leaving}\n"
+            "print('out', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)")
+    assert python(text).communicate() == (f"out {code}\n", "")
+
+
+def test_what_happens_in_the_process_itself_goes_its_way():
+    with pytest.raises(SystemExit), kin.here_alone():
+        sys.exit(3)
+    with kin.here_alone():
+        pass
+
+
+def test_a_child_within_its_exec_is_waited_for(monkeypatch):
+    """The kernel shows no environment until the new one is laid out, which may be after pipes of the parent are closed."""
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, kin.MARK: kin.marks("within-exec")})
+    reads = []
+
+    def first_empty(path, mode):
+        reads.append(path)
+        return io.BytesIO(b"") if len(reads) == 1 else open(path, mode)
+
+    monkeypatch.setattr(kin, "open", first_empty, raising=False)
+    monkeypatch.setattr(kin.os, "listdir", lambda folder: [str(child.pid)])
+    try:
+        assert kin.marked("within-exec") == [child.pid]
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_command_of_a_process_is_its_first_word_and_of_nobody_empty():
+    words = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()  # it runs, so that the kernel shows its words
+        assert kin.command(process.pid) == sys.executable
+        process.communicate("\n")
+    assert kin.command(process.pid) == ""

@@ -1,0 +1,26 @@
+"""Pools of scripted environments."""
+
+from contextlib import ExitStack, closing
+
+import pytest
+from hung_clock import HungClock
+from scenarios import spec_of
+
+from rlflow.rewards.environments.pool import EnvironmentPool
+
+
+@pytest.fixture
+def pooled():
+    """A function from a class and its settings to a pool."""
+    with ExitStack() as pools:
+        yield lambda name="Scripted", **settings: pools.enter_context(
+            closing(EnvironmentPool(spec_of(name, **{"parallel": 1, "seconds": 5, **settings}))))
+
+
+@pytest.fixture
+def patient():
+    """The same with one process, in which seconds pass for a call that has printed that it hangs, and for no other."""
+    clock = HungClock()
+    with ExitStack() as pools:
+        yield lambda name="Scripted", **settings: pools.enter_context(
+            closing(EnvironmentPool(spec_of(name, parallel=1, **settings), hear=clock.hear, clock=clock)))

@@ -1,0 +1,45 @@
+"""Proofs of small runs of the packaged model."""
+
+import contextlib
+import sys
+import types
+
+import pytest
+from small_runs import prepared
+
+from rlflow.backends import local
+from rlflow.cli.prove import whole
+from rlflow.runs.proof.flow_claims import FlowClaims
+from rlflow.runs.proving import rehearsals
+
+
+@pytest.fixture
+def proven(tmp_path, monkeypatch):
+    """``proven(file, backend, flow_only, **settings)``: the claims about a run. ``backend``: a trainer or generator in place of a local
+    one, with the half that it is."""
+
+    def proven(file, half=None, kind=None, flow_only=False, **settings):
+        if kind is not None:
+            module = types.ModuleType("planted_backends.one")
+            module.Trainer, module.Generator = (kind, local.Generator) if "trainer" in half else (local.Trainer, kind)
+            monkeypatch.setitem(sys.modules, "planted_backends", types.ModuleType("planted_backends"))
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            settings |= {"trainer" if half == "every_trainer" else f"actor.{half}": module.__name__}
+        with contextlib.closing(prepared(tmp_path, file, **settings)) as context:
+            return list(FlowClaims(rehearsals(context)).claims() if flow_only else whole(context))
+
+    return proven
+
+
+@pytest.fixture(scope="module")
+def prepared_grpo(tmp_path_factory):
+    """A run of GRPO with a reference on four prompts, ready to be rehearsed."""
+    settings = {"hp.max_tokens": 4, "hp.samples": 4, "hp.beta": 0.1, "prompts": 4}
+    with contextlib.closing(prepared(tmp_path_factory.mktemp("grpo"), "grpo", **settings)) as context:
+        yield context
+
+
+@pytest.fixture
+def grpo(prepared_grpo):
+    """The claims about its flow, of which none is judged yet."""
+    return FlowClaims(rehearsals(prepared_grpo, 4), 2)

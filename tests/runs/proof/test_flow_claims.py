@@ -1,0 +1,237 @@
+"""What is claimed of a flow's own text: which claims a sound one has, and by what each is judged."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+from small_runs import prepared
+
+from rlflow import loss
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.runs.proof import flow_claims
+from rlflow.runs.proof.flow_claims import FlowClaims
+from rlflow.runs.proof.pushes import Push, learned_rows, pushed
+from rlflow.runs.proof.rehearsal import RecordedUpdate, RehearsalRecord, ScoredRows, uneven
+from rlflow.runs.proving import rehearsals
+from rlflow.training.objective import New
+
+OF_EVERY_UPDATE = ("padding", "holes")
+SOUND = {
+    "grpo": [("reward-reaches", "reward"), *((name, "actor.update") for name in
+             ("reward-direction", "reward-place", "gradient", "columns", *OF_EVERY_UPDATE))],
+    "dpo": [(name, "actor.update") for name in ("gradient", "columns", "chosen-direction", *OF_EVERY_UPDATE)],
+    "sft": [(name, "actor.update") for name in ("gradient", "given-direction", *OF_EVERY_UPDATE)],
+}  # fmt: skip
+NUMBERS = {"columns": "3 policies, 3 sizes, both signs", "padding": "gradients apart by 0", "holes": "gradients apart by 0"}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_flow_has_these_claims_all_proved_with_their_lines_and_numbers(proven, name):
+    claims = proven(name, flow_only=True, **({"hp.max_tokens": 4, "hp.samples": 4, "prompts": 4} if name == "grpo" else {"prompts": 4}))
+    assert [(claim.name, claim.subject) for claim in claims] == SOUND[name]
+    assert {claim.verdict for claim in claims} == {"proved"}
+    assert all(claim.place is not None and claim.place.path.endswith(f"{name}.py") for claim in claims)
+    numbers = {claim.name: claim.number for claim in claims}
+    assert all(numbers[each] == number for each, number in NUMBERS.items() if each in numbers)
+    if name == "grpo":
+        assert numbers["reward-reaches"].startswith("6 sets of scores, gradients apart by up to ")
+        assert numbers["reward-direction"].endswith(" over 5 other sets of scores")
+        assert numbers["reward-place"].endswith(" there, by 0 elsewhere")
+
+
+def rows(tokens, axis=None, **more):
+    """Rows of one prompt token each, which is their number's."""
+    batch = Batch.of(prompt_tokens=[[i] for i in range(len(tokens))], tokens=tokens, mask=[[True] * len(row) for row in tokens], **more)
+    return batch if axis is None else Batch(axis, batch.data)
+
+
+@loss
+def gain(new, advantages):
+    return -new.logprobs * advantages
+
+
+@loss
+def priced(new, advantages, costs):
+    return -new.logprobs * advantages + costs
+
+
+def _update(batch, one=gain):
+    return RecordedUpdate("actor.update", "actor", batch, one, {"mean": "tokens"}, 0)
+
+
+def record(scores, batch, node="reward"):
+    return RehearsalRecord(scored=[ScoredRows(node, batch, torch.tensor(scores))])
+
+
+def push(batch, of_rows):
+    return Push(batch, {"scores": torch.tensor(of_rows)})
+
+
+TWO_PARTS = """
+from rlflow import compare, flow, loss, stage
+
+@stage(pure=False)
+def noted(scores):
+    raise AssertionError("a rehearsal calls no stage with side effects")
+
+@loss
+def gain(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages
+
+@flow
+def parts(prompts, actor, reward, judge):
+    batch = actor.generate(prompts, samples=4, max_tokens=4)
+    batch |= reward(batch)
+    second = batch | judge(batch)
+    batch |= actor.logprobs(batch)
+    batch |= compare(batch)
+    actor.update(batch, gain)
+    noted(second)
+    second |= actor.logprobs(second)
+    second |= compare(second)
+    actor.update(second, gain)
+"""
+
+
+def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_of_what_comes_after(tmp_path):
+    (tmp_path / "parts.py").write_text(TWO_PARTS)
+    with contextlib.closing(prepared(tmp_path, str(tmp_path / "parts.py"), backend="null", prompts=4, reward=("task", "task"))) as context:
+        claims = list(FlowClaims(rehearsals(context)).claims())
+    assert str(claims[0]) == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the rehearsal ends before it)"
+    verdicts = {(claim.name, claim.subject): claim.verdict for claim in claims}
+    assert verdicts["reward-direction", "actor.update"] == "proved"
+    assert verdicts["reward-reaches", "judge"] == "unproved"  # its scores are learned from later
+    assert "actor.update#2" not in {claim.subject for claim in claims}
+    assert "falsified" not in verdicts.values()
+
+
+def test_differences_of_scores_and_pushes_are_of_the_rows_that_were_scored_in_both():
+    one, other = rows([[5], [6], [7]]), rows([[5], [6], [8]])
+    first, second = (((i,), (token,)) for i, token in ((0, 5), (1, 6)))
+    change = flow_claims._change("reward", (record([1.0, 2.0, 3.0], one), push(one, [1.0, 1.0, 1.0])),
+                                 (record([2.0, 0.0, 3.0], other), push(other, [5.0, 0.5, 9.0])))  # fmt: skip
+    assert change == ({first: 1.0, second: -2.0}, {first: 4.0, second: -0.5})
+    elsewhere = rows([[1], [2]])
+    assert flow_claims._change("reward", (record([1.0, 2.0], elsewhere), push(one, [1.0] * 3)),
+                               (record([0.0, 1.0], elsewhere), push(one, [2.0] * 3))) is None  # fmt: skip
+    unpushed = flow_claims._change("reward", (record([1.0, 2.0, 3.0], one), push(elsewhere, [1.0, 1.0])),
+                                   (record([2.0, 3.0, 3.0], one), push(one.rows(torch.tensor([0])), [3.0])))  # fmt: skip
+    assert unpushed == ({first: 1.0, second: 1.0, ((2,), (7,)): 0.0}, {first: 3.0, second: 0.0, ((2,), (7,)): 0.0})
+
+
+def test_equal_rows_have_the_sum_of_their_scores_and_of_their_pushes():
+    twice = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]], mask=[[True], [True]])
+    assert flow_claims._by_row([ScoredRows("reward", twice, torch.tensor([1.0, 2.0]))]) == {((1,), (5,)): 3.0}
+    assert flow_claims._push_by_row(push(twice, [0.5, 0.25])) == {((1,), (5,)): 0.75}
+
+
+def test_pushes_follow_scores_by_their_correlation_over_all_sets():
+    up = ({1: 1.0, 2: -1.0}, {1: 2.0, 2: -2.0})
+    down = ({1: 1.0, 2: -1.0}, {1: -2.0, 2: 2.0})
+    aside = ({1: 1.0, 2: 1.0}, {1: 3.0, 2: -3.0})
+    assert flow_claims._correlation([up]) == pytest.approx(1.0)
+    assert flow_claims._correlation([down, down]) == pytest.approx(-1.0)
+    assert flow_claims._correlation([up, down]) == flow_claims._correlation([aside]) == pytest.approx(0.0)
+
+
+def test_the_first_group_is_turned_around_or_the_first_two_rows_where_there_are_no_groups():
+    for axis, first in ((Axis.fresh(2).repeat(3), 3), (Axis.fresh(4), 2), (Axis.fresh(3).repeat(1), 2)):
+        before, after = uneven(0)("reward", axis), flow_claims._first_turned("reward")("reward", axis)
+        assert after[:first].tolist() == before[:first].flip(0).tolist()
+        assert torch.equal(after[first:], before[first:])
+        assert not torch.equal(after, before)
+        assert torch.equal(flow_claims._first_turned("other")("reward", axis), before)
+
+
+def test_a_push_has_its_place_by_the_rows_path():
+    batch = rows([[5], [6]], Axis.fresh(1, start=7).repeat(2))
+    assert flow_claims._push_by_place(push(batch, [1.0, 2.0])) == {(7, 0): 1.0, (7, 1): 2.0}
+
+
+def test_an_update_is_about_scored_rows_or_what_was_taken_from_them_and_of_joined_rows_where_tokens_are_theirs():
+    prompts = Axis.fresh(2)
+    sampled = rows([[5], [6], [7], [8]], prompts.repeat(2))
+    scored, update = [ScoredRows("reward", sampled, torch.zeros(4))], _update(sampled.rows(torch.tensor([0, 3])))
+    assert flow_claims._about(update, scored)
+    again = _update(rows([[5], [6], [7], [8]], prompts.repeat(2)))
+    assert not flow_claims._about(again, scored)
+    joined = Axis.join([sampled.axis])
+    assert flow_claims._about(_update(Batch(joined, sampled.data)), scored)
+    assert not flow_claims._about(_update(rows([[1], [2], [3], [4]], joined)), scored)
+
+
+def test_a_hole_is_made_at_the_second_token_of_each_row_that_has_three():
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
+    assert flow_claims._with_holes(mask).int().tolist() == [[1, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1]]
+    assert mask.all(1).tolist() == [True, False, False]
+
+
+def test_a_loss_is_looked_at_one_large_step_up_and_one_down(grpo):
+    update = learned_rows(grpo.base.updates[0])
+    here, (up, down) = grpo.new(update).logprobs, grpo.far(update)
+    assert torch.equal(up.logprobs, flow_claims._step("logprobs", here, 1))
+    assert torch.equal(down.logprobs, flow_claims._step("logprobs", here, -1))
+
+
+def test_of_rows_too_short_for_a_hole_nothing_is_said_about_holes(grpo):
+    update = _update(rows([[5, 6], [7]], advantages=[[1.0, 2.0], [3.0]]))
+    found = list(grpo.beyond(update, pushed(update, grpo.new(update))))
+    assert [(claim.name, claim.verdict) for claim in found] == [("padding", "proved"), ("holes", "unproved")]
+
+
+def test_a_large_step_is_uneven_and_leaves_log_probs_below_zero():
+    up, down = (flow_claims._step("values", torch.zeros(2, 2), sign) for sign in (1, -1))
+    assert torch.allclose(up, torch.linspace(0.2, 1.0, 4).reshape(2, 2))
+    assert torch.equal(down, -up)
+    assert float(flow_claims._step("logprobs", torch.full((2, 2), -0.1), 1).max()) == pytest.approx(-1e-6)
+    assert flow_claims._step("logprobs", torch.full((1,), -3.0), 1).tolist() == pytest.approx([-2.8])
+
+
+def test_scores_are_said_to_go_up_to_a_number_that_is_not_1():
+    assert (flow_claims._times(1.0), flow_claims._times(-100.0)) == ("", " from 0 to -100")
+
+
+def test_columns_differ_where_a_gradient_does_or_only_the_value():
+    batch = rows([[5, 5], [6]], advantages=[[1.0, 2.0], [3.0]], costs=[[1.0, 1.0], [1.0]])
+    update, new = _update(batch, priced), New(logprobs=torch.full((2, 2), -1.0))
+    assert flow_claims._differ(update, new, {"advantages": batch["advantages"] + 1})
+    assert flow_claims._differ(update, new, {"costs": batch["costs"] + 1})
+    assert not flow_claims._differ(update, new, {"costs": batch["costs"]})
+
+
+def test_the_furthest_update_with_other_scores_is_one_whose_push_is_far_enough(grpo):
+    batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
+    one, near, far = (push(batch, values) for values in ([1.0, 1.0], [1.0, 1.001], [-1.0, 1.0]))
+    grpo.rescored = [(RehearsalRecord([_update(batch)]), {"actor.update": near})]
+    assert grpo.furthest("actor.update", one) is None
+    assert grpo.furthest("actor.update", None) is None
+    grpo.rescored += [(RehearsalRecord([replace(_update(batch), call=7)]), {"actor.update": far}), (RehearsalRecord(), {})]
+    assert grpo.furthest("actor.update", one).call == 7
+    assert grpo.furthest("critic.update", one) is None
+
+
+def test_where_equal_rows_take_each_others_push_back_no_direction_is_told(grpo):
+    """As in a model that gives all samples of a prompt the same tokens, whose advantages add up to 0."""
+    rows = Batch.of(prompt_tokens=[[i // 2] for i in range(8)], tokens=[[5]] * 8, mask=[[True]] * 8)
+    record = RehearsalRecord([RecordedUpdate("actor.update", "actor", rows, None, {}, 0)], [ScoredRows("reward", rows, torch.arange(8.0))])
+    other = RehearsalRecord(record.updates, [ScoredRows("reward", rows, -torch.arange(8.0))])
+    turns = torch.tensor([1.0, -1.0] * 4)[:, None]
+    grpo._base = record
+    runs = [(record, Push(rows, {"logprobs": turns})), (other, Push(rows, {"logprobs": turns * (-1 + 1e-7)}))]
+    claim = grpo.direction("reward", "actor.update", runs)
+    assert (claim.verdict, claim.ends_run) == ("unproved", False)
+    runs[1] = (other, Push(rows, {"logprobs": torch.arange(8.0)[:, None]}))
+    claim = grpo.direction("reward", "actor.update", runs)
+    assert (claim.verdict, claim.ends_run) == ("falsified", True)
+
+
+def test_a_rehearsal_without_rows_is_unproved_with_its_reason_and_an_update_without_rows_pushes_nothing(grpo):
+    batch = rows([[5], [6]], advantages=[[1.0], [2.0]])
+    empty = RehearsalRecord([_update(batch.rows(torch.zeros(0, dtype=torch.int64)))])
+    assert grpo.pushes(empty) == {}
+    assert grpo.pushes(RehearsalRecord([_update(batch)])).keys() == {"actor.update"}
+    grpo._base = RehearsalRecord(skipped="no group was kept")
+    (claim,) = grpo.claims()
+    assert (claim.name, claim.verdict, claim.number) == ("rehearsed", "unproved", "no group was kept")

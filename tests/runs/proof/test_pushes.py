@@ -1,0 +1,125 @@
+"""A push is minus the gradient of the whole objective by what the model computes, over the rows that are learned from."""
+
+import pytest
+import torch
+
+from rlflow import loss
+from rlflow.author.batch import Batch
+from rlflow.author.joint import JointLoss
+from rlflow.runs.proof.pushes import Push, keys, learned_rows, objective, pushed
+from rlflow.runs.proof.rehearsal import RecordedUpdate
+from rlflow.training.objective import New
+
+LENGTHS = (3, 2)
+ADVANTAGES = torch.tensor([[1.0, 2.0, 3.0], [-4.0, 5.0, 0.0]])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+HERE = New(logprobs=torch.full((2, 3), -0.5))
+
+
+@loss
+def gain(new, advantages):
+    return -new.logprobs * advantages
+
+
+@loss
+def of_rows(new, mask, wants):
+    return -(new.logprobs * mask).sum(1) * wants
+
+
+@loss
+def squared(new, *, power):
+    return new.logprobs.abs() ** power
+
+
+def rows(**more):
+    """Row i starts with token 10 + i."""
+    tokens = [[10 + i] * n for i, n in enumerate(LENGTHS)]
+    return Batch.of(prompt_tokens=[[1], [1, 2]], tokens=tokens, mask=[[True] * n for n in LENGTHS],
+                    advantages=[ADVANTAGES[i, :n].tolist() for i, n in enumerate(LENGTHS)], wants=[2.0, -3.0], **more)  # fmt: skip
+
+
+def update(one=gain, batch=None, **settings):
+    return RecordedUpdate("actor.update", "actor", rows() if batch is None else batch, one, {"mean": "tokens", **settings}, 0)
+
+
+@pytest.mark.parametrize(("mean", "weights"), [("tokens", [[1 / 5], [1 / 5]]), ("row-tokens", [[1 / 6], [1 / 4]]), (10, [[0.05], [0.05]])])
+def test_the_push_is_minus_the_gradient_of_the_mean_over_all_rows(mean, weights):
+    push = pushed(update(mean=mean, after=3, epochs=2, minibatch=1), HERE)
+    wanted = ADVANTAGES * MASK * torch.tensor(weights)
+    assert list(push.by) == ["logprobs"]
+    assert torch.allclose(push.main, wanted)
+    assert torch.allclose(push.of_rows, wanted.sum(1).double() / torch.tensor(LENGTHS))
+    assert float(objective(update(mean=mean), HERE)) == pytest.approx(float((0.5 * wanted).sum()))
+
+
+def test_a_loss_of_rows_pushes_each_of_their_tokens():
+    push = pushed(update(of_rows, mean="rows"), HERE)
+    assert torch.allclose(push.main, MASK * torch.tensor([[1.0], [-1.5]]))
+    scores = Push(rows(), {"scores": torch.tensor([1.0, 2.0])})
+    assert scores.of_rows.tolist() == [1.0, 2.0]
+
+
+def test_settings_of_the_loss_reach_it_and_what_the_objective_does_not_read_is_not_pushed():
+    assert torch.allclose(pushed(update(squared, power=2), HERE).main, MASK * 2 * 0.5 / 5)
+
+    @loss
+    def deaf(new, advantages):
+        return 0 * new.logprobs.detach() + advantages
+
+    assert not pushed(update(deaf), HERE).main.any()
+
+
+def test_other_columns_and_another_mask_stand_in_place_of_the_rows_own():
+    other, holes = ADVANTAGES + 1, MASK & torch.tensor([[1, 0, 1], [1, 1, 1]], dtype=torch.bool)
+    assert torch.allclose(pushed(update(), HERE, {"advantages": other}).main, other * MASK / 5)
+    assert torch.allclose(pushed(update(), HERE, {"mask": holes}).main, ADVANTAGES * holes / 4)
+    assert torch.equal(pushed(update(), HERE).main, pushed(update(), HERE, {}).main)
+
+
+def test_each_of_several_losses_pushes_its_own_rows_by_its_scale():
+    both = JointLoss((gain, of_rows), (1.0, 0.5), (None, "right"))
+    push = pushed(update(both, rows(right=[False, True]), mean=("tokens", "rows")), HERE)
+    alone = ADVANTAGES * MASK / 5
+    assert torch.allclose(push.main, alone + 0.5 * MASK * torch.tensor([[0.0], [-3.0]]))
+    nobody = JointLoss((gain, of_rows), (1.0, 0.5), ("right", "right"))
+    none = update(nobody, rows(right=[False, False]), mean=("tokens", "rows"))
+    assert float(objective(none, HERE)) == 0.0
+    assert not pushed(none, HERE).main.any()
+
+
+def test_rows_that_an_update_cannot_learn_from_have_no_push():
+    broken = rows()
+    broken |= Batch(broken.axis, Batch.of(advantages=[[1.0] * 3, [float("nan")] * 2]).data)
+    learned = learned_rows(update(batch=broken))
+    assert keys(learned.batch) == [((1,), (10, 10, 10))]
+    assert "wants" not in learned.batch
+    assert keys(learned_rows(update()).batch) == [((1,), (10, 10, 10)), ((1, 2), (11, 11))]
+
+
+def test_how_far_pushes_are_apart_is_told_over_the_size_of_the_first():
+    one = pushed(update(), HERE)
+    twice, none = (Push(one.rows, {"logprobs": one.main * factor}) for factor in (2, 0))
+    assert (one.apart(one), one.apart(twice), twice.apart(one), one.apart(none)) == (0.0, 1.0, 0.5, 1.0)
+    assert (none.apart(none), none.apart(one)) == (0.0, 1.0)
+    assert one.apart(Push(rows().rows(torch.tensor([1, 0])), one.by)) == float("inf")
+    assert one.apart(Push(one.rows.rows(torch.tensor([0])), {"logprobs": one.main[:1]})) == float("inf")
+    assert one.apart(Push(one.rows, {"values": one.main[:, :2]})) == float("inf")
+
+
+def test_a_push_is_felt_where_rows_with_equal_tokens_do_not_take_it_back_and_the_model_is_not_certain():
+    equal = Batch.of(prompt_tokens=[[1], [1], [1]], tokens=[[5, 6], [5, 6], [7, 6]], mask=[[True, True]] * 3)
+    up, down, none = [0.5, 0.25], [-0.5, -0.25], [0.0, 0.0]
+    unsure, certain = (New(logprobs=torch.full((3, 2), number)) for number in (-0.6931472, -1e-6))
+    assert Push(equal, {"logprobs": torch.tensor([up, up, none])}).felt(unsure) == pytest.approx((1.0, 0.5))
+    assert Push(equal, {"logprobs": torch.tensor([up, down, none])}).felt(unsure) == (0.0, 0.0)
+    assert Push(equal, {"logprobs": torch.tensor([up, none, down])}).felt(certain) == pytest.approx((1.0, 1e-6), rel=0.1)
+    assert Push(equal, {"logprobs": torch.tensor([none, none, none])}).felt(unsure) == (1.0, 1.0)
+    assert Push(equal, {"scores": torch.tensor([1.0, -1.0, 2.0])}).felt(New(scores=torch.zeros(3))) == (0.5, 0.5)
+
+
+def test_pushes_are_equal_where_the_same_rows_are_pushed_by_the_same_bits():
+    one = pushed(update(), HERE)
+    assert one.equals(Push(rows(), {"logprobs": one.main.clone()}))
+    assert not one.equals(Push(rows(), {"logprobs": one.main * (1 + 1e-6)}))
+    assert not one.equals(Push(rows().rows(torch.tensor([1, 0])), one.by))
+    assert not one.equals(Push(one.rows.rows(torch.tensor([0])), one.by))

@@ -1,0 +1,36 @@
+"""Real processes, real FSDP2 and tensor-parallel shards, each transport."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from rlflow.processes.process import Process
+from rlflow.training.weight_sync.segment import create, sweep
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(on_ranks):
+    import worker  # here: of what it needs no other test of this file needs anything, and it takes seconds
+
+    found = on_ranks(4, lambda rank: worker.judged(rank, 4))
+    assert len(found[0]) == 7 * 4 + 3 + 11
+    assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
+
+
+def test_what_a_dead_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path):
+    own = Process.this()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead = replace(own, pid=ended.pid)
+    reused = replace(own, started="1")  # a process that had this one's pid before
+    owners = {"run-1-a": dead, "run-1-b": reused, "run-1-c": own, "run-1-d": replace(dead, space="1"), "run-2-a": dead}
+    paths = {name: tmp_path / f"rlflow-{name}-{owner.tag()}" for name, owner in owners.items()}
+    for path in (*paths.values(), tmp_path / "rlflow-run-1-of-nobody"):
+        assert create(path, 64) == ""
+    assert sorted(sweep("run-1", tmp_path)) == [paths["run-1-a"], paths["run-1-b"]]
+    assert {path for path in paths.values() if path.exists()} == {paths["run-1-c"], paths["run-1-d"], paths["run-2-a"]}
+    kept = paths["run-1-c"]
+    assert "File exists" in create(kept, 64)
