@@ -19,6 +19,7 @@ from rlflow.author.scope import Engines, register
 from rlflow.author.stage import stage
 from rlflow.author.turn import Turn
 from rlflow.errors import FlowError, PlanError, StageError
+from rlflow.extras import VERSION
 
 if TYPE_CHECKING:
     from rlflow.author.batch import Batch
@@ -68,10 +69,7 @@ _LAZY = {
     ),
 }
 
-register(Engines(interpreter=lambda: importlib.import_module("rlflow.execution.eager").Eager(),
-                 tracer=lambda: importlib.import_module("rlflow.compiler.trace.compile").compile_flow))  # fmt: skip
-
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "Turn", "adapted_beta", "ask", "choose", "clipped_gain",
     "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std",
@@ -80,6 +78,9 @@ __all__ = [
     "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "stop_penalty", "text", "token", "token_covariance",
     "truncated_weights", "whiten",
 ]
+
+register(Engines(interpreter=lambda: importlib.import_module("rlflow.execution.eager").Eager(),
+                 tracer=lambda: importlib.import_module("rlflow.compiler.trace.compile").compile_flow, exports=tuple(__all__)))  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""Optional packages: imported when first needed; where one is missing, the error has the line that installs it."""
+"""What is installed: rlflow's own version, and optional packages, which are imported when first needed; where one is missing, the error has
+the line that installs it."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 from rlflow.errors import PlanError, Problem
 
+VERSION = "0.1.0"  # of rlflow
 INSTALL = {  # backend → the line that installs its package of the same name
     "deepspeed": "pip install --no-build-isolation 'rlflow-dag[deepspeed]'",
     "vllm": "pip install 'rlflow-dag[vllm]'",

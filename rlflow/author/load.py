@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from rlflow.author.flow import Flow
+from rlflow.author.scope import engines
 from rlflow.author.words import algorithm_meant
 from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
 
@@ -156,11 +157,9 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
                              found=type(error).__name__, expected="a file that loads", remedy=remedy))
 
 
-def exported() -> list[str]:
+def exported() -> tuple[str, ...]:
     """The names that algorithms may import from rlflow."""
-    import rlflow
-
-    return rlflow.__all__
+    return engines().exports
 
 
 def _in_place_of_packages(folder: Path) -> list[Path]:

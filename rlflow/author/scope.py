@@ -54,6 +54,7 @@ class Engines:
 
     interpreter: Callable[[], Interpreter]
     tracer: Callable[[], Callable[[Any, Any], Any]]  # gives: (flow, settings) → its compiled form, which has a graph
+    exports: tuple[str, ...]  # the names that algorithms may import from rlflow
 
 
 _engines: list[Engines] = []

@@ -32,9 +32,9 @@ File = Annotated[str, typer.Argument(help="FILE, FILE::flow, or the name of an i
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import rlflow
+        from rlflow.extras import VERSION
 
-        print(f"rlflow {rlflow.__version__}")
+        print(f"rlflow {VERSION}")
         raise typer.Exit
 
 

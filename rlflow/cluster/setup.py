@@ -13,7 +13,6 @@ from typing import Any
 
 import cloudpickle
 
-import rlflow
 from rlflow.author.flow import Flow
 from rlflow.author.load import algorithms_folder, flows_of, load, load_text
 from rlflow.compiler.graph.wire import identity
@@ -23,6 +22,7 @@ from rlflow.compiler.trace.compile import Program, TraceOptions, compile_flow
 from rlflow.config.flags import RunConfig
 from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
+from rlflow.extras import VERSION
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Setup:
     def program(self, flow: Flow | None = None) -> Program:
         """Trace the flow in this process. ``flow``: the driver's, where this is the driver's process; None: it is loaded. Raises PlanError
         where the graph or the version of rlflow differs from the driver's."""
-        if self.version != rlflow.__version__:
-            raise PlanError.of("worker-version", "a worker has another rlflow than the driver", found=rlflow.__version__,
+        if self.version != VERSION:
+            raise PlanError.of("worker-version", "a worker has another rlflow than the driver", found=VERSION,
                                expected=self.version, remedy="install the same version on every node")
         flow = flow or self.flow.load()
         hp = dataclasses.replace(flow.parameters.hp, **self.hp) if self.hp is not None else None

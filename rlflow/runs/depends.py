@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-import rlflow
 from rlflow.author.load import algorithms_folder
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
 from rlflow.compiler.placement import in_threads
@@ -27,6 +26,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError
+from rlflow.extras import VERSION
 from rlflow.rewards.environments.spec import EnvironmentSpec
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
@@ -211,7 +211,7 @@ def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, 
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
     known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := module_version(name))}
     threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())
-    return {"python": platform.python_version(), "rlflow": rlflow.__version__, **known, "device": _device(device_of(options.device)),
+    return {"python": platform.python_version(), "rlflow": VERSION, **known, "device": _device(device_of(options.device)),
             "machine": platform.machine(), "threads": str(threads)}
 
 

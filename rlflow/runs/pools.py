@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import rlflow
 from rlflow.author.figures import Cause
 from rlflow.author.loss import Loss
 from rlflow.cluster.commit import WorkerFleet, Workers
@@ -34,6 +33,7 @@ from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import DataShape, Judged
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
+from rlflow.extras import VERSION
 from rlflow.runs.context import Runtime
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
@@ -58,7 +58,7 @@ class WorkerSetups:
         hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
         return {
             pool: [
-                Setup(rlflow.__version__, source, hp, self.config, self.options, identity(program.graph), shape, placement, pool, rank,
+                Setup(VERSION, source, hp, self.config, self.options, identity(program.graph), shape, placement, pool, rank,
                       ranks, self.updates, threads, rendezvous_points[pool], schedules.get(pool))
                 for rank in range(ranks)
             ]

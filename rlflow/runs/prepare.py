@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-import rlflow
 from rlflow.author.columns import SOURCE
 from rlflow.author.figures import Cause
 from rlflow.author.flow import Flow
@@ -49,7 +48,7 @@ from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.mover import MemoryMover
-from rlflow.extras import ask
+from rlflow.extras import VERSION, ask
 from rlflow.monitoring.reporter import Quiet
 from rlflow.monitoring.secrets import redacted, telling
 from rlflow.processes.clients import outages
@@ -394,7 +393,7 @@ def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
     stale = stale_problems(program, config.options.staleness)
     waived = [f"{problem.message}: {problem.found}" for problem in stale if problem.code == "stale-waived"]
     return redacted({
-        "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
+        "rlflow": VERSION, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
         FILE_DIGEST: digest_of(Path(program.flow.place.path)),
         "hp": hp, "options": dataclasses.asdict(config.options), **({"stale_ok": waived} if waived else {}),

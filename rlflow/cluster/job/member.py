@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from ray import cloudpickle
 
-import rlflow
 from rlflow.author.batch import Batch
 from rlflow.cluster.group import LOOPBACK, join
 from rlflow.cluster.health.heartbeat import MARKS
@@ -19,6 +18,7 @@ from rlflow.cluster.rpc.actor import own_interface
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import PlanError
+from rlflow.extras import VERSION
 from rlflow.monitoring.secrets import guard
 
 
@@ -43,8 +43,8 @@ class JobMember:
     def __init__(self, seat: Seat, address: str = "") -> None:
         """``address``: where ranks on several machines meet."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
-        if seat.version != rlflow.__version__:
-            raise PlanError.of("worker-version", "a rank has another rlflow than the driver", found=rlflow.__version__,
+        if seat.version != VERSION:
+            raise PlanError.of("worker-version", "a rank has another rlflow than the driver", found=VERSION,
                                expected=seat.version, remedy="install the same version on every node")
         torch.set_num_threads(seat.threads)
         place = replace(seat.place, meeting=address or seat.place.meeting)

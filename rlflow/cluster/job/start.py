@@ -16,7 +16,6 @@ import torch
 from ray import cloudpickle
 from ray.util.placement_group import PlacementGroup
 
-import rlflow
 from rlflow.cluster import launch
 from rlflow.cluster.forking import servers
 from rlflow.cluster.health.controllers import Controllers
@@ -29,6 +28,7 @@ from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.compiler.placement import GRAIN
 from rlflow.errors import PlanError, RemoteError
+from rlflow.extras import VERSION
 from rlflow.processes.watchdog import private
 from rlflow.processes.watchdog.beside import Watchdog
 
@@ -157,7 +157,7 @@ def _pool(
     places = seated(Here(terms.name, name, 0, ranks, 0, 0, 0, 0, point if role.distributed else ""), [nodes[rank] for rank in range(ranks)])
     device = "cuda" if need.get("GPU") else "cpu"
     kind = by_value(role.kind)
-    seats = [Seat(rlflow.__version__, kind, role.arguments, place, role.distributed, device, terms.threads, terms.interface, terms.insecure)
+    seats = [Seat(VERSION, kind, role.arguments, place, role.distributed, device, terms.threads, terms.interface, terms.insecure)
              for place in places]  # fmt: skip
     meet = (terms.interface, terms.insecure) if role.distributed and not point.startswith("/") else None
     gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
