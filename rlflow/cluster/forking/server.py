@@ -27,7 +27,7 @@ from rlflow.cluster.forking.request import Request
 from rlflow.processes.watchdog import kin
 
 ROOM, SLOT = "RLFLOW_FORKS", "/" * 512  # a variable with which the server starts, in whose place a fork's mark is written
-ANSWER_SECONDS = 5.0  # how long the rest of a request may take
+ANSWER_SECONDS = 30.0  # how long the rest of a request may take
 CREDENTIALS = struct.Struct("3i")  # pid, user and group of a peer
 
 

@@ -121,7 +121,8 @@ def test_who_goes_away_while_it_asks_ends_no_server(asking):
 
 def test_forks_are_killed_with_their_server_and_the_next_run_has_another(asking, tmp_path):
     process, first = asking("wait"), server()
-    pid = facts(process)["pid"]
+    pid = (was := facts(process))["pid"]
+    assert was["parent"] == first
     os.kill(first, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     until(lambda: not kin.started(pid))
