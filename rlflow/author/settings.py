@@ -22,7 +22,7 @@ from rlflow.errors import Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: its type, default, the comment on its line and where that is."""
+    """One setting: its type, default, its comment (on its line, else on those right above it) and where it is."""
 
     name: str
     type: Any
@@ -48,7 +48,7 @@ def fields(settings: type) -> dict[str, Field]:
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
-    """The place of each field's declaration and the comment on its lines, with the fields of base classes."""
+    """The place of each field's declaration and its comment, with the fields of base classes."""
     comments: dict[str, tuple[Place | None, str]] = {}
     for owner in reversed(settings.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -65,14 +65,19 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
         tree = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError):
         return {}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    remarks = {t.start[0]: t.string.lstrip("#").strip() for t in tokens if t.type == tokenize.COMMENT}
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
+    remarks = {token.start[0]: token.string.lstrip("#:").strip() for token in tokens}
+    alone = {token.start[0] for token in tokens if token.line.lstrip().startswith("#")}
     path = inspect.getsourcefile(settings) or ""
     comments: dict[str, tuple[Place | None, str]] = {}
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            comment = next((remarks[row] for row in range(node.lineno, (node.end_lineno or 0) + 1) if row in remarks), "")
-            comments[node.target.id] = (Place(path, start + node.lineno - 1), comment)
+            own = [remarks[row] for row in range(node.lineno, (node.end_lineno or 0) + 1) if row in remarks][:1]
+            above = node.lineno
+            while above - 1 in alone:
+                above -= 1
+            comments[node.target.id] = (Place(path, start + node.lineno - 1),
+                                        " ".join(own or [remarks[row] for row in range(above, node.lineno)]))  # fmt: skip
     return comments
 
 

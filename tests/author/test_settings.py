@@ -33,17 +33,24 @@ class Settings(Base):
     limit: int | None = None  # None: no limit
     mode: Literal["a", "b"] | None = "a"
     names: tuple[str, ...] = field(default_factory=tuple)  # made anew
+    # what a step may change,
+    # in nats
+    bound: str = "one"
+    # not the comment of a setting
+
+    free: str = "one"
 
     def scaled(self, clip: float):  # not the comment of a setting
         samples: int = 3  # nor this
         return clip * samples
 
 
-def test_each_field_has_the_comment_on_its_lines():
+def test_each_field_has_the_comment_on_its_lines_or_right_above_them():
     comments = {name: entry.comment for name, entry in fields(Settings).items()}
     assert comments == {
         "seed": "where chance begins", "samples": "responses per prompt; a # in it stays", "clip": "trust region", "mean": "",
         "critic": "learn a baseline", "beta": "already 0", "limit": "None: no limit", "mode": "", "names": "made anew",
+        "bound": "what a step may change, in nats", "free": "",
     }
 
 
