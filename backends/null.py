@@ -21,7 +21,7 @@ from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.objective import Means, New
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 
 VOCABULARY = 256
 
@@ -56,8 +56,11 @@ class Trainer:
         update_seconds: Annotated[float, Ge(0)] = 0.0  # how long an update takes
 
     defaults: ClassVar[Settings] = Settings()
-    row_exact: ClassVar[bool] = True
-    threads: ClassVar[bool] = True
+
+    @classmethod
+    def capabilities(cls, settings: Settings, device: str) -> Capabilities:
+        """What it can do. A subclass may need a process for each rank."""
+        return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.steps = spec, settings, 0
@@ -150,7 +153,11 @@ class Generator:
         tail: Annotated[float, Ge(0)] = 4.0  # lengths are longest times a uniform number to this power: above 1 few are long
 
     defaults: ClassVar[Settings] = Settings()
-    threads: ClassVar[bool] = True
+
+    @classmethod
+    def capabilities(cls, settings: Settings, device: str) -> Capabilities:
+        """What it can do. A subclass may need a process for each rank."""
+        return Capabilities(threads=cls is Generator)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.version = spec, settings, 0

@@ -25,11 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "RLFLOW_COUNTS"  # in the environment: the process that runs, and where workers write their counts
 MOST_FUNCTIONS = 20  # that may take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
-LOADER = "rlflow/config/roles/roles.py"  # the one place that asks what a backend can do
-# What backends may declare or have beside the two protocols, as `rlflow/training/protocols.py` says.
-OPTIONAL = {"collective", "row_exact", "generate_chunks", "divided", "copied", "flat", "movable", "passing", "cache_bytes", "batch_tokens",
-            "tensor_parallel", "rank_order", "match_sampler", "max_model_len", "pieces", "destinations", "forward_ahead", "Trainer",
-            "Generator", "Settings", "live", "resize_passes"}  # fmt: skip
+PROTOCOLS = "rlflow/training/protocols.py"  # what backends can do, as fields and methods
 COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what → (module, function, of what, from its arguments)
     "settings": ("rlflow.config.roles.roles", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
     "headers": ("rlflow.compiler.sizes", "ModelFacts.of", lambda local: str(local["folder"])),
@@ -171,11 +167,21 @@ def takers(modules: Sequence[Module]) -> list[str]:
                                                                                  *node.args.kwonlyargs))]  # fmt: skip
 
 
+def optional() -> set[str]:
+    """The names of all that a backend can have beyond the two protocols."""
+    classes = [node for node in ast.parse((ROOT / PROTOCOLS).read_text()).body if isinstance(node, ast.ClassDef)]
+    fields = {each.target.id for cls in classes if cls.name == "Capabilities" for each in cls.body
+              if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}  # fmt: skip
+    checked = [cls for cls in classes if any(ast.unparse(each) == "runtime_checkable" for each in cls.decorator_list)]
+    return fields | {each.name for cls in checked for each in cls.body if isinstance(each, ast.FunctionDef)}
+
+
 def probes(modules: Sequence[Module]) -> list[str]:
-    """Places outside of the loader that ask with getattr or hasattr what a backend can do."""
-    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, nodes in modules if str(path) != LOADER for call in nodes
+    """Places that ask with getattr or hasattr what a backend can do."""
+    names = optional()
+    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, nodes in modules for call in nodes
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
-            and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in OPTIONAL]  # fmt: skip
+            and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in names]  # fmt: skip
 
 
 def main() -> int:
@@ -189,7 +195,7 @@ def main() -> int:
     modules = package()
     taking, probing, repeated = takers(modules), probes(modules), more_than_once(driver, workers)
     print(f"{len(taking)} functions take the configuration, of at most {MOST_FUNCTIONS}", *(f"  {each}" for each in taking), sep="\n")
-    print(f"{len(probing)} places outside of {LOADER} ask what a backend can do", *(f"  {each}" for each in probing), sep="\n")
+    print(f"{len(probing)} places look for what a backend can do by its name", *(f"  {each}" for each in probing), sep="\n")
     print(*(repeated or ["nothing is done twice"]), sep="\n")
     return 1 if repeated or probing or len(taking) > MOST_FUNCTIONS else 0
 

@@ -59,9 +59,8 @@ class Side:
         """As of a run's worker."""
         if step == "begin":
             trainer = SimpleNamespace(pieces=lambda: self.pieces)
-            generator = SimpleNamespace(destinations=lambda tensors: Destinations(self.pieces, {}, {}), writing=self._writing, load=None)
-            model: Any = SimpleNamespace(trainer=trainer if self.sends else None, generator=generator, has_pieces=True,
-                                         has_destinations=True)  # fmt: skip
+            generator = SimpleNamespace(destinations=lambda tensors: Destinations(self.pieces, {}, {}), writing=self._writing, load=list)
+            model: Any = SimpleNamespace(trainer=trainer if self.sends else None, generator=generator)
             self.end = Sender(model, "cpu") if self.sends else Receiver(model, "cpu")
         return getattr(self.end, step)(*told)
 

@@ -42,7 +42,7 @@ from rlflow.checkpoints.export import VALUE_HEAD
 from rlflow.errors import listed
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import ModelSpec
+from rlflow.training.protocols import Capabilities, ModelSpec
 from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 
@@ -92,11 +92,6 @@ class Trainer(local.Trainer):
     in the same order, since most of them bring weights together."""
 
     Settings = TrainerSettings
-    collective = True
-    live = False
-    float64 = False  # its optimizers keep weights in float32
-    copied = True
-    flat = True  # zero 3 cuts flattened tensors
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
@@ -125,10 +120,17 @@ class Trainer(local.Trainer):
         """The device that holds this rank's parameters."""
         return torch.device(self.spec.device)
 
-    @staticmethod
-    def divided(settings: TrainerSettings) -> tuple[str, ...]:
-        """The parts of memory that ranks divide at these settings: ZeRO stage 1 the optimizer, 2 also gradients, 3 also weights."""
-        return (("optimizer",), ("gradient", "optimizer"), ("weights", "adapters", "gradient", "optimizer"))[settings.zero - 1]
+    @classmethod
+    def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
+        """What the local trainer can do, but that ranks hold the model together. ZeRO stage 1 divides the optimizer, 2 also gradients,
+        3 also weights. Stage 3 keeps a buffer for gradients; under the others they are there during an update."""
+        divided = (("optimizer",), ("gradient", "optimizer"), ("weights", "adapters", "gradient", "optimizer"))[settings.zero - 1]
+        return replace(
+            super().capabilities(settings, device), collective=True, live=False, divided=divided, copied=True,
+            movable=("weights", "optimizer", "gradient") if settings.zero == 3 else ("weights", "optimizer"),
+            float64=False,  # its optimizers keep weights in float32
+            flat=True,  # zero 3 cuts flattened tensors
+        )
 
     # -- computing ---------------------------------------------------------------------------------------------------------------
 
@@ -312,11 +314,6 @@ class Trainer(local.Trainer):
         return list(shape(parameter))
 
     # -- residency ---------------------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def movable(settings: TrainerSettings, device: str) -> tuple[str, ...]:
-        """Stage 3 keeps a buffer for gradients; under the others they are there during an update."""
-        return ("weights", "optimizer", "gradient") if settings.zero == 3 else ("weights", "optimizer")
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
         optimizer = self.engine.optimizer if self.engine is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,15 +19,13 @@ from rlflow.backends.fsdp.settings import TrainerSettings
 from rlflow.backends.local.network import Network, value_head
 from rlflow.errors import PlanError
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import ModelSpec
+from rlflow.training.protocols import Capabilities, ModelSpec
 
 
 class Trainer(local.Trainer):
     """One model on all ranks of torch's default group; the local trainer where there is no group."""
 
     Settings = TrainerSettings
-    collective = True
-    live = False
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.ranks = _ranks(spec, settings or TrainerSettings())
@@ -34,10 +33,13 @@ class Trainer(local.Trainer):
         if self.ranks is not None:
             self.peers = Peers(self.ranks.data.get_group(), lockstep=True)
 
-    @staticmethod
-    def divided(settings: TrainerSettings) -> tuple[str, ...]:
-        """The parts of memory that ranks divide at these settings."""
-        return ("weights", "adapters", "gradient", "optimizer") if settings.shard == "full" else ()
+    @classmethod
+    def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
+        """What the local trainer can do, but that ranks hold the weights together."""
+        full = settings.shard == "full"
+        divided = ("weights", "adapters", "gradient", "optimizer") if full else ()
+        return replace(super().capabilities(settings, device), tensor=settings.tensor_parallel, collective=True, live=False,
+                       divided=divided, matches_sampler=settings.match_sampler and full)
 
     def _network(self) -> Network:
         return load_sharded(self.spec, self.settings, self.ranks) if self.ranks is not None else super()._network()

@@ -28,7 +28,7 @@ from rlflow.data.spoken import completions
 from rlflow.errors import PlanError
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
-from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 from rlflow.training.weight_sync.layout import Spread
 from rlflow.training.weight_sync.proof import Destinations
 from rlflow.training.weight_sync.shards import pieces_of
@@ -40,8 +40,6 @@ class Generator:
     """Samples responses; whoever trains the model sends its weights with ``receive``."""
 
     Settings = GeneratorSettings
-    passing = ("cache",)
-    threads = True
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
@@ -57,10 +55,11 @@ class Generator:
         self.version = 0
         self.away = Away()
 
-    @staticmethod
-    def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
-        """The parts that ``sleep`` can take out of a rank's memory."""
-        return ("weights",)
+    @classmethod
+    def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
+        """What it can do. A subclass may need a process for each rank, or do something else with weights that it receives."""
+        return Capabilities(threads=cls is Generator, movable=("weights",), passing=("cache",), batch_tokens=settings.batch_tokens,
+                            shares=cls is Generator)
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.

@@ -35,7 +35,7 @@ from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import Means, New
 from rlflow.training.peers import Peers
 from rlflow.training.prefixes import packed_microbatches
-from rlflow.training.protocols import ModelSpec
+from rlflow.training.protocols import Capabilities, ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
 from rlflow.training.weight_sync.shards import TensorViews, pieces_of
@@ -53,9 +53,6 @@ class Trainer:
     """One model, its head and, if it is trained, its optimizer."""
 
     Settings = TrainerSettings
-    passing = ("gradient",)
-    live = True
-    threads = True
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
@@ -63,7 +60,7 @@ class Trainer:
         if self.settings.compile:
             check_compiler(torch.device(spec.device).type)  # missed before the weights are read
         self.network = self._network()
-        self.packs = self.settings.packed and spec.device == "cpu" and self._can_pack()  # docs/gpu.md has what a GPU gains
+        self.packs = self.can.packs and self._can_pack()
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
@@ -78,19 +75,22 @@ class Trainer:
     def _schedule(self) -> Schedule:
         return Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, self.spec.updates)
 
-    @staticmethod
-    def divided(settings: TrainerSettings) -> tuple[str, ...]:
-        """The parts of memory (weights, adapters, gradient, optimizer) that the ranks of a trainer divide among them."""
-        return ()
+    @classmethod
+    def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
+        """What it can do. A subclass may need a process for each rank."""
+        return Capabilities(
+            threads=cls is Trainer, movable=("weights", "optimizer"), passing=("gradient",), live=True, divided=(),
+            packs=settings.packed and device == "cpu",  # docs/gpu.md has what a GPU gains
+        )
 
-    @staticmethod
-    def movable(settings: TrainerSettings, device: str) -> tuple[str, ...]:
-        """The parts that ``sleep`` can take out of a rank's memory, each apart."""
-        return ("weights", "optimizer")
+    @property
+    def can(self) -> Capabilities:
+        """What it can do with its settings on its device."""
+        return self.capabilities(self.settings, self.spec.device)
 
     def _network(self) -> Network:
         network = load_network(self.spec, self.settings)
-        if self.live:
+        if self.can.live:
             add_by_rows(network)
         return network
 
@@ -326,7 +326,7 @@ class Trainer:
     def sleep(self, *parts: str) -> None:
         """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``backends/local/offload.py``). What is
         asleep cannot be used, and each tensor stays the tensor that it is. Raises OSError where there is no room."""
-        for part in parts or self.movable(self.settings, self.spec.device):
+        for part in parts or self.can.movable:
             if part == "weights":
                 self.cached.drop()
             self.away.put(part, self._tensors(part))
@@ -334,7 +334,7 @@ class Trainer:
 
     def wake(self, *parts: str) -> None:
         """Bring them back, bit for bit."""
-        for part in parts or self.movable(self.settings, self.spec.device):
+        for part in parts or self.can.movable:
             self.away.back(part)
             self.network.asleep = "weights" in self.away
 

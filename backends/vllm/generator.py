@@ -24,7 +24,7 @@ from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 from rlflow.training.chunks import chunked
-from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 from rlflow.training.weight_sync.layout import Spread
 from rlflow.training.weight_sync.proof import Destinations, prove
 from rlflow.training.weight_sync.trace import trace
@@ -43,9 +43,6 @@ class Generator:
     """
 
     Settings = GeneratorSettings
-    float64 = False
-    collective = False
-    temperatures = (COLDEST, HOTTEST)
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
@@ -58,10 +55,14 @@ class Generator:
         check_rotary(config, spec, self.engine.longest)
         self.eos = eos_of(spec, (generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
 
-    @staticmethod
-    def cache_bytes(settings: GeneratorSettings, device: str) -> int:
-        """Bytes of the key-value cache, which is there from the start; 0 where it takes what is left of a GPU."""
-        return settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0)
+    @classmethod
+    def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
+        """What it can do. Parts move on a GPU alone, with ``sleep_mode``: on a CPU vLLM frees nothing."""
+        return Capabilities(
+            tensor=settings.tensor_parallel, float64=False, movable=tuple(TAGS) if settings.sleep_mode and device != "cpu" else (),
+            temperatures=(COLDEST, HOTTEST), rank_order=settings.rank_order, longest=settings.max_model_len,
+            cache_bytes=settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0),  # 0: what is left of a GPU
+        )
 
     @property
     def version(self) -> int:
@@ -180,15 +181,10 @@ class Generator:
         """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
         return self.engine.answers()
 
-    @staticmethod
-    def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
-        """The parts that ``sleep`` frees: on a CPU none, because vLLM frees nothing there; on a GPU with ``sleep_mode``."""
-        return tuple(TAGS) if settings.sleep_mode and device != "cpu" else ()
-
     def sleep(self, *parts: str, keep: bool = True) -> None:
         """Free the memory of these of ``movable``, or of all: of the weights, kept on the host or dropped where they will be received anew
         (vLLM's levels 1 and 2), and of the cache, which is lost."""
-        movable = self.movable(self.settings, self.spec.device)
+        movable = self.capabilities(self.settings, self.spec.device).movable
         self.asleep |= set(parts or movable) & set(movable)
         if "weights" in self.asleep:
             self.engine.llm.sleep(1 if keep else 2)  # takes the cache along

@@ -37,7 +37,7 @@ from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
 from rlflow.rewards.environments.pool import EnvironmentPool
 from rlflow.training.chunks import chunked
-from rlflow.training.protocols import Generator, Sampling, Trainer, as_long
+from rlflow.training.protocols import ForwardsAhead, Generator, GivesChunks, Sampling, ScoresTokens, Trainer, as_long
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
 
 Metrics = dict[Figure, float]
@@ -51,9 +51,6 @@ class Model:
     generator: Generator | None = None
     version: int = 0
     sampled_version: int = 0
-    forwards_ahead: bool = False  # whether the trainer has ``forward_ahead``
-    has_pieces: bool = False  # whether the trainer has ``pieces``
-    has_destinations: bool = False  # whether the generator has ``destinations``
 
     @property
     def stale(self) -> bool:
@@ -215,12 +212,11 @@ class Engine:
                 yield rows.rows(index).select(*into.names)
             yield rows
             return
-        model = self._synchronised(role)
-        assert model.generator is not None
+        generator = self._synchronised(role).generator
+        assert isinstance(generator, GivesChunks)
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        generate = model.generator.generate_chunks  # type: ignore[attr-defined]
         pieces: list[Batch] = []
-        for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):
+        for chunk in generator.generate_chunks(prompts.select("prompt_tokens"), sampling, seeds, into.count):
             pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
             yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
@@ -246,15 +242,17 @@ class Engine:
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
         """Run a role's trainer forward over rows. ``want``: quantities, such as logprobs."""
-        model, trainer = self.models[role], self.models[role].trainer
+        trainer = self.models[role].trainer
         assert trainer is not None
         self.keeper.settle(computing(role))
-        forward = trainer.forward_ahead if terms.ahead and model.forwards_ahead else trainer.forward  # type: ignore[attr-defined]
+        forward = trainer.forward_ahead if terms.ahead and isinstance(trainer, ForwardsAhead) else trainer.forward
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
         """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
-        rows = self._synchronised(role).generator.logprobs(batch)  # type: ignore[union-attr]
+        generator = self._synchronised(role).generator
+        assert isinstance(generator, ScoresTokens)
+        rows = generator.logprobs(batch)
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from rlflow.author.figures import Of
 from rlflow.author.flow import Flow
-from rlflow.config.roles.roles import in_float64
+from rlflow.config.roles.roles import usual
 from rlflow.errors import listed
 from rlflow.monitoring import keys
 from rlflow.runs.api import resolve_config
@@ -48,7 +48,7 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
     """The backends of two plans that do not compute in float64, such as ``generator vllm``. Raises PlanError for flags that do not fit."""
     configs = [resolve_config(flow, None, values)[0] for values in plans]
     used = ((half, name) for config in configs for role in flow.parameters.roles for half, name in config.role(role).backends.items())
-    return sorted({f"{half} {name}" for half, name in used if not in_float64(name, half)})
+    return sorted({f"{half} {name}" for half, name in used if not usual(name, half).float64})
 
 
 def _first_difference(one: Path, other: Path) -> str | None:

@@ -66,7 +66,7 @@ from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.services.running import Services
 from rlflow.training import pretrained
-from rlflow.training.protocols import Trainer
+from rlflow.training.protocols import ResizesPasses, Trainer
 
 QUIET = Quiet()
 
@@ -289,7 +289,7 @@ def _assemble(
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by, services,
                       _alone(plan, roles, options, updates), nobody,
-                      frozenset(name for name, role in roles.items() if role.trainer.can.resizes))  # fmt: skip
+                      frozenset(name for name, role in roles.items() if role.trainer.offers(ResizesPasses)))  # fmt: skip
 
 
 def _alone(plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]) -> dict[str, Callable[[], Trainer]]:

@@ -6,7 +6,8 @@ from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.plan import Streaming
 from rlflow.config.options import Options
 from rlflow.config.roles.rewards import RewardNames
-from rlflow.config.roles.roles import Roles, row_exact
+from rlflow.config.roles.roles import Roles, usual
+from rlflow.training.protocols import GivesChunks
 
 
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
@@ -14,8 +15,8 @@ def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options
     does where its backend is exact by row."""
     if options.stream < 2:
         return Streaming()
-    samplers = {name for name, role in roles.items() if role.generator.can.chunks}
+    samplers = {name for name, role in roles.items() if role.generator.offers(GivesChunks)}
     exact = {name for name, role in roles.items() if role.trainer.can.row_exact}
     scorers = {use.name for use in graph.roles if use.rewards and use.name not in roles
-               and (rewards.functions_only(use.name) or row_exact(options.backend))}  # fmt: skip
+               and (rewards.functions_only(use.name) or usual(options.backend, "trainer").row_exact)}  # fmt: skip
     return Streaming(options.stream, frozenset(samplers), frozenset(exact | scorers))

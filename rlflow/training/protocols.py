@@ -1,12 +1,18 @@
 """The two protocols of a backend. A backend is one module in ``backends/`` that defines ``Trainer``, ``Generator`` or both,
-each with a frozen dataclass ``Settings`` of what a user may set (``--ROLE.NAME``), every field commented."""
+each with a frozen dataclass ``Settings`` of what a user may set (``--ROLE.NAME``), every field commented.
+
+Whatever a class can do beyond its protocol is said once: by a field of the ``Capabilities`` that it returns, or by having the methods of
+one of the optional protocols below. An optional protocol is checked with ``issubclass`` or ``isinstance``; a class that inherits its
+methods and cannot do it sets one of them to None."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,6 +20,9 @@ from rlflow.author.batch import Batch
 from rlflow.author.loss import Loss
 from rlflow.training.learning import Learned, RankShare
 from rlflow.training.objective import Means
+from rlflow.training.weight_sync.layout import Spread
+from rlflow.training.weight_sync.proof import Destinations
+from rlflow.training.weight_sync.shards import TensorViews
 
 Head = Literal["logprobs", "values", "scores"]
 
@@ -36,6 +45,41 @@ class ModelSpec:
     longest: int = 0
     group: Any = None  # torch's group of the ranks, where they are threads of one process; None: torch's default group, if there is one
     ends: tuple[int, ...] = ()  # the tokens at which a generator ends a row; (): those that the folder's configs and its tokenizer name
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a trainer or generator can do beyond its protocol, and what it needs, by its class and its settings."""
+
+    tensor: int = 1  # adjacent ranks that get the same rows and compute them together
+    collective: bool = False  # every rank of the pool takes part in each call, with or without rows, in one order: each holds a part
+    threads: bool = False  # its ranks may be threads of one process: it computes together by ``ModelSpec.group`` alone
+    float64: bool = True  # it computes and keeps weights in float64 if ``ModelSpec.dtype`` says so
+    movable: tuple[str, ...] = ()  # parts that ``sleep`` frees, each apart: weights, optimizer, gradient, cache
+    passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
+    # of a trainer
+    row_exact: bool = False  # numbers of a row are the same bits whichever rows are computed with it
+    live: bool = False  # ``weights()`` are the tensors that it trains and no copies, if it trains no adapters
+    packs: bool = False  # it computes once what prompts begin with alike
+    divided: tuple[str, ...] | None = None  # parts of its memory that ranks divide; None: nothing is known of its memory
+    copied: bool = False  # its optimizer has weights of its own in addition to the model's
+    flat: bool = False  # it divides flattened tensors
+    matches_sampler: bool = False  # it shards whole tensors, and cuts them as the sampler on the same ranks
+    # of a generator
+    temperatures: tuple[float, float] = (0.0, math.inf)  # lowest above 0 and highest that it samples at
+    rank_order: str = "inner"  # ranks that share a model: adjacent ones (inner), of n models every n-th (outer), or auto
+    batch_tokens: int = 0  # tokens that it takes at once; 0: all
+    longest: int = 0  # tokens of a row that it takes at most; 0: as many as its model
+    cache_bytes: int = 0  # of its cache, if settings say how large it is
+    shares: bool = False  # it can sample with the tensors of a ``live`` trainer of its process (``SharesWeights``)
+
+
+@runtime_checkable
+class Declares(Protocol):
+    """A class that returns what it can do. A subclass that adds to what it inherits calls ``super().capabilities`` and replaces fields."""
+
+    def capabilities(self, settings: Any, device: str) -> Capabilities:
+        """A class method: what the class can do with these settings. ``device``: cpu or cuda."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +119,13 @@ def as_long(rows: Batch, sampling: Sampling) -> Batch:
 
 
 class Trainer(Protocol):
-    """Holds one model's weights and learns; one instance per rank.
-
-    One whose ranks hold a part of the weights each says so by ``collective = True`` on its class: every rank of its pool then takes part
-    in each call, also one that has no rows for it, in the same order on all. Where its settings have ``tensor_parallel``, that many
-    adjacent ranks get the same rows and give the same results."""
+    """Holds one model's weights and learns; one instance per rank."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
         """Columns of ``want`` (logprobs, entropy, values: token level; scores: row level) from prompt_tokens, tokens and, where
-        present, temperature. Same axis as ``batch``.
-
-        A trainer may also have ``forward_ahead`` with the same parameters and results. It is called in place of ``forward`` where
-        the role's next update takes all of these rows in its first step, which can then go on from this pass.
-
-        One whose numbers for a row are the same bits whichever rows are computed beside it says so by ``row_exact = True`` on its class;
-        its forwards may then be made chunk by chunk."""
+        present, temperature. Same axis as ``batch``."""
 
     def update(
         self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Means = "tokens", seed: int = 0,
@@ -119,37 +153,48 @@ class Trainer(Protocol):
         """Continue from what ``state`` gave."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts, or of all that can be elsewhere. Nothing asleep is used before ``wake``.
-
-        What can, each part apart (weights, optimizer, gradient), a class says by ``movable(settings, device)``; without it, nothing counts
-        as freed. ``passing`` names parts that are in memory just while they are used. What ``pieces`` has shown stays good: storages are
-        emptied and filled again."""
+        """Free the memory of these parts, or of all that are ``movable``. Nothing asleep is used before ``wake``. What ``pieces`` has
+        shown stays good: storages are emptied and filled again."""
 
     def wake(self, *parts: str) -> None:
         """Bring them back, bit for bit."""
 
-    # A trainer may also have ``resize_passes(tokens)``: compute at most so many tokens in a pass from now on; gives the number until now.
-    # One whose ``weights()`` are the tensors that it trains, and not copies, says so by ``live = True`` on its class.
-    # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
-    # (``rlflow.training.weight_sync.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
+
+@runtime_checkable
+class ForwardsAhead(Protocol):
+    """A trainer whose next update can continue from a forward."""
+
+    def forward_ahead(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
+        """``forward``, called in its place if the role's next update takes all of these rows in its first step."""
+
+
+@runtime_checkable
+class ResizesPasses(Protocol):
+    """A trainer whose passes can be made smaller."""
+
+    def resize_passes(self, tokens: int) -> int:
+        """Compute at most so many tokens in a pass from now on. Gives the number until now."""
+
+
+@runtime_checkable
+class ShowsPieces(Protocol):
+    """A trainer that shows which boxes of its weights a rank holds, so that a plan can move them."""
+
+    def pieces(self) -> Mapping[str, TensorViews] | None:
+        """By Hugging Face name of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered; None if
+        what is trained is no such tensor (adapters)."""
 
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer. Where its
-    settings have ``rank_order`` (auto, inner, outer) too, it takes ranks that are not adjacent where ``ModelSpec.outer`` says so."""
+    """Samples from a model that someone else trains. One with the ``rank_order`` auto or outer takes ranks that are not adjacent if
+    ``ModelSpec.outer`` says so."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version over ``prompts.axis.repeat(samples)``;
         ``seeds`` has one number per row, and a row's tokens depend on its prompt and its seed alone: one with a smaller ``max_tokens`` is
-        the same row, cut. Raises PlanError, before anything is sampled, where the model has no positions for a prompt and ``max_tokens``.
-
-        A generator may also have ``generate_chunks(prompts, sampling, seeds, chunks)``: the same rows, bit for bit, in an iterator over
-        ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``.
-        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how.
-
-        One that also has ``logprobs(batch)`` scores given tokens with the weights that it samples with, as ``Trainer.forward`` does."""
+        the same row, cut. Raises PlanError, before anything is sampled, if the model has no positions for a prompt and ``max_tokens``."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; ``version`` is the number of updates behind them."""
@@ -160,12 +205,47 @@ class Generator(Protocol):
     def wake(self, *parts: str) -> None:
         """Bring parts back into memory."""
 
-    # A generator may also have ``share(weights)``: it samples from now on with these tensors themselves, which a trainer of the same
-    # process trains, in the dtype that it samples in. ``receive`` is called as before, and finds them in their place. A
-    # class that inherits from one with ``share`` and does not define it is taken to have none: its ``receive`` may do something else.
-    # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
-    # (``rlflow.training.weight_sync.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written
-    # and nothing is sampled, and ``load(weights)``, its own loader.
+
+@runtime_checkable
+class GivesChunks(Protocol):
+    """A generator that gives rows chunk by chunk."""
+
+    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
+        """The rows of ``generate``, bit for bit, in ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from
+        one, ``prompts.axis.repeat(samples)``. Which rows a chunk has depends on what is sampled, never on timing;
+        ``rlflow.training.chunks`` says how."""
+
+
+@runtime_checkable
+class ScoresTokens(Protocol):
+    """A generator that scores tokens which it did not sample."""
+
+    def logprobs(self, batch: Batch) -> Batch:
+        """`logprobs` of given tokens with the weights that it samples with, as ``Trainer.forward`` gives them."""
+
+
+@runtime_checkable
+class SharesWeights(Protocol):
+    """A generator that can sample with a trainer's own tensors. Having ``share`` is not enough, since a subclass may change what
+    ``receive`` does: the class says so with ``Capabilities.shares``."""
+
+    def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Sample from now on with these tensors themselves, which a trainer of the same process trains, in the dtype that it samples in.
+        ``receive`` is called as before, and finds them in their place."""
+
+
+@runtime_checkable
+class ShowsDestinations(Protocol):
+    """A generator that shows where in its memory weights belong, so that a plan can write them there."""
+
+    def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
+        """Where in its memory each of these tensors belongs."""
+
+    def writing(self, version: int) -> AbstractContextManager[None]:
+        """A context in which that memory may be written and nothing is sampled; afterwards these are the weights of this version."""
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Write weights by its own loader."""
 
 
 Metrics = Mapping[str, float]

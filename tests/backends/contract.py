@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.config.roles.backends import backend
+from rlflow.config.roles.roles import usual
 from rlflow.errors import PlanError
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
@@ -127,7 +128,7 @@ def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
 
 def divides(name: str) -> bool:
     """Whether ranks hold a part of the weights each."""
-    return bool(getattr(backend(name).Trainer, "collective", False))
+    return usual(name, "trainer").collective
 
 
 def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rlflow.backends.local import Trainer
 from rlflow.backends.local.sampling import truncated
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.errors import PlanError
-from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.protocols import GivesChunks, ModelSpec, Sampling, ScoresTokens
 
 TEXTS = ["2+2=", "a", "the quick brown fox", "x = y"]
 SAMPLINGS = [Sampling(3, 16), Sampling(3, 16, 0.7), Sampling(3, 16, 0.0), Sampling(3, 16, 0.9, 0.8), Sampling(3, 16, 0.8, 0.9, 6)]
@@ -115,7 +115,7 @@ def rows_have_their_columns(subject):
 def no_prompts_give_no_rows(subject):
     none = subject.prompts.rows([])
     assert len(subject.generate(Sampling(2), [], none)) == 0
-    if hasattr(subject.one, "generate_chunks"):
+    if isinstance(subject.one, GivesChunks):
         assert [len(chunk) for chunk in subject.one.generate_chunks(none, Sampling(2), [], 3)] == [0, 0, 0]
 
 
@@ -247,7 +247,7 @@ def rows_of_real_lengths_are_sampled(subject):
     seeds = [2**61 + row for row in range(len(prompts) * 4)]
     out = subject.generate(sampling, seeds, prompts)
     check_logprobs(subject, prompts, out, sampling)
-    if hasattr(subject.one, "generate_chunks"):
+    if isinstance(subject.one, GivesChunks):
         check_whole(list(subject.one.generate_chunks(prompts, sampling, seeds, 5)), out)
     else:
         assert tokens(subject.generate(sampling, seeds, prompts)) == tokens(out)
@@ -259,14 +259,14 @@ def rows_of_real_lengths_are_sampled(subject):
     some = [0, len(prompts) // 2, len(prompts) - 1]
     for prompt in some:
         assert tokens(subject.generate(Sampling(1, 24), [seeds[4 * prompt]], prompts.rows([prompt])))[0] == tokens(out)[4 * prompt]
-    if hasattr(subject.one, "logprobs"):
+    if isinstance(subject.one, ScoresTokens):
         scored = (out | prompts).rows([4 * prompt for prompt in some])
         torch.testing.assert_close(subject.one.logprobs(scored)["logprobs"], scored["sampled_logprobs"], atol=TOLERANCE, rtol=0)
 
 
 def chunks_are_the_rows_of_one_call(subject):
     """In every bit, in the order in which they end; of rows that are sampled after others, after those."""
-    if not hasattr(subject.one, "generate_chunks"):
+    if not isinstance(subject.one, GivesChunks):
         return
     sampling, seeds, prompts = Sampling(12, 30), range(48), subject.prompts.select("prompt_tokens")
     whole = subject.one.generate(prompts, sampling, seeds)
@@ -305,7 +305,7 @@ def received_weights_are_what_is_sampled_from(subject):
     assert versions == [{0}, {7}]
     assert subject.mismatch(trainer, before) > 100 * TOLERANCE
     assert subject.mismatch(trainer, after) < TOLERANCE
-    if hasattr(subject.one, "logprobs"):
+    if isinstance(subject.one, ScoresTokens):
         scored, wanted = (one(after | subject.prompts)["logprobs"] for one in (subject.one.logprobs, trainer.forward))
         torch.testing.assert_close(scored, wanted, atol=TOLERANCE, rtol=0)
 

@@ -13,9 +13,10 @@ from rlflow.author.batch import Batch
 from rlflow.author.columns import standard_kind
 from rlflow.author.joint import JointLoss
 from rlflow.backends import local
+from rlflow.config.roles.roles import capabilities
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
-from rlflow.training.protocols import ModelSpec
+from rlflow.training.protocols import ModelSpec, ShowsPieces
 from rlflow.training.rows import mask_counts, own_rows
 
 SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_tokens": 40, "logit_tokens": 7, "warmup": 2}
@@ -242,13 +243,13 @@ def a_forward_is_that_of_transformers(subject):
 
 def a_rank_holds_its_part(subject):
     """Of the memory of all weights no more than 0.6 where two ranks share it; together the ranks hold all."""
-    if not hasattr(subject.one, "pieces") or (pieces := subject.one.pieces()) is None:
+    if not isinstance(subject.one, ShowsPieces) or (pieces := subject.one.pieces()) is None:
         return
     storages = {piece.view.untyped_storage()._cdata: piece.view.untyped_storage().nbytes() for p in pieces.values() for piece in p.pieces}
     weights = dict(subject.one.weights())
     held = sum(storages.values()) / sum(tensor.nbytes for tensor in weights.values())
-    divided = getattr(type(subject.one), "divided", lambda settings: ())
-    shared = subject.ground.ranks > 1 and "weights" in divided(subject.one.settings)
+    divided = capabilities(type(subject.one), subject.one.settings, "cpu").divided or ()
+    shared = subject.ground.ranks > 1 and "weights" in divided
     assert held <= 0.6 or not shared, held
     covered = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in weights.items()}
     for name, tensor in weights.items():

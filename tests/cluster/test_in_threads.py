@@ -53,13 +53,17 @@ def test_a_rank_that_fails_alone_is_named_and_those_that_wait_for_its_gradients_
 
 
 CANNOT = """
+from dataclasses import replace
+
 from rlflow.backends import local
 
 Generator = local.Generator
 
 
 class Trainer(local.Trainer):
-    threads = True
+    @classmethod
+    def capabilities(cls, settings, device):
+        return replace(super().capabilities(settings, device), threads=True)
 
     def __init__(self, *given):
         raise MemoryError("too large")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rlflow.cluster.rpc.wire import viewed
 from rlflow.cluster.weights.same_ranks import storages
 from rlflow.execution.engine import Model
+from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.layout import TensorShard, WeightLayout, join
 from rlflow.training.weight_sync.mailbox import Mailbox, SharedFile, opened
@@ -71,12 +72,12 @@ class Sender:
 
     def __init__(self, model: Model, device: str) -> None:
         self.trainer: Any = model.trainer
-        self.shown, self.device = model.has_pieces, device
+        self.device = device
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
         """The weights of this rank; None where no plan can move them, as with adapters, which are merged first."""
-        pieces = self.trainer.pieces() if self.shown else None
+        pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
@@ -128,13 +129,13 @@ class Receiver:
 
     def __init__(self, model: Model, device: str) -> None:
         self.generator: Any = model.generator
-        self.shown, self.device, self.received = model.has_destinations, device, 0
+        self.device, self.received = device, 0
         self.versions: dict[int, int] = {}
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
         """Whether the generator shows the memory of its weights, as a plan needs."""
-        return self.shown
+        return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:
         """The weights that this rank needs. They may be overwritten with test patterns: a whole transfer has to follow before it

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
+from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.choices import cut_dims
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.execute import Resharder
@@ -30,8 +31,8 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 def movable(model: Model, how: How) -> bool:
     """Whether a plan can move the weights of this model. All ranks find the same."""
-    accessible = model.has_pieces and model.has_destinations
-    return how != "gather" and dist.is_initialized() and accessible and model.trainer.pieces() is not None  # type: ignore[union-attr]
+    here = how != "gather" and dist.is_initialized() and isinstance(model.generator, ShowsDestinations)
+    return here and isinstance(model.trainer, ShowsPieces) and model.trainer.pieces() is not None
 
 
 class SameRankTransfer:

@@ -11,7 +11,7 @@ from rlflow.config.roles.backends import backend, keep_whole_products
 from rlflow.config.roles.roles import BoundRole, Halves, shares_weights
 from rlflow.data.ends import ends_of
 from rlflow.execution.engine import Model
-from rlflow.training.protocols import ModelSpec, Trainer
+from rlflow.training.protocols import ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Halves]
 Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
@@ -39,14 +39,13 @@ def make_models(
         use = role.use
         spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
                          (dims or {}).get(use.name, ()), use.name in outer, options.longest_row, group, ends(role))
-        model = models[use.name] = Model(forwards_ahead=role.trainer.can.forward_ahead, has_pieces=role.trainer.can.pieces,
-                                         has_destinations=role.generator.can.destinations)  # fmt: skip
+        model = models[use.name] = Model()
         for half, wanted in zip(role.halves, placed(role), strict=True):
             if wanted:
                 setattr(model, half.half, half.kind(spec, half.settings))
                 loaded(use.name, half.half, getattr(model, half.half))
-        if model.trainer is not None and model.generator is not None and shares_weights(role, options):
-            model.generator.share(model.trainer.weights())  # type: ignore[attr-defined]
+        if model.trainer is not None and isinstance(model.generator, SharesWeights) and shares_weights(role, options):
+            model.generator.share(model.trainer.weights())
     return models
 
 

@@ -1,9 +1,8 @@
-"""Roles bound to backends: the model folder of each, the classes of its halves, their settings and what these declare that they can do.
-All of it is resolved here, once for a run, a plan or a worker; nothing else looks into a backend."""
+"""Roles bound to backends: the model folder of each, the classes of its halves, their settings and what they can do. All of it is resolved
+here, once for a run, a plan or a worker."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rlflow.config.template_kwargs import template_kwargs
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.training import pretrained
+from rlflow.training.protocols import Capabilities, Declares, ScoresTokens
 
 
 class Halves(NamedTuple):
@@ -29,36 +29,6 @@ class Halves(NamedTuple):
 
     trainer: bool
     generator: bool
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """Abilities of a trainer or generator, by its class and its settings. ``rlflow/training/protocols.py`` says how each is declared."""
-
-    tensor: int = 1  # ranks that compute the same rows together
-    collective: bool = False  # every rank of its pool takes part in each call
-    row_exact: bool = False  # numbers of a row are the same bits beside any other rows
-    chunks: bool = False  # samples rows chunk by chunk
-    scores: bool = False  # a generator that gives log-probs of tokens that it did not sample
-    rank_order: str = "inner"  # which ranks share a tensor-parallel generator: adjacent ones (inner), every n-th (outer), or auto
-    matches_sampler: bool = False  # a trainer that shards whole tensors, and cuts them as the sampler on the same ranks
-    divided: tuple[str, ...] | None = None  # parts of its memory that ranks divide; None where nothing is known of its memory
-    copied: bool = False  # its optimizer has weights of its own beside the model's
-    flat: bool = False  # it divides flattened tensors
-    batch_tokens: int = 0  # tokens that a generator takes at once; 0: all
-    longest: int = 0  # tokens of a row that a generator is told to take at most; 0: as many as its model
-    temperatures: tuple[float, float] = (0.0, math.inf)  # lowest above 0 and highest that a generator samples at
-    cache_bytes: int = 0  # of a generator whose cache is as large as its settings say
-    movable: tuple[str, ...] = ()  # parts that ``sleep`` frees
-    passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
-    forward_ahead: bool = False  # a trainer whose next update may begin with a forward that was made before
-    packs: bool = False  # a trainer that computes once what prompts begin with alike, which is done on a CPU alone
-    resizes: bool = False  # a trainer that can be told how many tokens a pass may have
-    pieces: bool = False  # a trainer that shows which boxes of its weights a rank holds
-    live: bool = False  # a trainer whose ``weights()`` are the tensors that it trains, where it trains no adapters
-    shares: bool = False  # a generator that can sample with the tensors of such a trainer
-    destinations: bool = False  # a generator that shows where in its memory weights belong
-    threads: bool = False  # its ranks may be threads of one process: it computes together by ``ModelSpec.group`` alone
 
 
 @dataclass(frozen=True)
@@ -70,6 +40,10 @@ class BoundHalf:
     kind: Any  # its class; None where the backend has none
     settings: Any  # of that class; None where there is none
     can: Capabilities
+
+    def offers(self, ability: type) -> bool:
+        """Whether its class has the methods of an optional protocol of ``rlflow/training/protocols.py``."""
+        return self.kind is not None and issubclass(self.kind, ability)
 
 
 @dataclass(frozen=True)
@@ -202,33 +176,20 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """The abilities that a backend's class and its settings declare; one that neither declares has its default."""
-    return Capabilities(
-        tensor=getattr(chosen, "tensor_parallel", 1), collective=bool(getattr(kind, "collective", False)),
-        row_exact=bool(getattr(kind, "row_exact", False)), chunks=hasattr(kind, "generate_chunks"), scores=hasattr(kind, "logprobs"),
-        rank_order=getattr(chosen, "rank_order", "inner"),
-        matches_sampler=getattr(chosen, "match_sampler", False) and getattr(chosen, "shard", "none") == "full",
-        divided=tuple(kind.divided(chosen)) if hasattr(kind, "divided") else None,
-        copied=bool(getattr(kind, "copied", False)), flat=bool(getattr(kind, "flat", False)),
-        batch_tokens=getattr(chosen, "batch_tokens", 0), longest=getattr(chosen, "max_model_len", 0),
-        temperatures=getattr(kind, "temperatures", Capabilities.temperatures),
-        cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
-        movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
-        forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",
-        resizes=hasattr(kind, "resize_passes"), pieces=hasattr(kind, "pieces"), live=bool(getattr(kind, "live", False)),
-        shares="share" in vars(kind), destinations=hasattr(kind, "destinations"),
-        threads=bool(vars(kind).get("threads", False)),  # not from a base: what a class adds to it may need processes
-    )  # fmt: skip
+    """What a backend's class can do with these settings. One without ``capabilities`` can do no more than its protocol asks. Raises
+    PlanError if it returns something else."""
+    can = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
+    if not isinstance(can, Capabilities):
+        raise PlanError.of("backend-capabilities", f"{kind.__module__}.{kind.__qualname__} does not say what it can do",
+                           found=f"capabilities(settings, device) gave {can!r}", expected="a rlflow.training.protocols.Capabilities",
+                           remedy="return Capabilities(...) from it")
+    return can
 
 
-def row_exact(name: str) -> bool:
-    """Whether forwards of a backend's trainer give a row the same bits beside any other rows."""
-    return bool(getattr(half_class(name, "trainer"), "row_exact", False))
-
-
-def in_float64(name: str, half: str) -> bool:
-    """Whether a half of a backend computes and keeps weights in float64, as all do that do not say otherwise."""
-    return bool(getattr(half_class(name, half), "float64", True))
+def usual(name: str, half: str) -> Capabilities:
+    """What a half of a backend can do on a CPU with its default settings."""
+    kind = half_class(name, half)
+    return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
 
 def no_half(name: str, half: str, role: str) -> Problem:
@@ -257,7 +218,7 @@ def _folder(config: RoleConfig, model: str | None) -> Path | None:
 def has_canary(role: BoundRole, options: Options) -> bool:
     """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
-    return wanted and role.trainer.backend != role.generator.backend and role.generator.can.scores
+    return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 
 def shares_weights(role: BoundRole, options: Options) -> bool:

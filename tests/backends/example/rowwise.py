@@ -1,7 +1,7 @@
 """A backend that computes every row alone: slow, and exact by row."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -19,13 +19,16 @@ from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sampling import draw
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.data.spoken import completions
-from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 
 
 class Trainer(LocalTrainer):
     """The local trainer, whose forwards take one row at a time. Its Settings, updates and checkpoints are inherited."""
 
-    row_exact = True  # declared: a row's numbers are the same bits beside any other rows
+    @classmethod
+    def capabilities(cls, settings: Any, device: str) -> Capabilities:
+        """What the local trainer can do, and one thing more: a row's numbers are the same bits next to any other rows."""
+        return replace(super().capabilities(settings, device), row_exact=True)
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
         rows = []
@@ -110,7 +113,7 @@ class Generator:
         self.version = version
 
     def sleep(self, *parts: str) -> None:
-        """Nothing of it is ever elsewhere: it declares no ``movable``."""
+        """Nothing of it is ever elsewhere: it has no ``movable`` parts."""
 
     def wake(self, *parts: str) -> None:
         """Nothing was put away."""

@@ -25,8 +25,8 @@ BUCKET = 1 << 18  # of a model of 3.8 MB, so that there are many
 @pytest.fixture(scope="module")
 def ends():
     """A trainer, and two generators that need the same."""
-    sender = Sender(Model(Trainer(ModelSpec(FOLDER, "logprobs", True)), has_pieces=True), "cpu")
-    receivers = [Receiver(Model(None, Generator(ModelSpec(FOLDER)), has_destinations=True), "cpu") for _ in range(2)]
+    sender = Sender(Model(Trainer(ModelSpec(FOLDER, "logprobs", True))), "cpu")
+    receivers = [Receiver(Model(None, Generator(ModelSpec(FOLDER))), "cpu") for _ in range(2)]
     assert all(receiver.begin() for receiver in receivers)
     told = [sender.begin()]
     return sender, receivers, Offers(told, [receiver.offer(told) for receiver in receivers], BUCKET)

@@ -44,6 +44,6 @@ def test_a_reward_that_is_a_model_is_streamed_where_its_backend_is_exact(planned
 
 
 def test_a_backend_without_chunks_streams_nothing(planned_as, monkeypatch):
-    monkeypatch.delattr(null.Generator, "generate_chunks")
+    monkeypatch.setattr(null, "Generator", type("Whole", (null.Generator,), {"generate_chunks": None}))
     with pytest.raises(PlanError, match="the generator of actor gives all rows at once"):
         planned_as("grpo --stream 2")

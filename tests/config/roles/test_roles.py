@@ -1,6 +1,7 @@
 """Roles bound to backends: what these declare is asked in one place, and once."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from sources import TASKS
@@ -12,8 +13,9 @@ from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.footprint import facts
 from rlflow.config.roles.models import ends
-from rlflow.config.roles.roles import Capabilities, Halves, bind_roles, capabilities, folders, model_uses, row_exact
+from rlflow.config.roles.roles import BoundHalf, Halves, bind_roles, capabilities, folders, model_uses, usual
 from rlflow.errors import PlanError
+from rlflow.training.protocols import Capabilities, GivesChunks, ScoresTokens
 
 MODEL = TASKS / "arithmetic_model"
 
@@ -50,21 +52,28 @@ def test_a_reward_that_nobody_trains_is_no_model():
 def test_what_backends_declare():
     found = of("grpo", **{"actor.trainer": "fsdp", "actor.generator": "vllm", "actor.tensor_parallel": 2})["actor"]
     assert (found.trainer.can.collective, found.trainer.can.tensor, found.generator.can.tensor) == (True, 2, 2)
-    assert found.generator.can.scores
-    assert found.generator.can.chunks
+    assert found.generator.offers(ScoresTokens)
+    assert found.generator.offers(GivesChunks)
     assert found.generator.can.cache_bytes > 0
     assert "weights" in of("grpo")["actor"].trainer.can.movable
     assert of("grpo")["actor"].trainer.can.passing == ("gradient",)
     assert of("grpo", **{"actor.trainer": "deepspeed"})["actor"].trainer.can.copied
 
 
+class Cold(local.Generator):
+    """A generator with vLLM's limits of the temperature."""
+
+    @classmethod
+    def capabilities(cls, settings, device):
+        return replace(super().capabilities(settings, device), temperatures=(0.01, 2.0))
+
+
 @pytest.mark.parametrize(("temperature", "found"), [("3", "3"), ("0.001", "0.001"), ("2", None), ("0.01", None), ("0", None)])
 def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is_made(temperature, found, monkeypatch):
-    """The local generator samples at any, and stands in here for one that declares vLLM's limits."""
     config = sort_values({"model": str(MODEL), "actor.generate.temperature": temperature}, ["actor", "reference", "reward"])
     graph = compile_flow(load_flow("grpo"), None, TraceOptions(sampling=config.sampling)).graph
     bind_roles(graph, config)
-    monkeypatch.setattr(local.Generator, "temperatures", (0.01, 2.0), raising=False)
+    monkeypatch.setattr(local, "Generator", Cold)
     if found is None:
         assert bind_roles(graph, config)
         return
@@ -75,7 +84,6 @@ def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is
 
 def test_vllm_declares_the_temperatures_that_it_refuses():
     generator = pytest.importorskip("rlflow.backends.vllm").Generator
-    assert generator.temperatures == (0.01, 2.0)
     assert capabilities(generator, generator.Settings(), "cpu").temperatures == (0.01, 2.0)
     assert Capabilities.temperatures == (0.0, float("inf"))
 
@@ -84,12 +92,35 @@ def test_what_a_class_does_not_declare_it_does_not_do():
     class Plain:
         pass
 
-    assert capabilities(Plain, object(), "cpu") == Capabilities()
+    assert capabilities(Plain, object(), "cpu") == capabilities(None, None, "cpu") == Capabilities()
+
+
+def test_a_class_that_does_not_return_capabilities_is_named():
+    class Forgets:
+        @classmethod
+        def capabilities(cls, settings, device):
+            """Returns nothing."""
+
+    with pytest.raises(PlanError, match=r"Forgets does not say what it can do(?s:.*)gave None"):
+        capabilities(Forgets, object(), "cpu")
+
+
+@pytest.mark.parametrize("kind", [local.Trainer, local.Generator, null.Trainer, null.Generator])
+def test_a_subclass_has_to_say_itself_that_its_ranks_may_be_threads_and_that_it_shares_weights(kind):
+    can, inherited = (capabilities(each, kind.Settings(), "cpu") for each in (kind, type("Sub", (kind,), {})))
+    assert can.threads
+    assert inherited == replace(can, threads=False, shares=False)
+
+
+def test_a_class_opts_out_of_an_inherited_ability_by_none():
+    whole = type("Whole", (null.Generator,), {"generate_chunks": None})
+    assert [BoundHalf("generator", "null", kind, None, Capabilities()).offers(GivesChunks) for kind in (null.Generator, whole, None)] == [
+        True, False, False]  # fmt: skip
 
 
 def test_forwards_of_the_null_backend_alone_are_the_same_bits_beside_any_rows():
-    assert (row_exact("null"), row_exact("local")) == (True, False)
-    assert capabilities(null.Trainer, null.Trainer.Settings(), "cpu").row_exact
+    assert (usual("null", "trainer").row_exact, usual("local", "trainer").row_exact) == (True, False)
+    assert usual("fsdp", "generator") == Capabilities()
 
 
 def test_all_that_does_not_fit_is_said_at_once():

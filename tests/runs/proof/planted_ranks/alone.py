@@ -2,6 +2,8 @@
 
 Workers import it by its name."""
 
+from dataclasses import replace
+
 from rlflow.backends import local
 from rlflow.training.peers import Peers
 
@@ -18,7 +20,9 @@ class Alone(Peers):
 class Trainer(local.Trainer):
     """A local trainer with such ranks."""
 
-    threads = True
+    @classmethod
+    def capabilities(cls, settings, device):
+        return replace(super().capabilities(settings, device), threads=True)
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)

@@ -13,7 +13,9 @@ Generator = local.Generator
 class Trainer(local.Trainer):
     """A local trainer each of whose ranks divides by its own tokens and by the number of ranks."""
 
-    threads = True
+    @classmethod
+    def capabilities(cls, settings, device):
+        return replace(super().capabilities(settings, device), threads=True)
 
     def update_shares(self, batch, loss, shares, mean, settings):
         return super().update_shares(batch, loss, [self.own(share, mask_counts(batch)) for share in shares], mean, settings)
