@@ -40,10 +40,9 @@ def test_few_functions_take_the_configuration_of_a_run():
     assert 0 < len(ONCE["takers"](package())) <= ONCE["MOST_FUNCTIONS"]
 
 
-def test_the_loader_alone_asks_what_a_backend_can_do():
+def test_nothing_looks_for_what_a_backend_can_do_by_its_name():
+    assert {"row_exact", "generate_chunks", "pieces"} <= ONCE["optional"]()
     assert ONCE["probes"](package()) == []
-    loader = (ROOT / ONCE["LOADER"]).read_text()
-    assert [name for name in sorted(ONCE["OPTIONAL"]) if name not in loader] == []  # which asks for each of them
 
 
 def test_what_is_done_twice_is_named():
