@@ -12,11 +12,12 @@ from rlflow.author.figures import Cause
 from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
-from rlflow.execution.engine import Engine
+from rlflow.execution.engine import Asking, Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes, all_for
 from rlflow.execution.lookahead import Ahead
 from rlflow.processes.watchdog.beside import Watchdog
+from rlflow.rewards.environments.pool import EnvironmentPool
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import Canary
 from rlflow.runs.depends import Dependencies
@@ -24,6 +25,16 @@ from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
 from rlflow.runs.recovery import Workers
 from rlflow.services.running import Services
 from rlflow.training.protocols import Trainer
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """What an engine gets from its run in addition to a plan, options and models."""
+
+    prompts: Prompts  # the cursor over the data
+    asking: Asking
+    sampling: Mapping[str, Mapping[str, Any]]  # as ``RunConfig.sampling``
+    environments: Mapping[str, EnvironmentPool]  # by role
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,11 @@ from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in, numbers
 from rlflow.config.roles.roles import model_uses
-from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import DataShape, Judged
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
 from rlflow.extras import VERSION
-from rlflow.runs.context import Runtime
+from rlflow.runs.context import EngineInputs, Runtime
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
 
@@ -77,7 +76,7 @@ def threads_of_rank(options: Options, placement: Placement) -> int:
     return options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
 
 
-def in_threads(plan: Plan, options: Options, setups: WorkerSetups, prompts: Prompts) -> Runtime:
+def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: EngineInputs) -> Runtime:
     """Load the models of pools whose ranks are threads of this process. Raises PlanError; what was started by then is ended."""
     placement = plan.placement
     assert placement is not None
@@ -87,18 +86,19 @@ def in_threads(plan: Plan, options: Options, setups: WorkerSetups, prompts: Prom
         fleet = ThreadFleet(plan.program.flow, there, placement, options.load_timeout)
         started.callback(fleet.stop)
         fleet.start()
-        return runtime(plan, options, prompts, fleet, fleet.pools, started)
+        return runtime(plan, options, inputs, fleet, fleet.pools, started)
 
 
 def runtime(
-    plan: Plan, options: Options, prompts: Prompts, fleet: WorkerFleet, pools: Mapping[str, Pool[Worker]], started: ExitStack
+    plan: Plan, options: Options, inputs: EngineInputs, fleet: WorkerFleet, pools: Mapping[str, Pool[Worker]], started: ExitStack
 ) -> Runtime:
     """Make what a run needs of pools that are up. ``started``: what ends them, which goes over to the runtime."""
-    engine = engine_of(plan, options, prompts, pools)
+    engine = engine_of(plan, options, inputs, pools)
     lanes = Lanes(room_of(fleet.placement))
     started.callback(lanes.close)
-    ahead = Ahead(plan, engine, lanes, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
-    if ahead is not None:
+    ahead = None
+    if options.staleness:
+        ahead = Ahead(plan, engine, lanes, inputs.prompts, options.staleness, options.iterations, options.prompts)
         started.callback(ahead.close)
     started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
     workers = Workers(fleet, engine, plan.graph.changed_roles, ahead)
@@ -113,7 +113,7 @@ def roles_of(placement: Placement) -> dict[str, str]:
     return {pool: ", ".join(roles) for pool, roles in names.items()}
 
 
-def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str, Pool[Worker]]) -> ClusterEngine:
+def engine_of(plan: Plan, options: Options, inputs: EngineInputs, pools: Mapping[str, Pool[Worker]]) -> ClusterEngine:
     """The engine that carries a plan out on pools that are up."""
     program, graph, placement = plan.program, plan.graph, plan.placement
     assert placement is not None
@@ -127,10 +127,10 @@ def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str
         for use in model_uses(graph)
     }
     names = {function.key if isinstance(function, Loss) else id(function): name for name, function in program.functions.items()}
-    return ClusterEngine(models, {}, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                         reward_timeout=options.reward_timeout, dtype=numbers(options.dtype), grace=GRACE, pools=pools,
-                         placement=placement, names=names,
-                         judging=reward_pools(graph, placement),
+    return ClusterEngine(models, {}, options.seed, inputs.prompts.take, {slot.name: slot.initial for slot in graph.state},
+                         iterations=options.iterations, reward_timeout=options.reward_timeout, dtype=numbers(options.dtype),
+                         asking=inputs.asking, sampling=inputs.sampling, environments=inputs.environments, grace=GRACE, pools=pools,
+                         placement=placement, names=names, judging=reward_pools(graph, placement),
                          limited=[schedule.pool for schedule in plan.residency if schedule.moving])
 
 

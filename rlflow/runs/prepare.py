@@ -57,7 +57,7 @@ from rlflow.rewards.process import in_worker
 from rlflow.rewards.spec import parse_reward, readers, weights
 from rlflow.runs.beside import reserved_gpus, services_of, with_urls
 from rlflow.runs.canary import canary
-from rlflow.runs.context import RunContext, Runtime
+from rlflow.runs.context import EngineInputs, RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
@@ -243,26 +243,24 @@ def _assemble(
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
         note(str(warning))
-    inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
-                                            traced_with.environments)) if judge else None
+    dependencies = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
+                                                  traced_with.environments)) if judge else None
     files = {name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
              for name, role in roles.items() if name in graph.changed_roles}  # fmt: skip
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
-    asked = asking(graph, roles, config, traced_with.environments)
+    environments = Environments(traced_with.environments, graph, options)
+    inputs = EngineInputs(prompts, asking(graph, roles, config, traced_with.environments), config.sampling, environments.pools)
     single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
     services.start()  # they get ready while models are loaded
     updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
     if options.pools:
         from rlflow.runs.pools import worker_setups  # a run in one process loads nothing of it
 
-        runtime = _loader(plan, placed, watchdog, note)(worker_setups(program, config, training, traced_with, updates), prompts)
+        runtime = _loader(plan, placed, watchdog, note)(worker_setups(program, config, training, traced_with, updates), inputs)
     else:
-        runtime = _in_process(plan, placed, prompts, updates, rewards)
-    runtime.engine.asking = asked
-    environments = Environments(traced_with.environments, graph, options)
-    runtime.engine.environments = environments.pools
+        runtime = _in_process(plan, placed, inputs, updates, rewards)
 
     def heard_by(hear: Callable[[bytes], object]) -> None:
         rewards.heard_by(hear)
@@ -277,7 +275,6 @@ def _assemble(
     def reasons() -> dict[Cause, str]:
         return {**runtime.reasons(), **environments.reasons()}
 
-    runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     executor = Executor(runtime.engine, runtime.lanes, outages.clock, services.away)
     try:
         services.ready()
@@ -285,7 +282,7 @@ def _assemble(
         stop()
         raise
     return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
-                      _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
+                      _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, dependencies,
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by, services,
                       _alone(plan, roles, options, updates), nobody,
@@ -335,19 +332,19 @@ def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) 
     return files | (ends_of(folder, variables).written(files) if replies else {})
 
 
-def _loader(plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]) -> Callable[[Any, Prompts], Runtime]:
-    """Loads the models of pools, given what their workers need to know and the prompts: in threads of this process, or on Ray."""
+def _loader(plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]) -> Callable[[Any, EngineInputs], Runtime]:
+    """Loads the models of pools, given what their workers and the engine need to know: in threads of this process, or on Ray."""
     if placed.where.threads:
         from rlflow.runs.pools import in_threads
 
         return partial(in_threads, plan, placed.options)
     from rlflow.runs.ray_pools import on_ray  # needs Ray
 
-    return lambda setups, prompts: on_ray(plan, placed, setups, prompts, watchdog, note)
+    return lambda setups, inputs: on_ray(plan, placed, setups, inputs, watchdog, note)
 
 
 def _in_process(
-    plan: Plan, placed: PlacedRoles, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards
+    plan: Plan, placed: PlacedRoles, inputs: EngineInputs, updates: Mapping[str, int], rewards: bound.Rewards
 ) -> Runtime:
     """Make the models of a run in this process."""
     graph, options, roles = plan.graph, placed.options, placed.roles
@@ -358,8 +355,9 @@ def _in_process(
     mover = MemoryMover.of(plan.residency)
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
     models = lanes.do("control", partial(make_models, roles.values(), options, device, updates, loaded=mover.loaded))
-    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout, keeper=mover, dtype=numbers(options.dtype))
+    engine = Engine(models, scorers, options.seed, inputs.prompts.take, {slot.name: slot.initial for slot in graph.state},
+                    iterations=options.iterations, reward_timeout=options.reward_timeout, keeper=mover, dtype=numbers(options.dtype),
+                    asking=inputs.asking, sampling=inputs.sampling, environments=inputs.environments)
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     lanes.do("control", partial(rewards.load_models, device, options))
     return Runtime(plan, engine, lanes, rewards.reasons, lanes.close)

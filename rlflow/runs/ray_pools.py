@@ -18,16 +18,15 @@ from rlflow.config.footprint import footprint
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in
 from rlflow.config.roles.roles import Roles
-from rlflow.data.prompts import Prompts
 from rlflow.processes.watchdog import private
 from rlflow.processes.watchdog.beside import Watchdog
-from rlflow.runs.context import Runtime
+from rlflow.runs.context import EngineInputs, Runtime
 from rlflow.runs.planning import PlacedRoles, make_plan, place_across_machines
 from rlflow.runs.pools import WorkerSetups, roles_of, runtime, threads_of_rank
 
 
 def on_ray(
-    plan: Plan, placed: PlacedRoles, setups: WorkerSetups, prompts: Prompts, watchdog: Watchdog, note: Callable[[str], None]
+    plan: Plan, placed: PlacedRoles, setups: WorkerSetups, inputs: EngineInputs, watchdog: Watchdog, note: Callable[[str], None]
 ) -> Runtime:
     """Start the pools of ``--pools`` on Ray and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; whatever was started by then is ended."""
@@ -53,7 +52,7 @@ def on_ray(
         who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
         fleet.start()
-        return runtime(plan, options, prompts, fleet, fleet.pools, started)
+        return runtime(plan, options, inputs, fleet, fleet.pools, started)
 
 
 def _on(placed: PlacedRoles) -> Placement:

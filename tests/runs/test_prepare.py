@@ -1,6 +1,9 @@
-"""How many optimizer steps a run takes, by which schedules end."""
+"""How many optimizer steps a run takes, by which schedules end; and what a run is made of is whole as soon as it is made."""
 
+import ast
 import dataclasses
+
+from sources import sources
 
 from rlflow.author.load import load_flow
 from rlflow.compiler.trace.compile import compile_flow
@@ -14,3 +17,19 @@ def test_each_role_has_the_steps_of_its_own_updates():
     uses = {use.name: use for use in graph.roles}
     assert expected_steps(graph, uses["critic"], prompts=32, iterations=5) == 4 * 3 * 5
     assert expected_steps(graph, uses["actor"], prompts=32, iterations=5) == 4 * 3 * (5 - 2)
+
+
+def assigned_to_engines():
+    """The field of each assignment to a field of an engine."""
+    for each in sources("rlflow"):
+        for node in each.nodes:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+            parts = [part for whole in targets for part in (whole.elts if isinstance(whole, ast.Tuple) else [whole])]
+            for part in parts:
+                if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Attribute) and part.value.attr == "engine":
+                    yield part.attr
+
+
+def test_an_engine_has_all_that_it_needs_as_soon_as_it_is_made():
+    """Later on, only the iteration and the flow's state change, and a recovery may place pools on other machines."""
+    assert set(assigned_to_engines()) == {"iteration", "state", "placement"}
