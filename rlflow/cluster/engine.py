@@ -52,9 +52,9 @@ FETCHED = 64 << 10  # bytes of a column that the driver may look into
 
 @dataclass
 class ClusterEngine(Engine):
-    """Carries out the calls of a run on pools of workers, each of which has an ``Engine`` of its own."""
+    """Carries out the calls of a run on pools of workers, each of which has a ``LocalEngine`` of its own."""
 
-    models: Mapping[str, RemoteModel]  # type: ignore[assignment]  # handles of the models on the pools, by role
+    models: Mapping[str, RemoteModel]  # by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
     names: Mapping[Hashable, str] = field(default_factory=dict)  # stage or loss → the name under which workers know it

@@ -41,7 +41,7 @@ from rlflow.config.roles.models import make_models
 from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
 from rlflow.config.roles.roles import BoundRole, Halves, bind_roles
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
-from rlflow.execution.engine import CallOptions, Engine
+from rlflow.execution.engine import CallOptions, LocalEngine
 from rlflow.execution.mover import MemoryMover
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetrics
@@ -72,7 +72,7 @@ class Worker:
         self.engine = self._engine()
         others_alone()
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> LocalEngine:
         """The engine with the models of this pool. A role has only the half that is placed on it."""
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in used_nodes(graph)}
@@ -88,7 +88,7 @@ class Worker:
         options = setup.config.options
         self.environments = Environments(setup.options.environments, graph, options)
         self.environments.heard_by(self.printed.hear)
-        engine = Engine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
+        engine = LocalEngine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
                         asking=asking(graph, roles, setup.config, setup.options.environments), environments=self.environments.pools)
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         pools_of_judges = reward_pools(graph, setup.placement)

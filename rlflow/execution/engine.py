@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -125,11 +126,39 @@ class Asking:
     longest: float = math.inf  # tokens of the longest prompt that may be asked
 
 
+class KeepsState(Protocol):
+    """A trainer as a run keeps it, in this process or on a pool: see ``rlflow.training.protocols.Trainer``."""
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of all that a bit-equal continuation needs, or live tensors."""
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from what ``state`` gave."""
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+
+
+class RoleModel(Protocol):
+    """A role's model as a run sees it, in this process or on pools."""
+
+    version: int  # updates behind the trainer's weights
+    sampled_version: int  # updates behind the generator's weights
+
+    @property
+    def trainer(self) -> KeepsState | None:
+        """Who owns the weights; None if nothing trains or computes with them."""
+
+    @property
+    def generator(self) -> Any:
+        """Who samples from them, or the pool on which that is; None if nothing does."""
+
+
 @dataclass
 class Engine:
-    """Carries out the calls of a run in one process."""
+    """Carries out the calls of a run: in one process a ``LocalEngine``, on pools a ``ClusterEngine``."""
 
-    models: Mapping[str, Model]  # by role
+    models: Mapping[str, RoleModel]  # by role
     scorers: Mapping[str, Scorer]  # by role
     seed: int
     fresh: Callable[[int], Batch]  # takes so many more prompts from the data
@@ -168,22 +197,7 @@ class Engine:
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
         """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
-        model = self._synchronised(role)
-        assert model.generator is not None
-        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        if role in self.environments:
-            rows = self._episodes(role, sampling).sampled(prompts, seeds, seed)
-        else:
-            rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
-        rows = self._begun(role, prompts, rows, sampling.skip_special_tokens)
-        return whole(rows, len(prompts) * sampling.samples, self.sampled_columns(role))
-
-    def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
-        generator, ask = self.models[role].generator, self.asking
-        assert generator is not None
-        speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,), bare=sampling.skip_special_tokens)
-        speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,)))
-        return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
+        raise NotImplementedError
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:
         """The columns that sampling from a role gives."""
@@ -204,31 +218,7 @@ class Engine:
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
         """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
-        if role in self.environments:  # rows take their turns together, so that the last ones end with the first
-            rows = self.sample(role, prompts, sampling, seed, terms)
-            lengths = rows.data["tokens"].lengths
-            assert lengths is not None
-            for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
-                yield rows.rows(index).select(*into.names)
-            yield rows
-            return
-        generator = self._synchronised(role).generator
-        assert isinstance(generator, GivesChunks)
-        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        pieces: list[Batch] = []
-        for chunk in generator.generate_chunks(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
-            yield pieces[-1].select(*into.names)
-        if len(pieces) != into.count:
-            raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
-        rows = self.in_order(pieces)
-        yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
-
-    def _begun(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Sampled rows, whose completions have the beginnings that the prompts were asked to go on from."""
-        if "prefix_length" not in prompts:
-            return rows
-        return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
+        raise NotImplementedError
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
         """Batches of rows that were taken from one axis, together all of its, over that axis. Raises ValueError where one is lost or there
@@ -242,61 +232,27 @@ class Engine:
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
         """Run a role's trainer forward over rows. ``want``: quantities, such as logprobs."""
-        trainer = self.models[role].trainer
-        assert trainer is not None
-        self.keeper.settle(computing(role))
-        forward = trainer.forward_ahead if terms.ahead and isinstance(trainer, ForwardsAhead) else trainer.forward
-        return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
+        raise NotImplementedError
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
         """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
-        generator = self._synchronised(role).generator
-        assert isinstance(generator, ScoresTokens)
-        rows = generator.logprobs(batch)
-        return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
+        raise NotImplementedError
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
         """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges it."""
-        causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
-        sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
-        judged = batch if sound is None else batch.rows(sound)
-        scores, metrics = self.scorers[role](judged) if len(judged) or sound is None else (torch.zeros(0), {})
-        if tuple(scores.shape) != (len(judged),):
-            raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(judged)}], one per row")
-        scores = scores if scores.dtype is torch.float64 else scores.float()
-        if sound is not None:
-            scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(0, torch.tensor(sound, dtype=torch.int64), scores)
-            counts = Counter(cause for cause in causes if cause)
-            metrics = {**metrics, **{Figure(Of.MISSING, cause): PartialMetric.sum(count) for cause, count in counts.items()}}
-        data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
-        metrics = {"mean": PartialMetric.of(scores), **metrics, "missing": PartialMetric.sum(float(scores.isnan().sum()))}
-        return Batch(batch.axis, {"scores": data}), metrics
+        raise NotImplementedError
 
     def update(
         self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Metrics, and which rows were learned from."""
-        settings, names = dict(settings), loss.signature.column_names
-        if self.iteration < settings.pop("after"):
-            return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
-        model = self.models[role]
-        assert model.trainer is not None
-        self.keeper.settle(learning(role))
-        broken = broken_columns(batch, loss)
-        broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
-        metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
-        model.version += 1
-        return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch))
+        raise NotImplementedError
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage on rows. Gives its columns, and the sums of its metrics."""
-        self.may_change(stage)
-        trainer = self.models[stage.on].trainer if stage.on else None
-        if stage.on:
-            self.keeper.settle(learning(stage.on))
-        return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+        raise NotImplementedError
 
     def may_change(self, stage: Stage) -> None:
         """Count a stage with side effects as an update of the role that it is given, so that the generator gets the weights anew."""
@@ -354,15 +310,6 @@ class Engine:
     def traffic(self) -> dict[str, int]:
         """The bytes that went from process to process since the last call, by what they are; empty in one process."""
         return {}
-
-    def _synchronised(self, role: str) -> Model:
-        """The role's model, whose generator has the newest weights and can sample."""
-        model = self.models[role]
-        if model.stale:
-            self.keeper.settle(syncing(role))
-            model.synchronise()
-        self.keeper.settle(sampling(role))
-        return model
 
     def ran(self) -> list[RankSpan]:
         """When ranks of pools carried out what, since this was last asked; in one process there are none."""
@@ -478,6 +425,129 @@ class Engine:
         yield names.source, Count.of(rows.axis, lengths, own)
         if bool(others.any()):
             yield names.placer, Count.of(rows.axis, lengths, others, own)
+
+
+@dataclass
+class LocalEngine(Engine):
+    """Carries out the calls of a run in one process."""
+
+    models: Mapping[str, Model]  # by role
+
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
+        """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
+        model = self._synchronised(role)
+        assert model.generator is not None
+        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
+        if role in self.environments:
+            rows = self._episodes(role, sampling).sampled(prompts, seeds, seed)
+        else:
+            rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
+        rows = self._begun(role, prompts, rows, sampling.skip_special_tokens)
+        return whole(rows, len(prompts) * sampling.samples, self.sampled_columns(role))
+
+    def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
+        generator, ask = self.models[role].generator, self.asking
+        assert generator is not None
+        speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,), bare=sampling.skip_special_tokens)
+        speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,)))
+        return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
+
+    def sample_chunks(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
+    ) -> Iterator[Batch]:
+        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
+        if role in self.environments:  # rows take their turns together, so that the last ones end with the first
+            rows = self.sample(role, prompts, sampling, seed, terms)
+            lengths = rows.data["tokens"].lengths
+            assert lengths is not None
+            for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
+                yield rows.rows(index).select(*into.names)
+            yield rows
+            return
+        generator = self._synchronised(role).generator
+        assert isinstance(generator, GivesChunks)
+        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
+        pieces: list[Batch] = []
+        for chunk in generator.generate_chunks(prompts.select("prompt_tokens"), sampling, seeds, into.count):
+            pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
+            yield pieces[-1].select(*into.names)
+        if len(pieces) != into.count:
+            raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
+        rows = self.in_order(pieces)
+        yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+
+    def _begun(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
+        """Sampled rows, whose completions have the beginnings that the prompts were asked to go on from."""
+        if "prefix_length" not in prompts:
+            return rows
+        return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
+
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
+        """Run a role's trainer forward over rows. ``want``: quantities, such as logprobs."""
+        trainer = self.models[role].trainer
+        assert trainer is not None
+        self.keeper.settle(computing(role))
+        forward = trainer.forward_ahead if terms.ahead and isinstance(trainer, ForwardsAhead) else trainer.forward
+        return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
+
+    def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
+        """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
+        generator = self._synchronised(role).generator
+        assert isinstance(generator, ScoresTokens)
+        rows = generator.logprobs(batch)
+        return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
+
+    def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges it."""
+        causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
+        sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
+        judged = batch if sound is None else batch.rows(sound)
+        scores, metrics = self.scorers[role](judged) if len(judged) or sound is None else (torch.zeros(0), {})
+        if tuple(scores.shape) != (len(judged),):
+            raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(judged)}], one per row")
+        scores = scores if scores.dtype is torch.float64 else scores.float()
+        if sound is not None:
+            scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(0, torch.tensor(sound, dtype=torch.int64), scores)
+            counts = Counter(cause for cause in causes if cause)
+            metrics = {**metrics, **{Figure(Of.MISSING, cause): PartialMetric.sum(count) for cause, count in counts.items()}}
+        data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
+        metrics = {"mean": PartialMetric.of(scores), **metrics, "missing": PartialMetric.sum(float(scores.isnan().sum()))}
+        return Batch(batch.axis, {"scores": data}), metrics
+
+    def update(
+        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+    ) -> tuple[PartialMetrics, UpdateRows]:
+        """Metrics, and which rows were learned from."""
+        settings, names = dict(settings), loss.signature.column_names
+        if self.iteration < settings.pop("after"):
+            return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
+        model = self.models[role]
+        assert model.trainer is not None
+        self.keeper.settle(learning(role))
+        broken = broken_columns(batch, loss)
+        broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
+        metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
+        model.version += 1
+        return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch))
+
+    def stage(
+        self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
+        """Run a stage on rows. Gives its columns, and the sums of its metrics."""
+        self.may_change(stage)
+        trainer = self.models[stage.on].trainer if stage.on else None
+        if stage.on:
+            self.keeper.settle(learning(stage.on))
+        return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+
+    def _synchronised(self, role: str) -> Model:
+        """The role's model, whose generator has the newest weights and can sample."""
+        model = self.models[role]
+        if model.stale:
+            self.keeper.settle(syncing(role))
+            model.synchronise()
+        self.keeper.settle(sampling(role))
+        return model
 
 
 class RepeatNames(NamedTuple):

@@ -12,7 +12,7 @@ from rlflow.checkpoints import durable
 from rlflow.checkpoints.models import CONFIG
 from rlflow.compiler.residency_schedule import computing
 from rlflow.errors import PlanError
-from rlflow.execution.engine import Model
+from rlflow.execution.engine import RoleModel
 from rlflow.monitoring import status
 from rlflow.runs.context import RunContext
 from rlflow.runs.state import trained
@@ -20,7 +20,7 @@ from rlflow.runs.state import trained
 FOLDER = "final"
 
 
-def finished(folder: Path, iterations: int, roles: Mapping[str, Model]) -> bool:
+def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> bool:
     """Whether a run said that so many iterations were all, which it does when its models are there."""
     try:
         record = status.read(folder)
@@ -50,7 +50,7 @@ def write_models(context: RunContext, folder: Path) -> None:
                            expected=f"room in {folder}", remedy="make room") from error
 
 
-def _write(context: RunContext, role: str, model: Model, folder: Path) -> None:
+def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
     """Write one model: what its trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
     assert model.trainer is not None
     context.engine.keeper.settle(computing(role))

@@ -21,7 +21,7 @@ from rlflow.config.roles.roles import BoundRole, Halves, Roles
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import refused, spoken
 from rlflow.errors import PlanError
-from rlflow.execution.engine import Engine
+from rlflow.execution.engine import Engine, Model
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
@@ -121,7 +121,7 @@ def evaluation(
 ) -> Evaluation:
     """Measure the accuracy of a role's answers to held-out prompts."""
     model = engine.models[role.name]
-    if model.generator is None:
+    if isinstance(model, Model) and model.generator is None:
         model.generator = _generator_for_evaluation(role, options, engine.keeper.loaded)
     node = next((n for n in all_nodes(plan.graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
     settings = plan.program.settings[node.name] if node else {}

@@ -44,7 +44,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, Problem, listed
-from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.engine import LocalEngine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.mover import MemoryMover
@@ -355,9 +355,9 @@ def _in_process(
     mover = MemoryMover.of(plan.residency)
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
     models = lanes.do("control", partial(make_models, roles.values(), options, device, updates, loaded=mover.loaded))
-    engine = Engine(models, scorers, options.seed, inputs.prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    iterations=options.iterations, reward_timeout=options.reward_timeout, keeper=mover, dtype=numbers(options.dtype),
-                    asking=inputs.asking, sampling=inputs.sampling, environments=inputs.environments)
+    engine = LocalEngine(models, scorers, options.seed, inputs.prompts.take, {slot.name: slot.initial for slot in graph.state},
+                         iterations=options.iterations, reward_timeout=options.reward_timeout, keeper=mover,
+                         dtype=numbers(options.dtype), asking=inputs.asking, sampling=inputs.sampling, environments=inputs.environments)
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     lanes.do("control", partial(rewards.load_models, device, options))
     return Runtime(plan, engine, lanes, rewards.reasons, lanes.close)

@@ -15,19 +15,19 @@ from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.residency_schedule import copying
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, StageError, listed
-from rlflow.execution.engine import Model
+from rlflow.execution.engine import RoleModel
 from rlflow.runs.context import RunContext, RunStart
 from rlflow.runs.evaluate import Accuracy
 
 QUEUE = "queue"  # files of rows that were sampled ahead
 
 
-def trained(context: RunContext) -> dict[str, Model]:
+def trained(context: RunContext) -> dict[str, RoleModel]:
     """The models that updates train, by role."""
     return {use.name: context.engine.models[use.name] for use in context.plan.graph.roles if use.trained}
 
 
-def changed(context: RunContext) -> dict[str, Model]:
+def changed(context: RunContext) -> dict[str, RoleModel]:
     """The models whose weights the run may change, by role: trained ones, and those that a stage with side effects is given."""
     return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 

@@ -13,7 +13,7 @@ from rlflow.backends.null import Generator, Score, Trainer
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.eager import Role, Session
-from rlflow.execution.engine import Engine, Model
+from rlflow.execution.engine import LocalEngine, Model
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.training.protocols import ModelSpec
@@ -71,7 +71,7 @@ class World:
         self.stream = Stream()
         names = flow.parameters.roles
         models = {name: Model(trainer(), generator(ModelSpec(None))) for name in names if name != "reward"}
-        self.engine = Engine(models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {})
+        self.engine = LocalEngine(models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {})
         self.executor = Executor(self.engine, lanes)
         self.lanes = lanes
 

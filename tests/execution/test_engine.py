@@ -6,11 +6,11 @@ import torch
 from rlflow import stage
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
-from rlflow.execution.engine import Engine, Model
+from rlflow.execution.engine import LocalEngine, Model
 
 
 def engine(scores):
-    return Engine({}, {"reward": lambda batch: (scores[: len(batch)], {})}, 0, lambda count: None)
+    return LocalEngine({}, {"reward": lambda batch: (scores[: len(batch)], {})}, 0, lambda count: None)
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.float64, "float64"), (torch.float32, "float32"), (torch.int64, "float32")])
@@ -29,7 +29,7 @@ def test_rows_whose_episodes_failed_are_judged_by_nobody():
 
 
 def test_a_stage_with_side_effects_counts_as_an_update_of_the_role_that_it_is_given():
-    calls = Engine({"actor": Model(trainer=object())}, {}, 0, lambda count: None)
+    calls = LocalEngine({"actor": Model(trainer=object())}, {}, 0, lambda count: None)
     for pure, version in ((True, 0), (False, 1)):
         seen = stage(on="actor", pure=pure)(lambda actor, scores: {})
         calls.stage(seen, Batch.of(scores=[1.0]), {}, 0)

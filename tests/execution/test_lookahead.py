@@ -19,7 +19,7 @@ from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.compiler.passes import plan
 from rlflow.errors import SkipIteration, Stopped
 from rlflow.execution import lookahead as ahead
-from rlflow.execution.engine import Engine
+from rlflow.execution.engine import LocalEngine
 from rlflow.execution.lookahead import Ahead
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -97,7 +97,7 @@ def plain(prompts, actor, reward):
     actor.update(batch, scored_loss)
 
 
-class Versions(Engine):
+class Versions(LocalEngine):
     """The null backend's weights are their version."""
 
     def frozen(self, role):

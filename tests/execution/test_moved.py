@@ -5,7 +5,7 @@ import torch
 
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import standard_kind
-from rlflow.execution.engine import CallOptions, Engine, Model
+from rlflow.execution.engine import CallOptions, LocalEngine, Model
 from rlflow.execution.moved import MOVED, ROWS, after_one_step
 from rlflow.execution.tally import known
 
@@ -32,7 +32,7 @@ def trainer():
 def measured(trainer, steps=1.0, moved=0.0, **columns):
     count = 10
     batch = Batch.of(prompt_tokens=[[1]] * count, tokens=[[2, 3]] * count, mask=[[True, i % 2 == 0] for i in range(count)], **columns)
-    engine = Engine({"actor": Model(trainer=trainer)}, {}, 0, lambda number: None)
+    engine = LocalEngine({"actor": Model(trainer=trainer)}, {}, 0, lambda number: None)
     return after_one_step(engine, "actor", batch, known({"steps": steps} | ({MOVED: moved} if moved is not None else {})), CallOptions())
 
 

@@ -21,7 +21,7 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.plan import Plan
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import UpdateRows
-from rlflow.execution.engine import HERE, CallOptions, Engine
+from rlflow.execution.engine import HERE, CallOptions, Engine, LocalEngine
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.tally import PartialMetrics
@@ -165,7 +165,7 @@ class Rehearsals:
         self.impure = first.impure_stage if first else None
         if first is not None:
             self.plan = self.plan.before(first.id)
-        self._sound = type(self.engine) is Engine  # rows on workers are gone after each iteration
+        self._sound = type(self.engine) is LocalEngine  # rows on workers are gone after each iteration
 
     def rehearse(
         self, scoring: Scoring | None, fill: float = 0.0, shift: Mapping[str, float] | None = None, asks: bool = False
