@@ -24,10 +24,12 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
     ranks = placement.pools[placement.trainers[name]] if placement is not None and placed else 1
     dims = placement.parallelism(name, "trainer").dims if placement is not None and placed else ()
     outer = placement is not None and placement.parallelism(name, "generator").outer
-    return ModelFootprint(facts(role.folder), role.use.head, role.use.trained, dtype, trainer.settings.lora if role.use.trained else 0,
-                          trainer.settings.lora_targets == "attention", generator.can.batch_tokens, ranks, trainer.can.divided,
-                          generator.can.tensor, generator.can.cache_bytes, trainer.can.copied, trainer.can.flat, trainer.can.tensor, dims,
-                          outer)  # fmt: skip
+    return ModelFootprint(
+        facts(role.folder), role.use.head, role.use.trained, dtype, lora=trainer.settings.lora if role.use.trained else 0,
+        attention=trainer.settings.lora_targets == "attention", batch_tokens=generator.can.batch_tokens, shares=ranks,
+        divided=trainer.can.divided, sampler_shares=generator.can.tensor, cache_bytes=generator.can.cache_bytes,
+        copied=trainer.can.copied, flat=trainer.can.flat, tensor=trainer.can.tensor, dims=dims, outer=outer,
+    )
 
 
 def facts(folder: Path) -> ModelFacts:

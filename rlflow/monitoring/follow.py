@@ -53,9 +53,11 @@ def frame(folder: Path) -> Frame:
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
     evaluated = history.evaluations[-1][0] if history.evaluations else 0
     curve = next((run.curve(name) for name in run.keys(lambda figure: figure == HELD_OUT)), ())
-    return Frame(summary.flow, str(folder), summary.state, summary.iteration, summary.iterations, summary.figures, summary.evaluated,
-                 evaluated, stage_seconds(folder), recent, curve, run.costs.trained or 0,
-                 max(time.time() - summary.updated, 0.0))
+    return Frame(
+        flow=summary.flow, place=str(folder), state=summary.state, done=summary.iteration, iterations=summary.iterations,
+        metrics=summary.figures, evaluation=summary.evaluated, evaluated=evaluated, stages=stage_seconds(folder), recent=recent,
+        curve=curve, trained=run.costs.trained or 0, running=max(time.time() - summary.updated, 0.0),
+    )
 
 
 def ending(summary: RunSummary) -> str:

@@ -50,7 +50,7 @@ class Runtime:
     workers: Workers | None = None  # of pools, as far as recovery is concerned
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RunContext:
     """Everything that a run needs, made before its first iteration."""
 

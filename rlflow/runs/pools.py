@@ -57,8 +57,9 @@ class WorkerSetups:
         hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
         return {
             pool: [
-                Setup(VERSION, source, hp, self.config, self.options, identity(program.graph), shape, placement, pool, rank,
-                      ranks, self.updates, threads, rendezvous_points[pool], schedules.get(pool))
+                Setup(version=VERSION, flow=source, hp=hp, config=self.config, options=self.options,
+                      graph=identity(program.graph), data=shape, placement=placement, pool=pool, rank=rank, ranks=ranks,
+                      updates=self.updates, threads=threads, rendezvous=rendezvous_points[pool], course=schedules.get(pool))
                 for rank in range(ranks)
             ]
             for pool, ranks in placement.pools.items()

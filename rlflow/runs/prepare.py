@@ -281,12 +281,14 @@ def _assemble(
     except BaseException:
         stop()
         raise
-    return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
-                      _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, dependencies,
-                      reasons, stop, watchdog, runtime.ahead, runtime.workers,
-                      canary(roles, runtime.engine, training, options), heard_by, services,
-                      _alone(plan, roles, options, updates), nobody,
-                      frozenset(name for name, role in roles.items() if role.trainer.offers(ResizesPasses)))  # fmt: skip
+    return RunContext(
+        plan=runtime.plan, engine=runtime.engine, executor=executor, prompts=prompts, options=options,
+        evaluation=_evaluation(runtime.plan, placed, executor, held_out, sets), settings=recorded_settings(program, config),
+        files=files, inputs=dependencies, reasons=reasons, stop=stop, watchdog=watchdog, ahead=runtime.ahead, workers=runtime.workers,
+        canary=canary(roles, runtime.engine, training, options), heard_by=heard_by, services=services,
+        alone=_alone(plan, roles, options, updates), unclaimed=nobody,
+        resizing=frozenset(name for name, role in roles.items() if role.trainer.offers(ResizesPasses)),
+    )
 
 
 def _alone(plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]) -> dict[str, Callable[[], Trainer]]:

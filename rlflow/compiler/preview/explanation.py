@@ -105,12 +105,15 @@ def explain(
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
     return Explanation(
-        plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
-        tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), tuple(pairs(plan, room)),
-        sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
-        simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
-        commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency,
-        tuple(steps(plan.evaluation, None)) if plan.evaluation else (), tuple(computed(plan.prompt_rows, sizes)))
+        graph=plan.graph, placement=plan.placement, assumed=assumed, rows=max(sizes.rows.values()), steps=tuple(steps(plan, layouts)),
+        edges=tuple(edges(plan, sizes, layouts)),
+        weights=tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), pairs=tuple(pairs(plan, room)),
+        recorded=sum(sizes.given(column) for column in plan.held_to_end), memory=tuple(memory(where, models, frozen)),
+        notes=tuple(passes(plan)), time=simulate(plan, lambda node: COST.get(node.op, 0.0), room), warnings=tuple(warnings),
+        response_tokens=sizes.longest, commits=commits(plan, models, commit_every), lineage=tuple(rows_of_rows(sizes)),
+        residency=plan.residency, evaluation=tuple(steps(plan.evaluation, None)) if plan.evaluation else (),
+        packed=tuple(computed(plan.prompt_rows, sizes)),
+    )
 
 
 def _resident(course: MemorySchedule) -> dict[str, Any]:
