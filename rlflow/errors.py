@@ -122,8 +122,33 @@ class Stopped(Exception):
     """An iteration was stopped on request before any weights changed, so that it can be run again from its beginning."""
 
 
+@dataclass(frozen=True)
+class RemoteFailure:
+    """An error that a process raised, as another process gets it."""
+
+    type: str  # the name of the exception's class
+    text: str
+    lines: tuple[str, ...] = ()  # last lines of the user's files that it went through, the one that raised first
+    notes: tuple[str, ...] = ()  # what a whole traceback shows after it, such as its own traceback
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.text}"
+
+
 class RemoteError(Exception):
-    """Another process raised an error, or does not answer. The text names the error's type and the process."""
+    """Another process raised an error, or does not answer. The text names the error's type and the process. ``failure``: the error, if one
+    was raised there."""
+
+    def __init__(self, text: str, failure: RemoteFailure | None = None) -> None:
+        super().__init__(text)
+        self.failure = failure
+        for note in failure.notes if failure is not None else ():
+            self.add_note(note)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the user's files that the error went through in the other process."""
+        return self.failure.lines if self.failure is not None else ()
 
 
 class Late(RemoteError):

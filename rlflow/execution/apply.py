@@ -22,7 +22,7 @@ from rlflow.author.seeds import derived, generator, row_seeds
 from rlflow.author.stage import Stage
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
-from rlflow.processes.user_frames import noted_lines, own_lines
+from rlflow.processes.user_frames import own_lines
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
 NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")  # in texts of PyTorch's errors, from a worker's too
@@ -220,7 +220,7 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
         raise
     except RemoteError as error:
         message = with_remedy(str(error))
-        raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=noted_lines(error)) from error
+        raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=error.lines) from error
     except Exception as error:
         message = with_remedy(f"{type(error).__name__}: {error}")
         raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=own_lines(error)) from error

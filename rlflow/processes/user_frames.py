@@ -1,22 +1,19 @@
 """The lines of the user's own files that an exception went through: what its author can change.
 
-Exceptions cross processes without their tracebacks. What a worker raised is therefore noted on the exception itself, where it is raised.
+Exceptions cross processes without their tracebacks. What a worker raised is therefore written into a ``RemoteFailure`` where it is raised.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import linecache
 import os
 import traceback
 import types
 from pathlib import Path
 
-from rlflow.errors import Place
+from rlflow.errors import FlowError, Place, PlanError, RemoteError, RemoteFailure, SkipIteration, Stopped
 
 LAST = 3  # lines that a message names, of those nearest to the error
-NOTED = "_rlflow_lines"  # attribute of an exception from another process
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = str(Path(__file__).parents[1]) + os.sep  # rlflow
@@ -25,8 +22,6 @@ _OURS = str(Path(__file__).parents[1]) + os.sep  # rlflow
 def own_lines(error: BaseException) -> tuple[str, ...]:
     """``path:line, in function: source`` of the last lines that are the user's, the one nearest to the error first; none where what raised
     was called by no line of the user's."""
-    if noted(error):
-        return noted_lines(error)
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
 
@@ -40,50 +35,35 @@ def _own(error: BaseException) -> list[tuple[types.FrameType, int]]:
     return [each for each in traceback.walk_tb(error.__traceback__) if _users(each[0])]
 
 
+AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)  # errors that say themselves what is wrong and where
+
+
 class RaisedElsewhere(Exception):
-    """Stands for an exception that loses what is noted on it on its way to another process. Its text says of which type it was."""
+    """Brings the record of an exception to the process that asked."""
+
+    def __init__(self, failure: RemoteFailure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+def failure_of(error: BaseException) -> RemoteFailure:
+    """The record of an exception of this process, with the user's lines and with notes that show its whole traceback."""
+    notes = (*getattr(error, "__notes__", ()), in_worker(error))
+    return RemoteFailure(type(error).__name__, str(error), own_lines(error), notes)
 
 
 def portable(error: Exception) -> Exception:
-    """The exception, or one that stands for it, with its lines and its whole traceback noted so that another process finds them."""
-    if noted(error):
-        return error
-    lines, text = own_lines(error), whole(error)
-    setattr(error, NOTED, lines)
-    error.add_note(f"in a worker:\n{text.rstrip()}")
-    with contextlib.suppress(Exception):  # user's exceptions may fail in any way as they are copied
-        if noted(copy.copy(error)):
-            return error
-    other = RaisedElsewhere(described(error))
-    carry(error, other)
-    return other
+    """What another process gets of an exception: an error of rlflow as it is, the record of any other."""
+    return error if isinstance(error, (RaisedElsewhere, *AS_THEY_ARE)) else RaisedElsewhere(failure_of(error))
 
 
-def described(error: BaseException) -> str:
-    """``type: text``, once."""
-    return str(error) if isinstance(error, RaisedElsewhere) else f"{type(error).__name__}: {error}"
-
-
-def noted(error: BaseException) -> bool:
-    """Whether the exception is from another process, which noted its lines on it."""
-    return hasattr(error, NOTED)
-
-
-def noted_lines(error: BaseException) -> tuple[str, ...]:
-    """The lines that another process noted; none for an exception of this one."""
-    return tuple(getattr(error, NOTED, ()))
-
-
-def carry(error: BaseException, to: BaseException) -> None:
-    """Write on one exception what is noted on another that it stands for."""
-    if noted(error):
-        setattr(to, NOTED, noted_lines(error))
-        for each in getattr(error, "__notes__", ()):
-            to.add_note(each)
+def in_worker(error: BaseException) -> str:
+    """The note on an exception for another process, which does not get its traceback."""
+    return f"in a worker:\n{whole(error).rstrip()}"
 
 
 def whole(error: BaseException) -> str:
-    """The whole traceback, with causes and with what workers noted."""
+    """The whole traceback, with causes and notes."""
     return "".join(traceback.format_exception(error))
 
 

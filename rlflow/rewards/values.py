@@ -9,10 +9,10 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlflow.processes.user_frames import own_lines, own_place, whole
+from rlflow.processes.user_frames import failure_of, own_lines, own_place, whole
 from rlflow.rewards.hints import hint
 
 MESSAGE = 2000  # characters of an error that are sent
@@ -101,12 +101,12 @@ def message(error: BaseException) -> str:
     origin = own_place(error)
     place = f"{origin}: " if origin else ""
     try:
-        return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error) + _callers(error)
+        failure = failure_of(error)
+        return f"{place}{failure}"[:MESSAGE] + hint(error) + _callers(failure.lines)
     except Exception:  # an error whose own text cannot be made
         return f"{place}{type(error).__name__}"
 
 
-def _callers(error: BaseException) -> str:
+def _callers(lines: Sequence[str]) -> str:
     """The user's lines that led to the one that raised, the nearest first."""
-    lines = own_lines(error)[1:]
-    return f"; called by {', '.join(lines)}" if lines else ""
+    return f"; called by {', '.join(lines[1:])}" if lines[1:] else ""

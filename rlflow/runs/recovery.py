@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlflow.errors import PlanError, RemoteError, StageError
-from rlflow.processes.user_frames import carry
 
 DEATHS = 3  # without a new iteration finished in between that end a run
 COPIED_SECONDS = 600.0  # how long state may take to be out of the workers
@@ -186,8 +185,6 @@ def recovery_note(death: Any, error: StageError | RemoteError, pools: list[str],
 def with_reason(error: StageError | RemoteError, reason: str) -> StageError | RemoteError:
     """The error that ends the run, and why it does."""
     if isinstance(error, RemoteError):
-        reasoned = RemoteError(f"{error}\n  {reason}")
-        carry(error, reasoned)
-        return reasoned
+        return RemoteError(f"{error}\n  {reason}", error.failure)
     error.message += f"\n  {reason}"
     return error

@@ -16,7 +16,7 @@ from rlflow.execution.apply import ending
 from rlflow.monitoring import terminal
 from rlflow.monitoring.reporter import Reporter, RunInfo, alarm
 from rlflow.monitoring.secrets import masked
-from rlflow.processes.user_frames import noted_lines, whole
+from rlflow.processes.user_frames import whole
 from rlflow.processes.watchdog.signals import StopSignals
 from rlflow.runs import answer_file, directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
@@ -169,7 +169,7 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
 def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
     """The error that a run ends with, which says ``then``, or of one that cannot, ``note`` does. An error of workers between stages, as in
     an evaluation or a save, is one of the run itself."""
-    failure = StageError("", iteration, 0, str(raised), lines=noted_lines(raised)) if isinstance(raised, RemoteError) else raised
+    failure = StageError("", iteration, 0, str(raised), lines=raised.lines) if isinstance(raised, RemoteError) else raised
     if isinstance(failure, StageError):
         failure.then = then
     elif isinstance(failure, PlanError) and then:

@@ -10,9 +10,9 @@ import torch
 import rlflow
 from rlflow import StageError
 from rlflow.author.batch import Batch
-from rlflow.errors import RemoteError
+from rlflow.errors import RemoteError, SkipIteration
 from rlflow.execution.apply import LESS_MEMORY, failing
-from rlflow.processes.user_frames import LAST, carry, described, noted_lines, own_lines, own_place, portable, whole
+from rlflow.processes.user_frames import LAST, RaisedElsewhere, failure_of, own_lines, own_place, portable, whole
 
 DEEP = "def deep(n):\n    return deep(n - 1) if n else {}['no such key']\n"
 LIBRARY = "import json\ndef library():\n    return json.loads('{')\n"
@@ -59,19 +59,26 @@ def uncopied():
     (lambda: json.loads("{"), "JSONDecodeError: Expecting property name"),  # its own way of being pickled drops attributes
     (uncopied, "Uncopied: 1 2"),  # cannot be unpickled
 ])  # fmt: skip
-def test_what_a_worker_raised_keeps_its_lines_and_its_traceback_across_processes(call, says):
+def test_what_a_worker_raised_keeps_its_lines_its_notes_and_its_traceback_across_processes(call, says):
     error = raised(call)
-    lines = own_lines(error)
-    arrived, translated = pickle.loads(pickle.dumps(portable(error))), RemoteError("rank 1")
-    carry(arrived, translated)
-    assert described(arrived).startswith(says)
-    assert noted_lines(translated) == own_lines(arrived) == lines != ()
+    error.add_note("of the user")
+    arrived = pickle.loads(pickle.dumps(portable(error)))
+    translated = pickle.loads(pickle.dumps(RemoteError(f"{arrived.failure} (rank 1)", arrived.failure)))
+    assert str(arrived).startswith(says)
+    assert (translated.failure, str(translated)) == (failure_of(error), f"{failure_of(error)} (rank 1)")
+    assert translated.lines == own_lines(error) != ()
+    assert translated.__notes__[0] == "of the user"
     assert "in a worker:" in whole(translated)
     assert f'File "{__file__}"' in whole(translated)
 
 
+def test_an_error_of_rlflow_and_a_record_cross_as_they_are():
+    for error in (SkipIteration("no rows"), RemoteError("gone"), RaisedElsewhere(failure_of(ValueError("x")))):
+        assert portable(error) is error
+
+
 def test_what_nobodys_line_raised_names_none():
-    assert own_lines(RemoteError("gone")) == noted_lines(RemoteError("gone")) == ()
+    assert own_lines(RemoteError("gone")) == RemoteError("gone").lines == ()
     assert own_place(RemoteError("gone")) == ""
 
 

@@ -12,7 +12,7 @@ from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.sharding.gather import owned
 from rlflow.errors import RemoteError
 from rlflow.execution.apply import ending
-from rlflow.processes import user_frames as own_lines
+from rlflow.processes.user_frames import AS_THEY_ARE, in_worker, portable
 from rlflow.processes.watchdog import kin
 
 ERA = 8  # bytes of the pool's era, which stand before each frame
@@ -71,10 +71,11 @@ class Host:
         with kin.here_alone():
             try:
                 yield
-            except Exception as error:
-                if (other := own_lines.portable(error)) is not error:
-                    raise other from None
+            except AS_THEY_ARE as error:
+                error.add_note(in_worker(error))
                 raise
+            except Exception as error:
+                raise portable(error) from None
             except GeneratorExit:
                 raise
             except BaseException as error:

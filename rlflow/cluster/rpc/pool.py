@@ -19,9 +19,9 @@ from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
-from rlflow.errors import Dead, FlowError, Late, PlanError, RemoteError, SkipIteration, Stopped
-from rlflow.processes import user_frames as own_lines
+from rlflow.errors import Dead, Late, RemoteError, RemoteFailure
 from rlflow.processes.deadline import LOOK, Deadline
+from rlflow.processes.user_frames import AS_THEY_ARE, RaisedElsewhere
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -116,7 +116,7 @@ class Future(Generic[R]):
 
     def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
         """The error to raise out of those of several ranks: a worker's death before what follows from it."""
-        problem = next((error for _, error in failed if _raised_as_it_is(error)), None)
+        problem = next((error for _, error in failed if isinstance(error, AS_THEY_ARE)), None)
         if problem is not None:
             return problem
         cause = self._watcher.cause() if self._watcher is not None else None
@@ -168,18 +168,12 @@ def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
     return merged
 
 
-def _raised_as_it_is(cause: BaseException) -> bool:
-    """Whether the error is raised as it is: errors of rlflow say themselves what is wrong and where."""
-    return isinstance(cause, FlowError | PlanError | RemoteError | SkipIteration | Stopped)
-
-
 def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
     """The error of a worker as a RemoteError that names the rank and the call."""
     if isinstance(cause, Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
-    remote = RemoteError(f"{own_lines.described(cause)} ({at})")
-    own_lines.carry(cause, remote)
-    return remote
+    failure = cause.failure if isinstance(cause, RaisedElsewhere) else RemoteFailure(type(cause).__name__, str(cause))
+    return RemoteError(f"{failure} ({at})", failure)
 
 
 class Pool(Generic[W]):

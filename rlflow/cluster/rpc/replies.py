@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlflow.processes import user_frames as own_lines
+from rlflow.processes.user_frames import portable
 
 BYTES, PICKLED, RAISED = b"g", b"p", b"r"  # first byte of a reply: an answer of bytes, any other answer, an exception
 
@@ -26,15 +26,8 @@ def of_answer(answer: Any) -> bytes:
 
 
 def of_error(error: Exception) -> bytes:
-    """The reply with an exception. If it cannot be pickled, the reply has a RaisedElsewhere with its type and text."""
-    try:
-        raw = pickled(error)
-        cloudpickle.loads(raw)
-    except Exception:
-        other = own_lines.RaisedElsewhere(own_lines.described(error))
-        own_lines.carry(error, other)
-        raw = pickled(other)
-    return RAISED + raw
+    """The reply with an exception, or with its record."""
+    return RAISED + pickled(portable(error))
 
 
 def raised(reply: bytes) -> bool:

@@ -76,9 +76,9 @@ def test_answers_come_in_the_order_of_the_ranks(lines):
 
 
 def test_a_rank_that_raises_is_named_and_its_line_goes_on(lines):
-    with pytest.raises(RemoteError, match=r"^LookupError: of this rank \(rank 1 of pool 'all'\)$"):
+    with pytest.raises(RemoteError, match=r"^LookupError: of this rank \(rank 1 of pool 'all'\)\nin a worker:"):
         asked(lines, {1: b"raise"}).result()
-    with pytest.raises(RemoteError, match=r"^Odd: this and that \(rank 0 of pool 'all'\)$"):
+    with pytest.raises(RemoteError, match=r"^Odd: this and that \(rank 0 of pool 'all'\)\nin a worker:"):
         asked(lines, {0: b"raise odd"}).result()
     assert free(lines) == [CONNECTIONS, CONNECTIONS]
 
