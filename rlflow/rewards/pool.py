@@ -7,7 +7,6 @@ when rows have waited: up to the number of cores, and beyond it only where the p
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import os
@@ -15,17 +14,18 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow.data.scorer import ScorerSpec
-from rlflow.errors import Place, PlanError
+from rlflow.errors import PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.forms import FORMS
-from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess, in_worker
+from rlflow.rewards.process import GRACE, START, TRIES, Died, Idle, Load, RewardLate, Slot, WorkerPool, in_worker
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.values import KEY, LONGEST, OTHERS
 
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from rlflow.rewards.remote import RemoteReward
 
 CHUNK = 32  # rows of one message at most
-START = 120.0  # seconds for a worker to start and load a scorer
 GROWTH = 0.5  # seconds, summed over all calls, that rows wait for ready processes before another process is started
 STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
 ALTOGETHER = 32  # most processes of a pool whose size nobody named
 IDLE = 0.5  # share of the time that processes compute, or would if they had a core, below which they are waiting
 AT_ONCE = 64  # most rows of one message to an async function
-GRACE = 1.0  # seconds beyond a row's deadline after which a process that scores several rows together is killed
-TRIES = 3  # workers in a row that may die while loading a scorer, or before the first row of a chunk
 NAN = float("nan")
 CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")  # why a score is missing; see Results
 
@@ -105,7 +102,7 @@ class _Chunk:
     tries: int = 0  # workers that have died before the first of these rows
 
 
-class RewardPool:
+class RewardPool(WorkerPool[_Chunk]):
     """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run; without a number, as
     many as suit the machine and the rewards. The first process starts with the first request. Several threads may use the pool at once.
     ``confinement``: what users' rewards may do. ``clock``: gives the seconds that deadlines of rows count."""
@@ -113,17 +110,13 @@ class RewardPool:
     def __init__(
         self, workers: int | None = None, confinement: Confinement = STRICT, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__("reward", "the reward pool is closed", "rlflow.rewards.worker", confinement, clock=clock)
         self.cores = max(2, os.cpu_count() or 1)
-        self.workers, self.confinement = workers or max(self.cores, ALTOGETHER), confinement
-        self._named, self._clock = workers is not None, clock
-        self.hear: Hear = lambda data: None  # called with what processes print, from several threads
+        self.workers, self._named = workers or max(self.cores, ALTOGETHER), workers is not None
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._slots: list[_Slot] = []
         self._remotes: dict[str, RemoteReward] = {}  # by URL
         self._waited = 0.0
         self._counted = (0.0, 0.0)  # when the pool last grew: seconds of processor time of its processes, and the time
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
 
     def score(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
         """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds for each row. Raises PlanError where the
@@ -132,12 +125,16 @@ class RewardPool:
 
     def submit(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
         """Start scoring rows; see ``score``. ``wait`` gives the results."""
-        self._start()
+        with self.lock:
+            self.check_open()
+            if not self.slots:
+                _refuse_in_worker()
+                self.begin(_RewardSlot(self, self._chunks))
         call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
-        processes = self.workers if self._named else max(self.cores, len(self._slots))
+        processes = self.workers if self._named else max(self.cores, len(self.slots))
         size = AT_ONCE if scorer.settings.get("later") else min(CHUNK, max(1, len(rows) // (4 * processes)))
         for start in range(0, len(rows), size):
-            self._chunks.put(_Chunk(call, range(start, min(start + size, len(rows)))))
+            self.put(self._chunks, _Chunk(call, range(start, min(start + size, len(rows)))))
         if not rows:
             call.done.set()
         return call
@@ -157,32 +154,18 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill all workers. Scoring under way raises RuntimeError."""
-        with self._lock:
-            self._closed.set()
         for remote in self._remotes.values():
             remote.close()
-        for slot in self._slots:
-            slot.stop()
-            self._chunks.put(None)
-        for slot in self._slots:
-            slot.join()
-        while not self._chunks.empty():
-            if (chunk := self._chunks.get()) is not None:
-                chunk.call.fail(_closed())
-        atexit.unregister(self.close)
+        super().close()
 
     def remote(self, url: str) -> RemoteReward:
         """The connection to the server at ``url``, one for all rewards; it ends with the pool."""
         from rlflow.rewards.remote import RemoteReward
 
-        with self._lock:
+        with self.lock:
             if url not in self._remotes:
                 self._remotes[url] = RemoteReward(url)
             return self._remotes[url]
-
-    def processes(self) -> list[int]:
-        """Process ids of the workers that run now."""
-        return [process.child.pid for slot in self._slots for process in list(slot.processes.values())]
 
     def __enter__(self) -> RewardPool:
         return self
@@ -190,135 +173,78 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._closed.is_set():
-                raise _closed()
-            if not self._slots:
-                _refuse_in_worker()
-                atexit.register(self.close)
-                self._add()
-
     def _grow(self, scorer: ScorerSpec) -> None:
-        """Count the wait, and add a slot when waits have summed up. None is added while a process still loads: it would only be slowed
+        """Count the wait, and add slots when waits have summed up. None is added while a process still loads: it would only be slowed
         down."""
-        with self._lock:
-            if len(self._slots) < self.workers and not self._closed.is_set() and all(slot.has(scorer) for slot in self._slots):
+        with self.lock:
+            if len(self.slots) < self.workers and not self.closed.is_set() and all(_has(slot, scorer) for slot in self.slots):
                 self._waited += STEP
                 if self._waited >= GROWTH:
                     self._waited = 0.0
                     for _ in range(self._more()):
-                        self._add()
+                        self.begin(_RewardSlot(self, self._chunks))
 
     def _more(self) -> int:
         """How many slots to add now that rows have waited: all of a number that was named; else one up to the number of cores, and beyond
         it as many as there are where the processes mostly wait."""
-        count = len(self._slots)
+        count = len(self.slots)
         if self._named:
             return self.workers - count
-        before, self._counted = self._counted, (computed(self.processes()), time.monotonic())
+        before, self._counted = self._counted, (computed(self.pids()), time.monotonic())
         if count < self.cores:
             return 1
         used, passed = (now - then for now, then in zip(self._counted, before, strict=True))
         return min(count, self.workers - count) if used < IDLE * passed * count else 0
 
-    def _add(self) -> None:
-        slot = _Slot(self._chunks, self._closed, partial(WorkerProcess, confinement=self.confinement, hear=self.hear, clock=self._clock))
-        self._slots.append(slot)
-        slot.start()
 
+class _RewardSlot(Slot[_Chunk]):
+    """Scores chunks of rows. A process that dies or is late at a row gives that row the cause."""
 
-class _Slot(threading.Thread):
-    """A thread with up to two worker processes, one for users' rewards and one for built-in scorers: it starts them, sends them rows, kills
-    them at a row's deadline and starts the next ones."""
-
-    def __init__(
-        self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, make: Callable[[bool], WorkerProcess]
-    ) -> None:
-        """``make``: starts a process; told whether it is for built-in scorers."""
-        super().__init__(name="reward", daemon=True)
-        self.chunks, self.closed, self._make = chunks, closed, make
-        self.processes: dict[bool, WorkerProcess] = {}  # key: whether the process is for built-in scorers
-        self.lock = threading.Lock()
-
-    def run(self) -> None:
-        while (chunk := self.chunks.get()) is not None and not self.closed.is_set():
-            if chunk.call.error is None:
-                self._score(chunk)
-        if chunk is not None:
-            chunk.call.fail(_closed())
-        for built_in in (True, False):
-            self._replace(built_in)
-
-    def stop(self) -> None:
-        """Kill the slot's processes. Called from another thread, after ``closed`` was set."""
-        with self.lock:
-            for process in self.processes.values():
-                process.signal_group()
-
-    def has(self, scorer: ScorerSpec) -> bool:
-        """Whether the slot's process has loaded the scorer. Called from another thread."""
-        process = self.processes.get(_built_in(scorer))
-        return process is not None and scorer.key in process.loaded
-
-    def _score(self, chunk: _Chunk) -> None:
+    def do(self, job: _Chunk) -> None:
+        if job.call.error is not None:
+            return
+        scored = 0
         try:
-            process = self._ready(chunk.call.scorer)
-            self._feed(process, chunk)
+            for scored, reply in enumerate(self._scores(job), 1):
+                job.call.put(job.rows[scored - 1], reply)
+        except Idle as stopped:
+            if job.tries + 1 == TRIES:
+                raise _cannot_start(job.call.scorer, stopped) from None
+            self.pool.put(self.jobs, replace(job, tries=job.tries + 1))
         except (Died, RewardLate) as stopped:
-            self._replace(_built_in(chunk.call.scorer))
-            if chunk.tries + 1 >= TRIES or self.closed.is_set():
-                chunk.call.fail(_closed() if self.closed.is_set() else _cannot_start(chunk.call.scorer, stopped))
-            else:
-                self.chunks.put(_Chunk(chunk.call, chunk.rows, chunk.tries + 1))
-        except BaseException as error:  # into the thread that waits
-            chunk.call.fail(error)
+            self._go_on(job.call, job.rows[scored:], len(job.rows) > 1, stopped)
 
-    def _ready(self, scorer: ScorerSpec) -> WorkerProcess:
-        """The slot's process, with the scorer loaded."""
-        with self.lock:
-            if self.closed.is_set():
-                raise _closed()
-            kind = _built_in(scorer)
-            process = self.processes[kind] = self.processes.get(kind) or self._make(kind)
-        if scorer.key not in process.loaded:
-            process.send({"key": scorer.key, "load": scorer.packed}, START)
-            reply = process.receive(START)
-            if "failed" in reply:
-                raise _cannot_load(scorer, reply)
-            process.loaded.add(scorer.key)
-        return process
+    def fail(self, job: _Chunk, error: BaseException) -> None:
+        job.call.fail(error)
 
-    def _feed(self, process: WorkerProcess, chunk: _Chunk) -> None:
-        """Send the rows and receive their scores. A process that dies or is late at a row gives that row the cause. Raises Died and
-        RewardLate for a process that dies or is late before the first row."""
-        call = chunk.call
-        process.send({"key": call.scorer.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows],
-                      "timeout": call.timeout}, START)  # fmt: skip
-        process.receive(START)
+    def _scores(self, chunk: _Chunk) -> Iterator[Any]:
+        """The results of the rows, each as soon as it is there."""
+        call, load = chunk.call, _load(chunk.call.scorer)
+        request = {"key": load.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows], "timeout": call.timeout}
         seconds = call.timeout + (GRACE if _is_together(call.scorer) else 0)
-        for place, row in enumerate(chunk.rows):
-            try:
-                call.put(row, _verdict(process.receive(seconds, place), process.built_in))
-            except (Died, RewardLate) as stopped:
-                self._replace(process.built_in)
-                if self.closed.is_set():
-                    raise _closed() from None
-                if _is_together(call.scorer) and len(chunk.rows) > 1:  # any of the rows may be the one: each is scored by itself
-                    for unknown in chunk.rows[place:]:
-                        self.chunks.put(_Chunk(call, range(unknown, unknown + 1)))
-                    return
-                if unscored := chunk.rows[place + 1 :]:
-                    self.chunks.put(_Chunk(call, unscored))
-                call.put(row, _cause(stopped, call.timeout))
-                return
+        return self.feed(load, request, seconds, repeat(partial(_verdict, built_in=load.built_in), len(chunk.rows)))
 
-    def _replace(self, built_in: bool) -> None:
-        """Kill the process; the next chunk starts another."""
-        with self.lock:
-            process = self.processes.pop(built_in, None)
-        if process is not None:
-            process.kill()
+    def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
+        """Have the rows scored that are left after a process has died or was late at the first of them. ``several``: whether the process
+        had several rows."""
+        if _is_together(call.scorer) and several:  # any of the rows may be the one: each is scored by itself
+            for unknown in left:
+                self.pool.put(self.jobs, _Chunk(call, range(unknown, unknown + 1)))
+            return
+        if left[1:]:
+            self.pool.put(self.jobs, _Chunk(call, left[1:]))
+        call.put(left[0], _cause(stopped, call.timeout))
+
+
+def _load(scorer: ScorerSpec) -> Load:
+    name, file = f"reward {_named(scorer)}", scorer.settings.get("file", "")
+    return Load(scorer.key, scorer.packed, file, scorer.kind in BUILT_IN, "reward-load", name)
+
+
+def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
+    """Whether the slot's process has loaded the scorer."""
+    process = slot.processes.get(scorer.kind in BUILT_IN)
+    return process is not None and scorer.key in process.loaded
 
 
 def computed(processes: Sequence[int]) -> float:
@@ -341,10 +267,6 @@ def _is_together(scorer: ScorerSpec) -> bool:
     process."""
     form = FORMS.get(scorer.settings.get("form", ""))
     return bool(scorer.settings.get("later")) or (form is not None and form.batch)
-
-
-def _built_in(scorer: ScorerSpec) -> bool:
-    return scorer.kind in BUILT_IN
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
@@ -375,18 +297,7 @@ def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:
     return "died", str(stopped)
 
 
-def _closed() -> RuntimeError:
-    return RuntimeError("the reward pool is closed")
-
-
-def _cannot_load(scorer: ScorerSpec, reply: dict[str, Any]) -> PlanError:
-    file = scorer.settings.get("file")
-    place = Place(file, reply["line"]) if file else None
-    return PlanError.of("reward-load", f"the reward {_named(scorer)} cannot be loaded: {reply['failed']}", place=place,
-                        remedy="its file must load by itself: python FILE")
-
-
-def _cannot_start(scorer: ScorerSpec, stopped: Died | RewardLate) -> PlanError:
+def _cannot_start(scorer: ScorerSpec, stopped: Idle) -> PlanError:
     why = str(stopped) or f"no answer after {START:g} s"
     return PlanError.of("reward-load", f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
                         expected="a process that loads the reward and answers")

@@ -1,9 +1,12 @@
-"""One worker process as its pool has it: messages with deadlines, the end of what it prints, and a kill that ends its children too."""
+"""Worker processes and the pool that keeps them: messages with deadlines, what a process prints, a kill that ends its children too, and the
+start of the next one."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import queue
 import secrets
 import selectors
 import shutil
@@ -11,20 +14,25 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from rlflow.errors import printable
+from rlflow.errors import Place, PlanError, printable
 from rlflow.processes.deadline import LOOK, Deadline
 from rlflow.processes.watchdog import kin
 from rlflow.rewards import frames
 from rlflow.rewards.confinement import MARK, STRICT, Confinement
 
-REWARDS = "rlflow.rewards.worker"
 TAIL = 4096  # bytes kept of what a worker prints
+START = 120.0  # seconds for a worker to start, load what it needs and take a request
+GRACE = 1.0  # seconds beyond a deadline after which a process whose requests wait side by side is killed
+TRIES = 3  # workers in a row that may end while they load, or before they take a request
 
 Hear = Callable[[bytes], object]
+Job = TypeVar("Job")
 
 
 class Died(Exception):
@@ -33,6 +41,10 @@ class Died(Exception):
 
 class RewardLate(Exception):
     """The worker process did not answer by the deadline."""
+
+
+class Idle(Exception):
+    """A worker process ended before it took its request, so that no part of the request is at fault."""
 
 
 def in_worker() -> bool:
@@ -45,8 +57,8 @@ class WorkerProcess:
     on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker prints."""
 
     def __init__(
-        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None, program: str = REWARDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        program: str = "rlflow.rewards.worker", clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines count."""
         self.built_in, self._hear, self._clock = built_in, hear, clock
@@ -70,7 +82,7 @@ class WorkerProcess:
         assert self.child.stdout is not None
         self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
         self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
-        self.loaded: set[str] = set()  # keys of the scorers that it has loaded
+        self.loaded: set[str] = set()  # keys of what it has loaded
         self._number = secrets.randbits(32)  # number of the last request; it starts at random so that user code cannot guess it
         self._events = selectors.DefaultSelector()
         for descriptor in (self._requests, self._output, self._replies):
@@ -170,6 +182,156 @@ class WorkerProcess:
             assert stream is not None
             stream.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a process loads before it takes a request."""
+
+    key: str  # by which a process knows it again
+    packed: Mapping[str, Any]  # plain values from which the worker makes it
+    file: str  # of the user; empty where there is none
+    built_in: bool  # whether it comes with rlflow, so that a process of its own kind runs it
+    rule: str  # of the error for what cannot be loaded
+    name: str  # in messages
+
+    def cannot(self, reply: Mapping[str, Any]) -> PlanError:
+        """The error for a worker's reply that it cannot load this."""
+        return PlanError.of(self.rule, f"the {self.name} cannot be loaded: {reply['failed']}",
+                            place=Place(self.file, reply["line"]) if self.file else None,
+                            remedy="its file must load by itself: python FILE")
+
+
+class WorkerPool(Generic[Job]):
+    """Slots with worker processes, which start with the first job and end with the pool. Several threads may use it at once. ``name``: of
+    its threads. ``closed``: the message of the error for a closed pool. ``program``: the module that processes run. ``confinement``: what
+    users' code may do. ``clock``: gives the seconds that deadlines count."""
+
+    def __init__(
+        self, name: str, closed: str, program: str, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.hear = name, hear  # ``hear`` is called with what processes print, from several threads
+        self.program, self.confinement, self.clock = program, confinement, clock
+        self.slots: list[Slot[Job]] = []
+        self.closed = threading.Event()
+        self.lock = threading.Lock()  # around starts of slots and jobs, so that none comes after the end
+        self._message = closed
+
+    def begin(self, slot: Slot[Job]) -> None:
+        """Start a slot. The caller has the lock. Raises RuntimeError for a closed pool."""
+        self.check_open()
+        if not self.slots:
+            atexit.register(self.close)
+        self.slots.append(slot)
+        slot.start()
+
+    def check_open(self) -> None:
+        """Raises RuntimeError for a closed pool."""
+        if self.closed.is_set():
+            raise RuntimeError(self._message)
+
+    def put(self, jobs: queue.SimpleQueue[Job | None], job: Job) -> None:
+        """Hand a job to the slots that take from ``jobs``. Raises RuntimeError for a closed pool."""
+        with self.lock:
+            self.check_open()
+            jobs.put(job)
+
+    def close(self) -> None:
+        """Kill all processes. Jobs under way fail with RuntimeError."""
+        with self.lock:
+            self.closed.set()
+        slots = [*self.slots]
+        for slot in slots:
+            slot.stop()
+        for slot in slots:
+            slot.join()
+        atexit.unregister(self.close)
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [process.child.pid for slot in [*self.slots] for process in [*slot.processes.values()]]
+
+
+class Slot(threading.Thread, Generic[Job]):
+    """A thread that does jobs with up to two worker processes, one for users' code and one for built-in scorers: it starts them, sends
+    them requests, kills them at a deadline and starts the next ones. A kind of pool says how its jobs are done."""
+
+    def __init__(self, pool: WorkerPool[Job], jobs: queue.SimpleQueue[Job | None]) -> None:
+        super().__init__(name=pool.name, daemon=True)
+        self.pool, self.jobs = pool, jobs
+        self.processes: dict[bool, WorkerProcess] = {}  # key: whether the process is for built-in scorers
+        self._guard = threading.Lock()
+
+    def do(self, job: Job) -> None:
+        """Do a job. What it raises goes to ``fail``."""
+        raise NotImplementedError
+
+    def fail(self, job: Job, error: BaseException) -> None:
+        """End a job with an error, which the thread that waits for it raises."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Do jobs until ``stop``, then end the processes."""
+        while (job := self.jobs.get()) is not None:
+            try:
+                self.do(job)
+            except BaseException as error:
+                self.fail(job, error)
+        for built_in in (True, False):
+            self.kill(built_in)
+
+    def stop(self) -> None:
+        """Kill the slot's processes, and let the thread end. Called from another thread."""
+        with self._guard:
+            for process in self.processes.values():
+                process.signal_group()
+        self.jobs.put(None)
+
+    def feed(self, load: Load, message: dict[str, Any], seconds: float, checks: Iterator[Callable[[Any], Any]]) -> Iterator[Any]:
+        """Send a request, and give its replies as soon as they are there, each within ``seconds`` and as the next of ``checks`` gives it.
+        Raises Idle where a process ends before it takes the request, Died and RewardLate where it ends or is late after that, PlanError
+        for what cannot be loaded and RuntimeError for a closed pool."""
+        try:
+            process = self._ready(load)
+            process.send(message, START)
+            process.receive(START)
+        except (Died, RewardLate) as stopped:
+            self._ended(load)
+            raise Idle(str(stopped)) from None
+        try:
+            for place, check in enumerate(checks):
+                yield check(process.receive(seconds, place))
+        except (Died, RewardLate):
+            self._ended(load)
+            raise
+
+    def kill(self, built_in: bool) -> None:
+        """Kill a process; the next request starts another."""
+        with self._guard:
+            process = self.processes.pop(built_in, None)
+        if process is not None:
+            process.kill()
+
+    def _ready(self, load: Load) -> WorkerProcess:
+        """The slot's process, with what is to be loaded."""
+        pool = self.pool
+        with self._guard:
+            pool.check_open()
+            if (process := self.processes.get(load.built_in)) is None:
+                process = WorkerProcess(load.built_in, pool.confinement, lambda data: pool.hear(data), pool.program, pool.clock)
+                self.processes[load.built_in] = process
+        if load.key not in process.loaded:
+            process.send({"key": load.key, "file": load.file, "load": load.packed}, START)
+            reply = process.receive(START)
+            if "failed" in reply:
+                raise load.cannot(reply)
+            process.loaded.add(load.key)
+        return process
+
+    def _ended(self, load: Load) -> None:
+        self.kill(load.built_in)
+        self.pool.check_open()
 
 
 def _own_folder() -> str:

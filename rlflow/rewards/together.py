@@ -1,18 +1,18 @@
-"""Rows whose scores an async function awaits side by side in one process."""
+"""What async functions of a user await side by side in one process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from rlflow.processes.clients.later import TimeLimit
 from rlflow.rewards import values
 
 
-class AsyncRows:
-    """An event loop that lives as long as its process, so that what a reward keeps between calls, such as connections, stays usable."""
+class SideBySide:
+    """An event loop that lives as long as its process, so that what user code keeps between calls, such as connections, stays usable."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
@@ -22,20 +22,23 @@ class AsyncRows:
         if self._runner is not None:
             self._runner.close()
 
-    def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
-        """The verdict of each row, in order, each as soon as it and those before it are there. A row that awaits longer than ``timeout``
-        seconds is cancelled, and missing."""
+    def results(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Iterator[Any]:
+        """What each coroutine gives, in order, each as soon as it and those before it are there."""
         self._runner = self._runner or asyncio.Runner()
         loop = self._runner.get_loop()
-        tasks = [loop.create_task(_score(function, row, timeout)) for row in rows]
+        tasks = [loop.create_task(each) for each in waiting]
         try:
             for task in tasks:
                 yield loop.run_until_complete(task)
         finally:
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(RuntimeError):  # in a child that the function forked while the loop was running
+            with contextlib.suppress(RuntimeError):  # in a child that the user's code forked while the loop was running
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
+        """The verdict of each row, as ``results`` gives it. A row that awaits longer than ``timeout`` seconds is cancelled, and missing."""
+        return self.results([_score(function, row, timeout) for row in rows])
 
 
 async def _score(function: Callable[..., Any], row: Any, timeout: float) -> Any:

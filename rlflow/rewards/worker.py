@@ -25,7 +25,7 @@ from rlflow.rewards import alone, frames, scorers, values
 from rlflow.rewards.forms import OPENRLHF, by_batch
 
 if TYPE_CHECKING:
-    from rlflow.rewards.together import AsyncRows
+    from rlflow.rewards.together import SideBySide
 
 BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
 
@@ -57,13 +57,20 @@ def confine(words: dict[str, Any]) -> None:
         walls.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
 
 
-class RewardWorker:
-    """Answers requests with the scorers that it has loaded. ``requests`` and ``replies`` are descriptors."""
+class Worker:
+    """Loads what requests name and answers requests, with one reply for each part of a request. ``requests`` and ``replies`` are
+    descriptors. A kind of worker says what it loads and how it answers."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
-        self._scorers: dict[str, tuple[dict[str, Any], scorers.Score]] = {}
-        self._async: AsyncRows | None = None
+
+    def load(self, key: str, packed: dict[str, Any]) -> None:
+        """Load what a request calls ``key``. May raise anything."""
+        raise NotImplementedError
+
+    def answers(self, request: dict[str, Any]) -> Iterator[Any]:
+        """The answer to each part of a request, in order, as soon as it is there."""
+        raise NotImplementedError
 
     def serve(self) -> None:
         """Answer requests until their stream ends."""
@@ -78,23 +85,52 @@ class RewardWorker:
         number = request["number"]
         if "load" in request:
             with kin.here_alone():
-                reply = self._load(request["key"], request["load"])
+                reply = self._loaded(request)
             self._reply(frames.reply(number, frames.WHOLE, reply))
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
+        for place, answer in enumerate(self.answers(request)):
+            self._reply(frames.reply(number, place, answer))  # at once: whoever waits counts the time of the next one
+
+    def _loaded(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self.load(request["key"], request["load"])
+        except BaseException as error:  # a user's file may raise anything, SystemExit included
+            return {"failed": values.message(error), "line": line_of(error, request["file"])}
+        return {"loaded": request["key"]}
+
+    def _reply(self, message: Any) -> None:
+        unsent = memoryview(frames.packed(message))
+        while unsent:
+            unsent = unsent[os.write(self._replies, unsent) :]
+
+
+class RewardWorker(Worker):
+    """Scores rows with the scorers that it has loaded."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        super().__init__(requests, replies)
+        self._scorers: dict[str, tuple[dict[str, Any], scorers.Score]] = {}
+        self._async: SideBySide | None = None
+
+    def load(self, key: str, packed: dict[str, Any]) -> None:
+        """Build a scorer from its kind and settings."""
+        self._scorers[key] = (packed, scorers.build(packed["kind"], packed["settings"]))
+
+    def answers(self, request: dict[str, Any]) -> Iterator[Any]:
+        """The verdict on each row."""
         described, scorer = self._scorers[request["key"]]
         rows = [given_back(dict(zip(request["names"], values, strict=True))) for values in request["rows"]]
         with _memory(described["kind"]):
-            for place, score in enumerate(self._scores(described, scorer, rows, request["timeout"])):
-                self._reply(frames.reply(number, place, score))
+            yield from self._scores(described, scorer, rows, request["timeout"])
 
     def _scores(
         self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row], timeout: float
     ) -> Iterator[Any]:
         if described["settings"].get("later"):
-            from rlflow.rewards.together import AsyncRows  # loads asyncio, which other rewards do without
+            from rlflow.rewards.together import SideBySide  # loads asyncio, which other rewards do without
 
-            self._async = self._async or AsyncRows()
+            self._async = self._async or SideBySide()
             with kin.here_alone():
                 yield from self._async.scores(scorer, rows, timeout)
             return
@@ -111,24 +147,12 @@ class RewardWorker:
                     score = _score(scorer, row)
                 yield score
 
-    def _load(self, key: str, described: dict[str, Any]) -> dict[str, Any]:
-        try:
-            self._scorers[key] = (described, scorers.build(described["kind"], described["settings"]))
-        except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return {"failed": values.message(error), "line": line_of(error, described["settings"].get("file", ""))}
-        return {"loaded": key}
-
-    def _reply(self, message: Any) -> None:
-        unsent = memoryview(frames.packed(message))
-        while unsent:
-            unsent = unsent[os.write(self._replies, unsent) :]
-
 
 def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
     """The verdict on the row; see ``values.verdict``."""
     try:
         return values.verdict(scorer(**row))
-    except BaseException as error:  # as above
+    except BaseException as error:  # a user's function may raise anything, SystemExit included
         return values.raised(error)
 
 

@@ -85,7 +85,7 @@ def gone(pid):
 
 
 def started_by(pool):
-    (worker,) = pool.processes()
+    (worker,) = pool.pids()
     return [pid for pid, _ in kin.descendants(worker)]
 
 
@@ -113,7 +113,7 @@ with dog.marking():
     reward, = bind([parse_reward(sys.argv[1] + ":judge")], pool)
     pool.score(reward.scorer, ["completion"], [["1 daemon"], ["2 stays"]])
     from rlflow.processes.watchdog import kin
-    print(*pool.processes(), *(pid for pid, _ in kin.descendants(pool.processes()[0])), flush=True)
+    print(*pool.pids(), *(pid for pid, _ in kin.descendants(pool.pids()[0])), flush=True)
     {ending}
 """
 

@@ -110,11 +110,11 @@ def test_many_rows_keep_their_order_among_rows_that_fail(hostile):
 def test_a_killed_worker_is_replaced_and_an_idle_one_that_dies_costs_no_row(hostile):
     with RewardPool(1) as pool:
         judged(pool, hostile, "1")
-        (first,) = pool.processes()
+        (first,) = pool.pids()
         judged(pool, hostile, "exit")
         assert gone(first)
         judged(pool, hostile, "1")
-        (second,) = pool.processes()
+        (second,) = pool.pids()
         assert second != first
         os.kill(second, signal.SIGKILL)
         assert gone(second)
@@ -123,27 +123,27 @@ def test_a_killed_worker_is_replaced_and_an_idle_one_that_dies_costs_no_row(host
 
 def test_warm_workers_are_kept(hostile):
     with RewardPool(1) as pool:
-        assert pool.processes() == []
+        assert pool.pids() == []
         judged(pool, hostile, "1")
-        before = pool.processes()
+        before = pool.pids()
         judged(pool, hostile, "2", function="length")
-        assert pool.processes() == before
+        assert pool.pids() == before
 
 
 @pytest.mark.slow
 def test_there_is_one_process_until_rows_wait_for_it(hostile):
     with RewardPool(2, Confinement(folders=(str(Path(hostile).parent),))) as pool:
         assert judged(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))
-        (first,) = pool.processes()
+        (first,) = pool.pids()
         assert judged(pool, hostile, "meet", "meet").values.tolist() == [1, 1]  # neither row ends before both have begun
-        assert len(pool.processes()) == 2
-        assert first in pool.processes()
+        assert len(pool.pids()) == 2
+        assert first in pool.pids()
 
 
 def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
     pool = RewardPool(2)
     child = int(judged(pool, hostile, "child").values[0])
-    workers = pool.processes()
+    workers = pool.pids()
     assert alive(child)
     pool.close()
     assert all(gone(process) for process in [child, *workers])
@@ -180,7 +180,7 @@ def test_workers_end_with_their_parent_however_it_ends(hostile, ending):
     code = (
         "import os, signal, sys\nfrom rlflow.rewards import *\npool = RewardPool(2)\n"
         f"reward, = bind([parse_reward({hostile + ':chosen'!r})], pool)\n"
-        "pool.score(reward.scorer, ['completion'], [['1']] * 64)\nprint(*pool.processes(), flush=True)\n"
+        "pool.score(reward.scorer, ['completion'], [['1']] * 64)\nprint(*pool.pids(), flush=True)\n"
         "pool.submit(reward.scorer, ['completion'], [['hold'], ['hang']])\n" + ending
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@ import pytest
 
 import rlflow
 from rlflow.rewards import bind, parse_reward
-from rlflow.rewards.together import AsyncRows
+from rlflow.rewards.together import SideBySide
 
 FILE = '''
 import asyncio, os, time
@@ -67,7 +67,7 @@ def test_rows_are_awaited_side_by_side_and_one_loop_serves_all_calls():
         await waiting[-1].wait()
         return count
 
-    rows = AsyncRows()
+    rows = SideBySide()
     for count in (3, 2):
         waiting.clear()
         assert list(rows.scores(meet, [{"count": count}] * count, 60.0)) == [count] * count

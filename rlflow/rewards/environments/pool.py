@@ -3,12 +3,10 @@ process are played again in another one, with the same words, and go on."""
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import math
 import os
 import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +16,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rlflow.author.messages import CHANGES, is_messages
-from rlflow.errors import Place, PlanError
+from rlflow.errors import PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.environments.spec import EnvironmentSpec
-from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess
+from rlflow.rewards.process import GRACE, START, TRIES, Died, Hear, Idle, Load, RewardLate, Slot, WorkerPool, WorkerProcess
 from rlflow.rewards.values import LARGEST, NOT_HELD
 
-PROGRAM = "rlflow.rewards.environments.worker"
-START = 120.0  # seconds for a process to start and load the class
-GRACE = 1.0  # seconds beyond a call's deadline after which a process whose calls wait side by side is killed
 HELPERS = 8  # processes among which the other calls of a process are dealt out, once one of them has hung
-TRIES = 3  # processes in a row that may end while they load the class
 CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")  # why an episode failed; see Failure
 
 
@@ -47,10 +41,6 @@ class Failure(NamedTuple):
         return None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
 
 
-class _Idle(Exception):
-    """A process ended before it took the calls that it was sent, so that none of them is at fault."""
-
-
 Answer = Mapping[str, Any] | Failure  # of a call, as the worker's ``checked`` gives it
 
 
@@ -63,9 +53,10 @@ class Episode:
     calls: list[Sequence[Any]] = field(default_factory=list)
     answers: list[Mapping[str, Any]] = field(default_factory=list)
     failure: Failure | None = None
+    process: WorkerProcess | None = None  # that answered its last call
 
 
-class EnvironmentPool:
+class EnvironmentPool(WorkerPool["_Calls"]):
     """Up to ``spec.bounds.parallel`` processes with episodes of one environment. The first episodes start them. ``confinement``: what the
     user's code may do. ``clock``: gives the seconds that deadlines of calls count. Several threads may use the pool at once."""
 
@@ -73,14 +64,14 @@ class EnvironmentPool:
         self, spec: EnvironmentSpec, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.spec, self.hear = spec, hear
+        super().__init__("environment", "the processes of the environment are closed", "rlflow.rewards.environments.worker", confinement,
+                         hear, clock)
+        self.spec, self.load = spec, Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
         self.failures: dict[str, str] = {}  # cause → message of the first failure
         self.failed: Counter[str] = Counter()  # cause → how many episodes
-        self._process = partial(WorkerProcess, False, confinement, lambda data: self.hear(data), PROGRAM, clock)
         self._numbers = itertools.count()
-        self._slots: list[_Slot] = []
-        self._lock, self._closed = threading.Lock(), False
+        self._homes: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
 
     def open(self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> tuple[list[Episode], list[Answer]]:
         """Begin an episode for each row, with its columns by name, and its seed. Gives what each says first."""
@@ -106,7 +97,7 @@ class EnvironmentPool:
         """End episodes. Gives the score of each that has one."""
         if not self.spec.source.ends:
             for episode in episodes:
-                self._slot(episode.slot).forget(episode)
+                self._homes[episode.slot].forget(episode)
             return [{} for _ in episodes]
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
@@ -116,7 +107,7 @@ class EnvironmentPool:
         places: dict[int, list[int]] = {}
         for place, episode in enumerate(episodes):
             places.setdefault(episode.slot, []).append(place)
-        waiting = {slot: self._slot(slot).submit([(episodes[place], calls[place]) for place in own]) for slot, own in places.items()}
+        waiting = {slot: self._homes[slot].submit([(episodes[place], calls[place]) for place in own]) for slot, own in places.items()}
         for slot, future in waiting.items():
             for place, answer in zip(places[slot], future.result(), strict=True):
                 answers[place] = answer
@@ -124,90 +115,52 @@ class EnvironmentPool:
                     self._count(answer)
         return [answer for answer in answers if answer is not None]
 
-    def close(self) -> None:
-        """Kill all processes. Calls under way raise RuntimeError."""
-        with self._lock:
-            self._closed = True
-        for slot in self._slots:
-            slot.stop()
-        for slot in self._slots:
-            slot.join()
-        atexit.unregister(self.close)
-
-    def pids(self) -> list[int]:
-        """Process ids of the processes that run now."""
-        return [process.child.pid for slot in self._slots if (process := slot.process) is not None]
-
     def _count(self, failure: Failure) -> None:
-        with self._lock:
+        with self.lock:
             self.failed[failure.cause] += 1
             self.failures.setdefault(failure.cause, failure.message)
 
-    def _slot(self, number: int) -> _Slot:
-        with self._lock:
-            if self._closed:
-                raise _closed()
-            return self._slots[number]
-
     def _start(self, count: int) -> None:
-        with self._lock:
-            if self._closed:
-                raise _closed()
-            if not self._slots:
-                atexit.register(self.close)
-            while len(self._slots) < count:
-                slot = _Slot(self.spec, self._process)
-                self._slots.append(slot)
-                slot.start()
+        with self.lock:
+            self.check_open()
+            while len(self._homes) < count:
+                self._homes.append(_EnvironmentSlot(self))
+                self.begin(self._homes[-1])
 
 
-class _Slot(threading.Thread):
-    """A thread with a process: it starts it, hands it calls, kills it at a call's deadline, and starts the next one."""
+@dataclass(frozen=True, eq=False)
+class _Calls:
+    """Calls of episodes, which one slot carries out, and what waits for their answers."""
 
-    def __init__(self, spec: EnvironmentSpec, make: Callable[[], WorkerProcess], helps: bool = False) -> None:
+    calls: Sequence[tuple[Episode, Sequence[Any]]]
+    answers: Future[list[Answer]] = field(default_factory=Future)
+
+
+class _EnvironmentSlot(Slot[_Calls]):
+    """Has episodes in its process, and carries out their calls, one after another."""
+
+    def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
         """``helps``: whether it is there for a few calls of another one."""
-        super().__init__(name="environment", daemon=True)
-        self.spec, self._helps = spec, helps
-        self._helpers: list[_Slot] = []
-        self.process: WorkerProcess | None = None
-        self._make = make
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._present: set[int] = set()  # episodes that the process has
-        self._over: list[int] = []  # episodes that it need not keep
-        self._stopping = False
-        self._lock = threading.Lock()
+        super().__init__(pool, queue.SimpleQueue())
+        self._environments, self._helps = pool, helps
+        self.spec = pool.spec
+        self._over: list[int] = []  # episodes that its process need not keep
 
-    def run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-        self._kill()
+    def do(self, job: _Calls) -> None:
+        job.answers.set_result(self._answered(job.calls))
+
+    def fail(self, job: _Calls, error: BaseException) -> None:
+        job.answers.set_exception(error)
 
     def submit(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> Future[list[Answer]]:
-        """Have calls carried out, one after another."""
-        future: Future[list[Answer]] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(self._answered(calls))
-            except BaseException as error:  # into the thread that waits
-                future.set_exception(_closed() if self._stopping else error)
-
-        self._jobs.put(job)
-        return future
+        """Have calls carried out. Raises RuntimeError for a closed pool."""
+        job = _Calls(calls)
+        self.pool.put(self.jobs, job)
+        return job.answers
 
     def forget(self, episode: Episode) -> None:
         """Have the process drop an episode, with its next calls. Called from another thread."""
         self._over.append(episode.number)
-
-    def stop(self) -> None:
-        """Kill the process. Called from another thread."""
-        with self._lock:
-            self._stopping = True
-            if self.process is not None:
-                self.process.signal_group()
-            for helper in self._helpers:
-                helper.stop()
-        self._jobs.put(None)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
         """The answer to each call. What fails an episode is kept with it."""
@@ -220,7 +173,7 @@ class _Slot(threading.Thread):
                 portion = [place for place in left if calls[place][0].failure is None]
                 portion = portion if together else portion[:1]
                 replied, culprit = self._fed([calls[place] for place in portion], len(portion) > 1 and self.spec.source.later)
-            except _Idle as stopped:
+            except Idle as stopped:
                 idle += 1
                 if idle == TRIES:
                     raise _cannot_start(self.spec, str(stopped)) from None
@@ -241,20 +194,19 @@ class _Slot(threading.Thread):
         """The answers to the calls that are left after one that hung, by their places, noted with their episodes. Others may hang too: so
         that each does not wait for the deadline of the one before, they are dealt out among processes of their own, in which their episodes
         are played again."""
-        with self._lock:
-            if self._stopping:
-                raise _closed()
-            self._helpers = [_Slot(self.spec, self._make, helps=True) for _ in range(min(len(left), HELPERS))]
-        for helper in self._helpers:
-            helper.start()
+        pool = self._environments
+        helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
+        with pool.lock:
+            for helper in helpers:
+                pool.begin(helper)
         try:
-            shares = [left[number :: len(self._helpers)] for number in range(len(self._helpers))]
-            futures = [helper.submit([calls[place] for place in share]) for helper, share in zip(self._helpers, shares, strict=True)]
+            shares = [left[number :: len(helpers)] for number in range(len(helpers))]
+            futures = [helper.submit([calls[place] for place in share]) for helper, share in zip(helpers, shares, strict=True)]
             return {place: answer for share, future in zip(shares, futures, strict=True)
                     for place, answer in zip(share, future.result(), strict=True)}
         finally:
-            with self._lock:
-                helpers, self._helpers = self._helpers, []
+            with pool.lock:
+                pool.slots = [slot for slot in pool.slots if slot not in helpers]
             for helper in helpers:
                 helper.stop()
             for helper in helpers:
@@ -271,27 +223,20 @@ class _Slot(threading.Thread):
         return answer
 
     def _fed(self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool) -> tuple[list[Answer], Failure | None]:
-        """The answers to calls, up to one at which the process died or was late, and that failure. Raises _Idle where it ended before it
+        """The answers to calls, up to one at which the process died or was late, and that failure. Raises Idle where it ended before it
         took them."""
         if not calls:
             return [], None
-        seconds = self.spec.bounds.seconds
-        answers: list[Answer] = []
-        process = self._ready()
+        bounds, answers = self.spec.bounds, list[Answer]()
+        over, self._over = self._over, []
+        request = {"calls": [list(call) for _, call in calls], "seconds": bounds.seconds, "over": over}
         try:
-            over, self._over = self._over, []
-            process.send({"calls": [list(call) for _, call in calls], "seconds": seconds, "over": over}, START)
-            process.receive(START)
+            for answer in self.feed(self._environments.load, request, bounds.seconds + GRACE * side_by_side,
+                                    (partial(_answer, call=call) for _, call in calls)):
+                calls[len(answers)][0].process = self.processes[False]
+                answers.append(answer)
         except (Died, RewardLate) as stopped:
-            self._kill()
-            raise _Idle(str(stopped)) from None
-        try:
-            for place, (episode, call) in enumerate(calls):
-                answers.append(_answer(process.receive(seconds + GRACE * side_by_side, place), call))
-                (self._present.discard if call[0] == "end" else self._present.add)(episode.number)
-        except (Died, RewardLate) as stopped:
-            self._kill()
-            return answers, _stopped(stopped, seconds)
+            return answers, _stopped(stopped, bounds.seconds)
         return answers, None
 
     def _bring(self, episodes: Sequence[Episode]) -> None:
@@ -311,40 +256,7 @@ class _Slot(threading.Thread):
                                                       f"{_short(episode.answers[where])}")
 
     def _has(self, episode: Episode) -> bool:
-        return episode.number in self._present
-
-    def _ready(self) -> WorkerProcess:
-        """The process, with the class loaded. Raises PlanError where it cannot be."""
-        for attempt in range(TRIES):
-            with self._lock:
-                if self._stopping:
-                    raise _closed()
-                if self.process is not None:
-                    return self.process
-                process = self.process = self._make()
-            try:
-                process.send({"load": self.spec.packed}, START)
-                reply = process.receive(START)
-            except (Died, RewardLate) as stopped:
-                self._kill()
-                if self._stopping:
-                    raise _closed() from None
-                if attempt == TRIES - 1:
-                    raise _cannot_start(self.spec, str(stopped)) from None
-                continue
-            if "failed" in reply:
-                self._kill()
-                raise PlanError.of("env-load", f"the environment {self.spec.name} cannot be loaded: {reply['failed']}",
-                                   place=Place(self.spec.path, reply["line"]), remedy="its file must load by itself: python FILE")
-            return process
-        raise AssertionError
-
-    def _kill(self) -> None:
-        with self._lock:
-            process, self.process = self.process, None
-        self._present.clear()
-        if process is not None:
-            process.kill()
+        return episode.process is not None and episode.process is self.processes.get(False)
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
@@ -379,10 +291,6 @@ def _stopped(stopped: Died | RewardLate, seconds: float) -> Failure:
 def _short(answer: Any) -> str:
     text = repr(answer.message if isinstance(answer, Failure) else answer.get("says", answer))
     return text if len(text) <= 80 else text[:79] + "…"
-
-
-def _closed() -> RuntimeError:
-    return RuntimeError("the processes of the environment are closed")
 
 
 def _cannot_start(spec: EnvironmentSpec, why: str) -> PlanError:

@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import numbers
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from rlflow.processes.clients.later import TimeLimit
 from rlflow.processes.clients.patience import within
 from rlflow.processes.declare import from_environment
 from rlflow.processes.watchdog import kin
-from rlflow.rewards import frames, hints, values
+from rlflow.rewards import hints, values
 from rlflow.rewards.scorers import user_module
-from rlflow.rewards.worker import begun, line_of
+from rlflow.rewards.together import SideBySide
+from rlflow.rewards.worker import Worker, begun
 
 LONGEST = 1 << 17  # characters that an environment says in a turn: longer text is cut
 LOGGED = 32  # most numbers of a turn's log
@@ -47,47 +47,29 @@ class Refused(Exception):
         self.cause = cause
 
 
-class EnvironmentWorker:
-    """Answers requests with the class that it has loaded. ``requests`` and ``replies`` are descriptors."""
+class EnvironmentWorker(Worker):
+    """Answers calls of episodes with the class that it has loaded."""
 
     def __init__(self, requests: int, replies: int) -> None:
-        self._requests, self._replies = requests, replies
+        super().__init__(requests, replies)
         self._make: Callable[[], Any] = lambda: None
         self._later = False
         self._episodes: dict[int, Any] = {}
-        self._loop: asyncio.Runner | None = None
+        self._together = SideBySide()
 
-    def serve(self) -> None:
-        """Answer requests until their stream ends."""
-        reader = frames.FrameReader(limit=1 << 32)
-        while data := os.read(self._requests, 1 << 20):
-            reader.feed(data)
-            while (body := reader.next()) is not None:
-                self._answer(frames.unpacked(body))
+    def load(self, key: str, packed: dict[str, Any]) -> None:
+        """Load the class, with its settings."""
+        kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
+        settings = {name: Path(value) if name in packed["paths"] else from_environment(value)
+                    for name, value in packed["settings"].items()}  # fmt: skip
+        self._make, self._later = lambda: kind(**settings), packed["later"]
 
-    def _answer(self, request: dict[str, Any]) -> None:
-        number = request["number"]
-        if "load" in request:
-            with kin.here_alone():
-                reply = self._load(request["load"])
-            self._reply(frames.reply(number, frames.WHOLE, reply))
-            return
-        self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
+    def answers(self, request: dict[str, Any]) -> Iterator[Any]:
+        """The answer to each call; episodes that are over are dropped first."""
         for over in request["over"]:
             self._episodes.pop(over, None)
-        answers = self._side_by_side if self._later else self._in_turn
-        for place, answer in enumerate(answers(request["calls"], request["seconds"])):
-            self._reply(frames.reply(number, place, answer))  # at once: whoever waits counts the time of the next one
-
-    def _load(self, packed: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
-            settings = {name: Path(value) if name in packed["paths"] else from_environment(value)
-                        for name, value in packed["settings"].items()}  # fmt: skip
-            self._make, self._later = lambda: kind(**settings), packed["later"]
-        except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return {"failed": values.message(error), "line": line_of(error, packed["file"])}
-        return {"loaded": True}
+        calls, seconds = request["calls"], request["seconds"]
+        return self._together.results([self._awaited(call, seconds) for call in calls]) if self._later else self._in_turn(calls, seconds)
 
     def _in_turn(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
         for call in calls:
@@ -98,7 +80,7 @@ class EnvironmentWorker:
     def _attempted(self, call: Call) -> Any:
         try:
             return checked(call, self._called(call))
-        except BaseException as error:  # as above
+        except BaseException as error:  # a user's method may raise anything, SystemExit included
             self._failed(call[1])
             return failed(error)
 
@@ -109,21 +91,8 @@ class EnvironmentWorker:
             return _close(episode)
         return None
 
-    def _side_by_side(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
-        """Calls of async methods wait side by side; each has its own deadline."""
-        self._loop = self._loop or asyncio.Runner()
-        loop = self._loop.get_loop()
-        tasks = [loop.create_task(self._awaited(call, seconds)) for call in calls]
-        try:
-            for task in tasks:
-                yield loop.run_until_complete(task)
-        finally:
-            for task in tasks:
-                task.cancel()
-            with contextlib.suppress(RuntimeError):  # in a child that a method forked while the loop was running
-                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-
     async def _awaited(self, call: Call, seconds: float) -> Any:
+        """The answer to a call of an async method. Calls wait side by side; each has its own deadline."""
         limit = TimeLimit(seconds)
         try:
             async with limit:
@@ -168,11 +137,6 @@ class EnvironmentWorker:
         score = episode.score() if hasattr(episode, "score") else None
         _close(episode)
         return score
-
-    def _reply(self, message: Any) -> None:
-        unsent = memoryview(frames.packed(message))
-        while unsent:
-            unsent = unsent[os.write(self._replies, unsent) :]
 
 
 async def _ended_later(episode: Any) -> Any:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -194,7 +196,7 @@ def test_an_episode_without_reset_begins_with_its_first_turn_and_is_dropped_when
     assert not pool.pids() or len(pool.pids()) == 1
     assert [answer["done"] for answer in pool.step(episodes, ["x", "y"])] == [False, False]
     assert pool.end(episodes) == [{}, {}]
-    (slot,) = pool._slots
+    (slot,) = pool.slots
     assert slot._over == [episode.number for episode in episodes]
     pool.step(opened(pool, "c")[0], ["z"])
     assert slot._over == []
@@ -209,6 +211,19 @@ def test_a_closed_pool_says_so(pooled):
     assert all(not os.path.exists(f"/proc/{process}") for process in processes)
     with pytest.raises(RuntimeError, match="are closed"):
         pool.step(episodes, ["a"])
+
+
+def test_a_call_that_is_under_way_when_the_pool_closes_says_so(pooled):
+    pool, hangs = pooled(seconds=600), threading.Event()
+    pool.hear = lambda data: hangs.set() if b"hangs" in data else None
+    episodes, _ = opened(pool, script({"hang": 1}), script(TALK))
+    with ThreadPoolExecutor(1) as caller:
+        answers = caller.submit(pool.step, episodes, ["a", "b"])
+        assert hangs.wait(60)
+        pool.close()
+        with pytest.raises(RuntimeError, match="are closed"):
+            answers.result()
+    assert all(episode.failure is None for episode in episodes)
 
 
 @pytest.mark.parametrize("name", ["Closing", "ClosingLater"])
