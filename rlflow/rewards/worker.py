@@ -57,7 +57,7 @@ def confine(words: dict[str, Any]) -> None:
         walls.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
 
 
-class Worker:
+class RequestWorker:
     """Loads what requests name and answers requests, with one reply for each part of a request. ``requests`` and ``replies`` are
     descriptors. A kind of worker says what it loads and how it answers."""
 
@@ -105,7 +105,7 @@ class Worker:
             unsent = unsent[os.write(self._replies, unsent) :]
 
 
-class RewardWorker(Worker):
+class RewardWorker(RequestWorker):
     """Scores rows with the scorers that it has loaded."""
 
     def __init__(self, requests: int, replies: int) -> None:

@@ -26,7 +26,7 @@ from rlflow.processes.watchdog import kin
 from rlflow.rewards import hints, values
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.together import SideBySide
-from rlflow.rewards.worker import Worker, begun
+from rlflow.rewards.worker import RequestWorker, begun
 
 LONGEST = 1 << 17  # characters that an environment says in a turn: longer text is cut
 LOGGED = 32  # most numbers of a turn's log
@@ -47,7 +47,7 @@ class Refused(Exception):
         self.cause = cause
 
 
-class EnvironmentWorker(Worker):
+class EnvironmentWorker(RequestWorker):
     """Answers calls of episodes with the class that it has loaded."""
 
     def __init__(self, requests: int, replies: int) -> None:
