@@ -15,7 +15,7 @@ from rlflow.benchmarks.journal import Measured
 from rlflow.benchmarks.results import Row, curves
 from rlflow.benchmarks.suite import Gate, Goal, Suite
 from rlflow.checkpoints import durable
-from rlflow.checkpoints.logs import Log
+from rlflow.checkpoints.logs import Growing, Log, objects
 from rlflow.errors import PlanError
 
 FILE = "history.jsonl"  # beside the folders of comparisons
@@ -85,7 +85,7 @@ def _refuse(error: OSError) -> None:
 
 def trusted(path: Path) -> list[dict[str, Any]]:
     """The comparisons of a history; torn lines are passed over."""
-    return [json.loads(line) for line in durable.lines(path) if line.endswith(b"\n")] if path.is_file() else []
+    return objects(Growing(path).lines())
 
 
 def judge_gates(suite: Suite, folder: Path, values: dict[str, float | None]) -> Gated:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlflow.checkpoints import durable
-from rlflow.checkpoints.logs import Log
+from rlflow.checkpoints.logs import Growing, Log, objects
 from rlflow.errors import PlanError
 
 FILE = "observations.jsonl"
@@ -67,7 +65,7 @@ class Measured:
 def read(folder: Path) -> dict[str, Measured]:
     """Key → what was measured. A line that is torn is passed over; an iteration that was measured again counts as it was the first time."""
     cells: dict[str, Measured] = {}
-    for line in _lines(folder / FILE):
+    for line in objects(Growing(folder / FILE).lines()):
         cell = cells.setdefault(line.pop("key"), Measured())
         kind, seed = line.pop("kind"), line["seed"]
         if kind == "turn":
@@ -83,11 +81,3 @@ def read(folder: Path) -> dict[str, Measured]:
             cell.facts = line["values"]
             cell.starts[seed] = cell.starts.get(seed, 0.0) + line.get("seconds", 0.0)
     return cells
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.is_file():
-        return
-    for line in durable.lines(path):
-        if line.endswith(b"\n"):
-            yield json.loads(line)

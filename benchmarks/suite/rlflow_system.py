@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.load import load_flow
+from rlflow.checkpoints.logs import Growing, objects
 from rlflow.execution.account import Account
 from rlflow.monitoring.names import plainly
 from rlflow.monitoring.recorder import Recorder
@@ -169,14 +169,13 @@ def begin_anew(folder: Path) -> None:
 def sampled_tokens(folder: Path) -> dict[int, int]:
     """Iteration → tokens that all roles sampled in it, from the run's account."""
     tokens: dict[int, int] = {}
-    for line in (folder / fates.FILE).read_text().splitlines() if (folder / fates.FILE).is_file() else ():
-        values = json.loads(line)
+    for values in objects(Growing(folder / fates.FILE).lines()):
         tokens[values["iteration"]] = sum(count.tokens for count in Account.from_json(values).sampled.values())
     return tokens
 
 
 def moved_bytes(folder: Path) -> dict[int, int]:
     """Iteration → bytes that went from process to process in it; nothing for a run in one process."""
-    lines = (folder / TRAFFIC).read_text().splitlines() if (folder / TRAFFIC).is_file() else ()
-    sizes = {values.pop("iteration"): values for values in map(json.loads, lines) if not any("/" in name for name in values)}
+    lines = objects(Growing(folder / TRAFFIC).lines())
+    sizes = {values.pop("iteration"): values for values in lines if not any("/" in name for name in values)}
     return {iteration: sum(values.values()) for iteration, values in sizes.items()}

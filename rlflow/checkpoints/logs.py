@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from rlflow.checkpoints import durable
 
 LIMIT = 64 << 20  # bytes that wait in memory for room on the disk
+TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
 Keep = Callable[[bytes], bool]
 
 
@@ -134,3 +138,50 @@ def _truncate(path: Path, size: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------------------
+
+
+class Growing:
+    """Reads the lines of a file that may still grow, each once and only when it is whole. ``offset``: bytes before the first of them."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path, self._offset = path, offset
+
+    def lines(self) -> list[bytes]:
+        """The lines since the last call, without their ends. A file that cannot be read has none; one that has shrunk is read from its
+        beginning."""
+        try:
+            with open(durable.open_plain(self._path), "rb") as file:
+                self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")[0]
+        except OSError:
+            return []
+        if not whole:
+            return []
+        self._offset += len(whole) + 1
+        return whole.split(b"\n")
+
+
+def tail(path: Path) -> list[bytes]:
+    """The last whole lines of a file, within TAIL bytes; none where it cannot be read."""
+    start = 0
+    with contextlib.suppress(OSError):
+        start = max(path.stat().st_size - TAIL, 0)
+    return [line for line in Growing(path, start).lines()[start > 0 :] if line]
+
+
+def objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of lines. A line that is torn or damaged is passed over."""
+    return [value for line in lines if (value := as_object(line)) is not None]
+
+
+def as_object(text: bytes) -> dict[str, Any] | None:
+    """The JSON object of a text; None for text that is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlflow.author.figures import HELD_OUT
+from rlflow.checkpoints.logs import Growing
 from rlflow.monitoring import keys, status
 from rlflow.monitoring.frame import RECENT, Frame
-from rlflow.monitoring.history import Growing, History, RunSummary, stage_seconds, summarised
+from rlflow.monitoring.history import History, RunSummary, stage_seconds, summarised
 from rlflow.monitoring.recorded import recorded
 from rlflow.monitoring.reporter import Reporter, RunInfo
 

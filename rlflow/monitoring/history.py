@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +9,11 @@ from typing import Any
 
 from rlflow.author.figures import Figure
 from rlflow.checkpoints import durable
+from rlflow.checkpoints.logs import as_object, objects, tail
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring import keys, status
 
 SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with any of these files is a run's
-TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
 
 
 @dataclass(frozen=True)
@@ -70,27 +68,6 @@ class History:
         values = {name: float(value) for name, value in row.items() if name != "iteration" and is_number(value)}
         is_evaluation = keys.is_evaluation(self.table, row)
         (self.evaluations if is_evaluation else self.iterations).append((number, values))
-
-
-class Growing:
-    """Reads the lines of a file that may still grow, each once and only when it is whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def lines(self) -> list[bytes]:
-        """The lines since the last call. A file that does not exist has none; one that has shrunk is read from its beginning."""
-        try:
-            with open(durable.open_plain(self._path), "rb") as file:
-                self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
-                file.seek(self._offset)
-                whole = file.read().rpartition(b"\n")[0]
-        except OSError:
-            return []
-        if not whole:
-            return []
-        self._offset += len(whole) + 1
-        return whole.split(b"\n")
 
 
 def is_run(folder: Path) -> bool:
@@ -161,7 +138,8 @@ def _touched(folder: Path) -> float:
 
 def stage_seconds(folder: Path) -> dict[str, float]:
     """Node → seconds in the last iteration of timeline.json. It is read line by line, since a run under way has not closed it."""
-    events = [event for line in tail(folder / "timeline.json") if (event := as_object(line.strip(b"[,\r"))) and event.get("ph") == "X"]
+    lines = (line.strip(b"[,\r") for line in tail(folder / "timeline.json"))
+    events = [event for event in objects(lines) if event.get("ph") == "X"]
     nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are events of their own
     numbered = [(event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)]
     last = max((number for number, _ in numbered if isinstance(number, int)), default=None)
@@ -172,33 +150,12 @@ def stage_seconds(folder: Path) -> dict[str, float]:
     return seconds
 
 
-def tail(path: Path) -> list[bytes]:
-    """The last whole lines of a file, within TAIL bytes; none where it cannot be read."""
-    try:
-        with open(durable.open_plain(path), "rb") as file:
-            start = max(os.fstat(file.fileno()).st_size - TAIL, 0)
-            file.seek(start)
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    return [line for line in (lines[1:] if start else lines)[:-1] if line]
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one where the file has none or cannot be read."""
     try:
         return as_object(durable.read(path)) or {}
     except OSError:
         return {}
-
-
-def as_object(text: bytes) -> dict[str, Any] | None:
-    """The JSON object of a text; None for text that is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def is_number(value: Any) -> bool:

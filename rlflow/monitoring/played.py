@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.text import Text
 
-from rlflow.monitoring.history import as_object, tail
+from rlflow.checkpoints.logs import objects, tail
 
 LONGEST = 400  # characters of what is said in a turn that are shown
 
 
 def last_episode(folder: Path) -> Text | None:
     """The last sample of more than one turn, else the last of any; None where no sample is an episode."""
-    rows = [row for line in tail(folder / "samples.jsonl") if (row := as_object(line)) and isinstance(row.get("episode"), dict)]
+    rows = [row for row in objects(tail(folder / "samples.jsonl")) if isinstance(row.get("episode"), dict)]
     several = [row for row in rows if len(turns_of(row)) > 1]
     row = next(iter((several or rows)[::-1]), None)
     return Text("\n".join(lines(row))) if row is not None else None

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.figures import HELD_OUT, Figure, Of
+from rlflow.checkpoints.logs import Growing, objects
 from rlflow.monitoring import keys
-from rlflow.monitoring.history import Growing, History, RunSummary, as_object, is_number, read_object, summarised
+from rlflow.monitoring.history import History, RunSummary, is_number, read_object, summarised
 from rlflow.monitoring.keys import Figures
 
 Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration
@@ -103,7 +104,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def costs(folder: Path, seconds: float | None) -> Costs:
     """The sums of the account in fates.jsonl. ``seconds``: of the iterations. Rows that are carried on are counted where they end."""
-    lines = [line for text in Growing(folder / "fates.jsonl").lines() if (line := as_object(text))]
+    lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
     if not by_iteration:
         return Costs(seconds)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 
 from rlflow.author.figures import Figure, Of
-from rlflow.checkpoints import durable
+from rlflow.checkpoints.logs import Growing, objects
 from rlflow.execution.account import Account, Count, End, Fate
 
 FILE = "fates.jsonl"
@@ -15,15 +15,9 @@ FILE = "fates.jsonl"
 def run_account(folder: Path) -> Account:
     """The account of all iterations of a run, from its folder; an empty one where there is none."""
     total = Account()
-    try:
-        lines = durable.read(folder / FILE).splitlines()
-    except OSError:
-        return total
-    for line in lines:
-        try:
-            total.add(Account.from_json(json.loads(line)))
-        except (ValueError, RecursionError):  # a line that is torn or damaged
-            continue
+    for values in objects(Growing(folder / FILE).lines()):
+        with contextlib.suppress(ValueError):  # an object that is no account
+            total.add(Account.from_json(values))
     return total
 
 

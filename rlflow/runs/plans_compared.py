@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 
 from rlflow.author.figures import Of
 from rlflow.author.flow import Flow
+from rlflow.checkpoints.logs import Growing, objects
 from rlflow.config.roles.roles import usual
 from rlflow.errors import listed
 from rlflow.monitoring import keys
@@ -55,7 +55,7 @@ def _first_difference(one: Path, other: Path) -> str | None:
     """The first column or metric in which two runs differ, and in which iteration; None where they do not."""
     table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
-        lines = [[json.loads(line) for line in (folder / file).read_text().splitlines()] for folder in (one, other)]
+        lines = [objects(Growing(folder / file).lines()) for folder in (one, other)]
         for left, right in zip(*lines, strict=False):
             for name in names or tuple(name for name in left if name not in table or table[name].of not in TIMES):
                 if left.get(name) != right.get(name):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflow.author.figures import Figure
 from rlflow.checkpoints import durable
-from rlflow.checkpoints.logs import Keep, Log
+from rlflow.checkpoints.logs import Keep, Log, as_object
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.monitoring import keys
@@ -151,7 +151,7 @@ def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = Map
     """Whether a line is from before an iteration. One that cannot be read is of none, and stays. ``table``: what its names are of."""
 
     def keep(line: bytes) -> bool:
-        values = parsed(line)
+        values = as_object(line) or {}
         number = values.get("iteration")
         if not isinstance(number, int):
             return True
@@ -166,17 +166,8 @@ def nothing(line: bytes) -> bool:
     return False
 
 
-def parsed(line: bytes) -> dict[str, Any]:
-    """A JSON object of a line; an empty one where it holds none."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def of_event(line: bytes) -> int:
     """The iteration of a line of the timeline; -1 where it is of none."""
-    args = parsed(line.strip(b"[,\n")).get("args")
+    args = (as_object(line.strip(b"[,\n")) or {}).get("args")
     number = args.get("iteration") if isinstance(args, dict) else None
     return number if isinstance(number, int) else -1

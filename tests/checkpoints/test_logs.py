@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.checkpoints import logs
-from rlflow.checkpoints.logs import Log, cut
+from rlflow.checkpoints.logs import TAIL, Growing, Log, cut, objects, tail
 
 NUMBERS, JUNK = st.integers(0, 9).map(lambda n: b"%d\n" % n), st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"") + b"\n")
 LINES = st.lists(st.one_of(NUMBERS, JUNK))
@@ -128,3 +128,33 @@ def test_a_log_is_on_the_disk_when_it_is_flushed_and_takes_lines_meanwhile(tmp_p
 
 def test_every_line_is_taken_where_nothing_else_is_said():
     assert logs.everything(b"") is True
+
+
+def test_a_file_that_grows_is_read_line_by_line_once_and_anew_where_it_has_shrunk(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    growing = Growing(path)
+    assert growing.lines() == []  # it is not there yet
+    path.write_bytes(b"one\ntwo\nthr")
+    assert growing.lines() == [b"one", b"two"]
+    assert growing.lines() == []  # the third is not whole
+    path.write_bytes(b"one\ntwo\nthree\n")
+    assert growing.lines() == [b"three"]
+    path.write_bytes(b"anew\n")
+    assert growing.lines() == [b"anew"]
+    path.write_bytes(b"anew\nagain\n")
+    assert growing.lines() == [b"again"]
+
+
+def test_the_last_lines_are_whole_and_within_the_end_of_the_file(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    assert tail(path) == []
+    path.write_bytes(b"one\n\ntwo\nthr")
+    assert tail(path) == [b"one", b"two"]
+    lines = [str(number).encode().rjust(99) for number in range(TAIL // 50)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert tail(path) == lines[-len(tail(path)):]
+    assert TAIL - 200 < 100 * len(tail(path)) <= TAIL
+
+
+def test_lines_that_hold_no_object_are_passed_over():
+    assert objects([b'{"a": 1}', b"[1]", b'{"a": ', b"\xff", b"[" * 100_000, b"{}"]) == [{"a": 1}, {}]

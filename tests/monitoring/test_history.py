@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlflow.monitoring.history import Growing, History, is_number, stage_seconds
+from rlflow.monitoring.history import History, is_number, stage_seconds
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1 << 1024], ids=["large", "small", "just"])
@@ -30,21 +30,6 @@ def test_every_number_fits_into_a_float_and_those_below_half_the_largest_are_num
     if is_number(value):
         float(value)
     assert is_number(value) or abs(value) >= 1 << 1023
-
-
-def test_a_file_that_grows_is_read_line_by_line_once_and_anew_where_it_has_shrunk(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    growing = Growing(path)
-    assert growing.lines() == []  # it is not there yet
-    path.write_bytes(b"one\ntwo\nthr")
-    assert growing.lines() == [b"one", b"two"]
-    assert growing.lines() == []  # the third is not whole
-    path.write_bytes(b"one\ntwo\nthree\n")
-    assert growing.lines() == [b"three"]
-    path.write_bytes(b"anew\n")
-    assert growing.lines() == [b"anew"]
-    path.write_bytes(b"anew\nagain\n")
-    assert growing.lines() == [b"again"]
 
 
 def test_nodes_have_the_seconds_of_the_last_iteration(tmp_path):
