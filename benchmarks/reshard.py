@@ -35,11 +35,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rlflow.training.weight_sync.boxes import lengths
+from rlflow.training.weight_sync.boxes import lengths, volume, within
 from rlflow.training.weight_sync.choices import shard_dims
 from rlflow.training.weight_sync.exchange import exchange
 from rlflow.training.weight_sync.execute import Resharder
-from rlflow.training.weight_sync.gather import Gather
 from rlflow.training.weight_sync.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.training.weight_sync.layout import HELD, WeightLayout, join
 from rlflow.training.weight_sync.plan import readable
@@ -128,6 +127,33 @@ class FullTensors:
                 piece.view.copy_(whole[tuple(slice(low, high) for low, high in piece.box)])
 
 
+class Gather:
+    """One all-gather of each parameter, from which every rank copies what it needs."""
+
+    def __init__(self, source: WeightLayout, mine: dict[str, TensorViews], views: dict[str, TensorViews]) -> None:
+        self.source, self.mine, self.views = source, mine, views
+
+    def run(self, version: int) -> None:
+        for name, needed in self.views.items():
+            whole = self.whole(name)
+            for piece in needed.pieces:
+                piece.view.copy_(whole[within(piece.box, tuple((0, size) for size in whole.shape))])
+
+    def whole(self, name: str) -> Tensor:
+        have = self.source.tensors[name]
+        padded = torch.zeros(max(sum(map(volume, boxes)) for boxes in have.boxes), dtype=torch.bfloat16)
+        own = torch.cat([piece.view.reshape(-1) for piece in self.mine[name].pieces])
+        padded[: own.numel()] = own
+        everything = [torch.empty_like(padded) for _ in have.boxes]
+        dist.all_gather([part.view(torch.uint8) for part in everything], padded.view(torch.uint8))
+        whole = torch.empty(have.shape, dtype=torch.bfloat16)
+        for part, boxes in zip(everything, have.boxes, strict=True):
+            sizes = [volume(box) for box in boxes]
+            for box, entries in zip(boxes, part[: sum(sizes)].split(sizes), strict=True):
+                whole[within(box, tuple((0, size) for size in whole.shape))] = entries.view(lengths(box))
+        return whole
+
+
 def timed(act: Callable[[], Any]) -> float:
     """Milliseconds from when all ranks begin until this one is done."""
     dist.barrier()
@@ -161,7 +187,7 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
     start = time.perf_counter()
     plan = make_plan(source, target)
     planned = 1000 * (time.perf_counter() - start)
-    gather = FullTensors(live, views) if isinstance(next(iter(live.values())), DTensor) else Gather(source, target, rank, mine, views)
+    gather = FullTensors(live, views) if isinstance(next(iter(live.values())), DTensor) else Gather(source, mine, views)
     ways: dict[str, Any] = {"gather": gather, "alltoall": Resharder(plan, rank, mine, views, AllToAll()),
                             "segment": Resharder(plan, rank, mine, views, Segment(f"bench-{os.getppid()}"))}  # fmt: skip
     bits = {}

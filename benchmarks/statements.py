@@ -1,5 +1,4 @@
-"""Count the statements of rlflow/ and backends/: `python benchmarks/statements.py`, `--at COMMIT` for those of an earlier commit, `--by` for
-a line for each folder.
+"""Count the statements of rlflow/ and backends/: `python benchmarks/statements.py [--at COMMIT] [--by]`.
 
 A statement is an `ast.stmt` node, at whatever depth; docstrings are not counted. Unlike lines, their number does not change with the
 formatter, nor with how much is explained.

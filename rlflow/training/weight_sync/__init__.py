@@ -17,8 +17,7 @@ Names and coordinates are those of the Hugging Face checkpoint, whatever engine 
     choices     layouts of trainer and sampler that save bytes, and why, in words
     shards      pieces of live tensors: plain, DTensor, ZeRO-3
     trace       where an engine's own ``load_weights`` puts what it is given; ``proof`` compares with the engine's full reload
-    transport   all-to-all over a torch group; ``segment`` shared memory of one machine; ``handles`` that of its GPUs; ``gather`` the
-                reference
+    transport   all-to-all over a torch group; ``segment`` shared memory of one machine; ``handles`` that of its GPUs
     execute     a plan at work on one rank
     digest      sums over elements that no layout changes
 

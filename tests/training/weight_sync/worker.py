@@ -15,7 +15,6 @@ from rlflow.errors import PlanError
 from rlflow.training.weight_sync.boxes import lengths
 from rlflow.training.weight_sync.digest import bits
 from rlflow.training.weight_sync.execute import Resharder
-from rlflow.training.weight_sync.gather import Gather
 from rlflow.training.weight_sync.handles import Handles
 from rlflow.training.weight_sync.kinds import flat, replicated, row_parallel, tensor_parallel
 from rlflow.training.weight_sync.layout import WeightLayout, join
@@ -134,9 +133,7 @@ def moved(
             resharder.run(version)
             problems += [f"{transport} {buffers} v{version}: {name}" for name in wrong(into, wholes(dtype, version))]
         resharder.close()
-    into = views(target, rank)
-    Gather(source, target, rank, mine, into).run(2)
-    return problems + [f"gather: {name}" for name in wrong(into, wholes(dtype, 2))]
+    return problems
 
 
 def all_layouts(rank: int, ranks: int) -> dict[str, list[str]]:
