@@ -36,7 +36,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from rlflow.training.weight_sync.boxes import lengths, volume, within
-from rlflow.training.weight_sync.choices import shard_dims
 from rlflow.training.weight_sync.exchange import exchange
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
@@ -47,7 +46,7 @@ from rlflow.training.weight_sync.segment import Segment
 from rlflow.training.weight_sync.shards import ShardView, TensorViews, from_flat, held, pieces_of
 from rlflow.training.weight_sync.transport import AllToAll
 
-CELLS = ("FSDP2 → TP", "FSDP2 matched → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
+CELLS = ("FSDP2 → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
 PARTS = ("large", "small", "four", "plans")
 TIMES = ("gather", "alltoall", "segment", "memcpy", "verify")
 QWEN3_8B = {"layers": 36, "hidden": 4096, "inner": 12288, "vocab": 151936, "q": 4096, "kv": 1024}
@@ -89,8 +88,7 @@ def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
         model = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(tensor) for name, tensor in wholes.items()})
-        matched = {shapes[name] for name in shard_dims(shapes, ranks)} if "matched" in cell else set()
-        fully_shard(model, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.shape in matched else None)
+        fully_shard(model, mesh=mesh)
         live: dict[str, Tensor] = {name: model[name.replace(".", "/")] for name in shapes}
         return live, pieces_of(live.items())
     if cell.startswith("TP"):
@@ -259,10 +257,9 @@ def plans() -> list[dict[str, Any]]:
     shapes, made = decoder(**QWEN3_8B), []
     for ranks in (8, 64, 256):
         zero3, fsdp = flat(shapes, "bfloat16", ranks), sharded(shapes, "bfloat16", [Cut(range(ranks), ranks)])
-        matched = sharded(shapes, "bfloat16", [Cut(range(ranks), ranks, lambda name, shape: row_parallel(name, shape) or 0)])
-        for name, source in (("FSDP2", fsdp), ("FSDP2 matched", matched), ("ZeRO-3", zero3)):
+        for name, source in (("FSDP2", fsdp), ("ZeRO-3", zero3)):
             for size in (1, 2, 8):
-                target = tensor_parallel(shapes, "bfloat16", size, ranks, outer=True)
+                target = tensor_parallel(shapes, "bfloat16", size, ranks)
                 start = time.process_time()
                 bucket = BUCKET - (name == "ZeRO-3")  # whose layout may be that of FSDP2, and then its plan would be at hand
                 plan = make_plan(source, target, [rank // 8 for rank in range(ranks)], bucket)

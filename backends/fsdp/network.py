@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlflow.backends.fsdp.folder import Files, load_empty
@@ -81,27 +80,20 @@ class ShardedNetwork(Network):
             del tensor
         return copies
 
-    def shard(self, low: bool, dims: Mapping[str, int]) -> None:
+    def shard(self, low: bool) -> None:
         """Over the data-parallel ranks: layer by layer, the head in its own precision, the rest with the root. Gradients are sums, since
-        the objective is already divided by what all ranks have. dims: weights that are cut along another dimension than the first."""
-        where = self._placements(dims)
+        the objective is already divided by what all ranks have."""
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
         for layer in self.backbone.modules():
             if isinstance(layer, GradientCheckpointingLayer):
-                fully_shard(layer, mesh=self.ranks.data, mp_policy=policy, shard_placement_fn=where)
+                fully_shard(layer, mesh=self.ranks.data, mp_policy=policy)
         if self.head is not None:
             fully_shard(self.head, mesh=self.ranks.data)
-        fully_shard(self.root, mesh=self.ranks.data, mp_policy=policy, reshard_after_forward=True, shard_placement_fn=where)
+        fully_shard(self.root, mesh=self.ranks.data, mp_policy=policy, reshard_after_forward=True)
         for unit in self.root.modules():
             if isinstance(unit, FSDPModule):
                 unit.set_gradient_divide_factor(1.0)
                 unit.set_force_sum_reduction_for_comms(True)  # gloo has no other that takes a factor
-
-    def _placements(self, dims: Mapping[str, int]) -> Callable[[nn.Parameter], Shard | None]:
-        """FSDP2 cuts other dimensions than the first only where the ranks divide them."""
-        ranks, named = self.ranks.data.size(), self.module.named_parameters()
-        placements = {id(p): Shard(dim) for name, p in named if (dim := dims.get(name)) is not None and p.shape[dim] % ranks == 0}
-        return lambda parameter: placements.get(id(parameter))
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:
@@ -124,7 +116,7 @@ def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> Sh
     network.hold_rotary(spec.longest)
     if ranks.tensor is not None:
         network.added = parallelize(module, ranks.tensor)
-    network.shard(computes_low(spec), dict(spec.dims))
+    network.shard(computes_low(spec))
     network.fill(spec)
     network.root(network.try_out)
     return network

@@ -17,7 +17,6 @@ class TrainerSettings(local.TrainerSettings):
 
     shard: Literal["full", "none"] = "full"  # none keeps the whole model on each rank (data parallel): faster, if it fits
     tensor_parallel: Annotated[int, Ge(1)] = 1  # adjacent ranks that share each matrix product; more fits wider layers, and talks more
-    match_sampler: bool = True  # shard weights along the dimension that a tensor-parallel sampler on the same ranks cuts: a sync moves less
 
     def __post_init__(self) -> None:
         """Raises PlanError for what does not go together, so that it is said before anything starts."""

@@ -39,7 +39,7 @@ class Trainer(local.Trainer):
         full = settings.shard == "full"
         divided = ("weights", "adapters", "gradient", "optimizer") if full else ()
         return replace(super().capabilities(settings, device), tensor=settings.tensor_parallel, collective=True, live=False,
-                       divided=divided, matches_sampler=settings.match_sampler and full)
+                       divided=divided)
 
     def _network(self) -> Network:
         return load_sharded(self.spec, self.settings, self.ranks) if self.ranks is not None else super()._network()

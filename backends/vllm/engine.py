@@ -53,7 +53,7 @@ class VllmEngine:
     """One rank's worker of an engine."""
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
-        self.seat = EngineRank.taken(settings.tensor_parallel, spec.outer)
+        self.seat = EngineRank.taken(settings.tensor_parallel)
         with prepared(spec.device, **self.seat.variables(spec.device)):
             self.vllm = imported(spec.device)
             keep_groups()
@@ -62,8 +62,7 @@ class VllmEngine:
                 leave_memory()
                 keep_weights_live()
                 self.seat.name_segments()
-            with self.seat.grouping():
-                self.llm = self._started(spec, settings)
+            self.llm = self._started(spec, settings)
         self.seat.drop_segments()
         self.seat.check_group()
         self.direct = live(self.module)

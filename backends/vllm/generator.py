@@ -38,8 +38,8 @@ HOTTEST = 2.0  # and refuses more
 class Generator:
     """Samples responses; whoever trains the model sends its weights with ``receive``.
 
-    With ``tensor_parallel`` above 1 that many ranks share an engine and are called with the same rows: adjacent ones, or of n engines every
-    n-th (``ModelSpec.outer``). Other ranks of the pool have engines that know nothing of this one: they may sample when it does not.
+    With ``tensor_parallel`` above 1 that many ranks share an engine and are called with the same rows: adjacent ones. Other ranks of the
+    pool have engines that know nothing of this one: they may sample when it does not.
     """
 
     Settings = GeneratorSettings
@@ -60,7 +60,7 @@ class Generator:
         """What it can do. Parts move on a GPU alone, with ``sleep_mode``: on a CPU vLLM frees nothing."""
         return Capabilities(
             tensor=settings.tensor_parallel, float64=False, movable=tuple(TAGS) if settings.sleep_mode and device != "cpu" else (),
-            temperatures=(COLDEST, HOTTEST), rank_order=settings.rank_order, longest=settings.max_model_len,
+            temperatures=(COLDEST, HOTTEST), longest=settings.max_model_len,
             cache_bytes=settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0),  # 0: what is left of a GPU
         )
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import importlib
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +21,16 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class EngineRank:
-    """This rank among those of the pool. Of n engines, which know nothing of each other, engine k is shared by the ranks
-    [k·size, (k+1)·size), or with ``outer`` by k, k + n, k + 2n, … Their parts of the model are in this order."""
+    """This rank among those of the pool. Of several engines, which know nothing of each other, engine k is shared by the ranks
+    [k·size, (k+1)·size). Their parts of the model are in this order."""
 
     rank: int  # of this process in its pool
     ranks: int  # of the pool
     size: int  # ranks that share an engine
-    outer: bool  # whether these are not adjacent
     run: str  # the same on all ranks of the pool, and of no other
 
     @staticmethod
-    def taken(size: int, outer: bool = False) -> EngineRank:
+    def taken(size: int) -> EngineRank:
         """This rank's place among the ranks of torch's default group; every rank of the pool has to call it. Raises PlanError where
         engines of that size do not fill the pool."""
         grouped = dist.is_available() and dist.is_initialized()
@@ -43,7 +40,7 @@ class EngineRank:
                                found=f"--tensor_parallel {size}", expected="a number that divides the ranks of the pool",
                                remedy="change --pools or --ROLE.tensor_parallel")
         name = secrets.token_hex(8)
-        return EngineRank(rank, ranks, size, outer, exchange(name, TEXT)[0] if ranks > 1 else name)
+        return EngineRank(rank, ranks, size, exchange(name, TEXT)[0] if ranks > 1 else name)
 
     @property
     def launcher(self) -> str:
@@ -57,38 +54,14 @@ class EngineRank:
         index = torch.cuda.current_device() if device == "cuda" else self.rank
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
 
-    @contextlib.contextmanager
-    def grouping(self) -> Iterator[None]:
-        """A time in which vLLM makes its groups, which it would make of adjacent ranks, of those that share an engine here. A process has
-        one set of them: an engine that finds them there takes them as they are, and is refused by ``check_group``."""
-        state = _state()
-        original = state.init_model_parallel_group
-
-        def of_engines(groups: list[list[int]], *args: Any, **known: Any) -> Any:
-            return original([[self._nth(number) for number in group] for group in groups], *args, **known)
-
-        state.init_model_parallel_group = of_engines
-        try:
-            yield
-        finally:
-            state.init_model_parallel_group = original
-
-    @property
-    def engines(self) -> list[list[int]]:
-        """The ranks of each engine of the pool."""
-        return [[self._nth(first + part) for part in range(self.size)] for first in range(0, self.ranks, self.size)]
-
-    def _nth(self, number: int) -> int:
-        """The rank that comes at this place when engine follows engine."""
-        engine, part = divmod(number, self.size)
-        return engine + part * (self.ranks // self.size) if self.outer else number
-
     def check_group(self) -> None:
-        """Raises PlanError where this process shared an engine before, with other ranks."""
-        grouped, own = _state().get_tp_group().ranks, next(ranks for ranks in self.engines if self.rank in ranks)
+        """Raises PlanError where this process shared an engine before, with other ranks: a process has one set of groups, which vLLM takes
+        as it finds them."""
+        first = self.rank - self.rank % self.size
+        grouped, own = _state().get_tp_group().ranks, list(range(first, first + self.size))
         if grouped != own:
             raise PlanError.of("rank-order", "vLLM shares all engines of a process with the same ranks", found=f"one of ranks {grouped}",
-                               expected=f"ranks {own}", remedy="one --ROLE.generator.rank_order for all roles of the pool")
+                               expected=f"ranks {own}", remedy="one --ROLE.generator.tensor_parallel for all roles of the pool")
 
     def name_segments(self) -> None:
         """Let this pool's engines share memory under names of their own. vLLM names it by ranks alone, so that two pools on a machine,

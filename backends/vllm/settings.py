@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
@@ -13,7 +13,6 @@ class GeneratorSettings:
     """The engine of one rank, or of the ranks that share one."""
 
     tensor_parallel: Annotated[int, Ge(1)] = 1  # ranks of the pool that share one engine, each with a part of every weight
-    rank_order: Literal["auto", "inner", "outer"] = "auto"  # n engines have adjacent ranks, or every n-th (outer); auto: what syncs less
     kv_cache_memory_bytes: Annotated[int, Ge(0)] = 0  # key-value cache; more rows at once; 0: 256 MiB on a CPU, else what is left of a GPU
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.5  # share of a GPU's memory that the engine takes, cache and weights
     max_model_len: Annotated[int, Ge(0)] = 0  # tokens of the longest row, prompt included; 0: what the model knows and the cache holds

@@ -178,7 +178,6 @@ def weights(explanation: Explanation) -> Iterator[str]:
             yield f"  {TRANSPORTS[each.transport]}; a transfer takes at most {decimal(each.extra)} on a rank beside the model"
         elif each.bytes is not None:
             yield "  whole tensors, through Ray's object store"
-        yield from (f"  {line}" for line in each.advice)
 
 
 def together(explanation: Explanation) -> Iterator[str]:

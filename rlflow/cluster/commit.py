@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.rpc.tensors import unpack_tensors
 from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
-from rlflow.compiler.placement import Placement
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
 
@@ -69,10 +68,6 @@ class Commit:
 class WorkerFleet(Protocol):
     """All workers of a run, as far as recovery is concerned."""
 
-    @property
-    def placement(self) -> Placement:
-        """How halves lie on pools now."""
-
     def found(self, seconds: float) -> Death | None:
         """The death of a worker, waited for at most so many seconds; None where none is known by then."""
 
@@ -125,9 +120,7 @@ class Workers:
         """Start the pool of a dead worker anew. Gives the names of the pools that were started."""
         if self.ahead is not None:
             self.ahead.drop()
-        names = self.fleet.restart(death.pool)
-        self.engine.placement = self.fleet.placement  # they may be on other machines
-        return names
+        return self.fleet.restart(death.pool)
 
     def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(role, state of its trainer) of a complete commit, which needs no worker. Raises RemoteError for a copy that is gone."""

@@ -1,9 +1,9 @@
-"""All workers of a run: their pools, the placement of these, and the health monitor. A pool whose workers are gone is started anew."""
+"""All workers of a run: their pools, and the health monitor. A pool whose workers are gone is started anew."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
-from rlflow.compiler.placement import Placement
 from rlflow.processes.watchdog import private
 
 BUSY_SECONDS = 30.0  # how long a pool may go on with calls that nobody waits for, before it is started anew too
@@ -38,8 +37,6 @@ class Fleet:
     heartbeat: float  # seconds without a heartbeat after which a worker is killed; 0: never
     loading: float  # seconds that loading models may take
     roles: Mapping[str, str]  # pool → its roles, for messages
-    placement: Placement  # how halves lie on pools now
-    placed: Callable[[Collection[str]], Placement]  # the placement where these pools are on several machines
     controllers: Controllers = field(default_factory=Controllers)
     waiting: float = launch.PLACED_SECONDS  # how long a pool may wait for room in the cluster
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
@@ -63,9 +60,7 @@ class Fleet:
         launch.wait_for_room({name: self.groups[name] for name in names}, self.waiting)
         self._remove_rendezvous_folders(names)
         self.rendezvous_points |= launch.rendezvous_points({name: self.groups[name] for name in names}, self.folder)
-        self.placement = self.placed(launch.apart(self.groups))
-        setups = {name: [replace(setup, rendezvous=self.rendezvous_points[name], placement=self.placement) for setup in self.setups[name]]
-                for name in names}
+        setups = {name: [replace(setup, rendezvous=self.rendezvous_points[name]) for setup in self.setups[name]] for name in names}
         for name, pool in launch.make_workers(setups, self.groups, self.starting).items():
             self.pools[name].take_over(pool)
         launch.wait_for_models((self.pools[name] for name in names), self.loading, self.controllers)

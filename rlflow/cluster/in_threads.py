@@ -16,7 +16,6 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker, own_thread
-from rlflow.compiler.placement import Placement
 from rlflow.errors import PlanError, RemoteError
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ class ThreadFleet:
 
     flow: Flow
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
-    placement: Placement
     loading: float  # seconds that loading models may take
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
 

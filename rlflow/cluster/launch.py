@@ -328,11 +328,6 @@ def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dic
     return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
 
 
-def apart(groups: Mapping[str, PlacementGroup]) -> set[str]:
-    """The pools that are on several machines."""
-    return {pool for pool, group in groups.items() if _is_apart(group)}
-
-
 def _is_apart(group: PlacementGroup) -> bool:
     return len(set(nodes_of(group).values())) > 1
 

@@ -78,11 +78,8 @@ class Worker:
         used = {node.role for node in used_nodes(graph)}
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
-        dims = {name: setup.placement.parallelism(name, "trainer").dims for name in roles}
-        outer = [name for name in roles if setup.placement.parallelism(name, "generator").outer]
         keeper = MemoryMover(setup.course)
-        models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer,
-                             self.group)
+        models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, self.group)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name, self.program.weighed) for name in judges}
         options = setup.config.options
@@ -334,9 +331,9 @@ class Worker:
             run = f"{Path(self.setup.rendezvous).parent.name}-{role}"
             self.same_rank_transfers[role] = SameRankTransfer(model, options.weights, run, device_of(options.device), options.verify_every)
         if role in self.same_rank_transfers:
-            metrics, parallelism = self.same_rank_transfers[role](version), self.setup.placement.parallelism(role, "generator")
+            metrics = self.same_rank_transfers[role](version)
             model.sampled_version = version
-            return metrics | ({"order": parallelism.order} if parallelism.tensor > 1 else {})
+            return metrics
         model.synchronise()
         return {}
 

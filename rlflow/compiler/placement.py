@@ -22,18 +22,10 @@ class Parallel:
 
     tensor: int = 1  # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
     collective: bool = False  # every rank takes part in every call, since each holds a part of the weights
-    dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension) of tensors that a trainer shards along another dimension than the first
-    outer: bool = False  # of n tensor-parallel groups the k-th has the ranks k, k+n, k+2n, …; else its ranks are adjacent
-
-    @property
-    def order(self) -> str:
-        """The name of the order of ranks, as backends' ``rank_order`` has it."""
-        return "outer" if self.outer else "inner"
 
     def teams(self, ranks: int) -> list[range]:
-        """The ranks of each tensor-parallel group, of a pool of ``ranks``."""
-        count = ranks // self.tensor
-        return [range(k, ranks, count) if self.outer else range(k * self.tensor, (k + 1) * self.tensor) for k in range(count)]
+        """The ranks of each tensor-parallel group, of a pool of ``ranks``: adjacent ones."""
+        return [range(first, first + self.tensor) for first in range(0, ranks, self.tensor)]
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,6 @@ class ModelFootprint:
     copied: bool = False  # whether the optimizer has a float32 copy of its own of what learns
     flat: bool = False  # whether the trainer divides flattened tensors
     tensor: int = 1  # ranks that cut the trainer's tensors for tensor parallelism, before they are divided
-    dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension) of tensors that are cut along another dimension than the first
-    outer: bool = False  # whether the ranks that share a generator are not adjacent
     lent: bool = False  # whether the generator samples with the trainer's weights
 
     @property

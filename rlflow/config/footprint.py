@@ -22,13 +22,11 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
         return ModelFootprint(None)
     placed = placement is not None and name in placement.trainers
     ranks = placement.pools[placement.trainers[name]] if placement is not None and placed else 1
-    dims = placement.parallelism(name, "trainer").dims if placement is not None and placed else ()
-    outer = placement is not None and placement.parallelism(name, "generator").outer
     return ModelFootprint(
         facts(role.folder), role.use.head, role.use.trained, dtype, lora=trainer.settings.lora if role.use.trained else 0,
         attention=trainer.settings.lora_targets == "attention", batch_tokens=generator.can.batch_tokens, shares=ranks,
         divided=trainer.can.divided, sampler_shares=generator.can.tensor, cache_bytes=generator.can.cache_bytes,
-        copied=trainer.can.copied, flat=trainer.can.flat, tensor=trainer.can.tensor, dims=dims, outer=outer,
+        copied=trainer.can.copied, flat=trainer.can.flat, tensor=trainer.can.tensor,
     )
 
 

@@ -2,61 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlflow.compiler.graph.model import HALVES, Graph, Op
 from rlflow.compiler.placement import Parallel, Placement
 from rlflow.compiler.trace.compile import used_nodes
-from rlflow.config.options import Options
-from rlflow.config.roles.roles import BoundHalf, Roles
+from rlflow.config.roles.roles import Roles
 from rlflow.errors import PlanError, Problem
-from rlflow.runs.layout_choice import Matched, choose_layouts
 
 
-def with_parallelism(
-    placement: Placement | None, graph: Graph, roles: Roles, options: Options, adjacent: Collection[str] = ()
-) -> Placement | None:
-    """Add to a placement how each half is distributed over its pool; None for one process. ``adjacent``: pools whose tensor-parallel
-    generators have adjacent ranks, as those on several machines. Raises PlanError where it does not fit."""
-    placement = replace(placement, parallel={}) if placement is not None else None  # layouts are chosen as if there were none
+def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
+    """Add to a placement how each half is distributed over its pool; None for one process. Raises PlanError where it does not fit."""
     pools = placement.pools if placement is not None else {}
     halves: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
     for name, role in roles.items():
-        chosen = choose_layouts(role, options, placement, adjacent)
         for half in HALVES:
             pool = (placement.trainers if half == "trainer" else placement.generators).get(name) if placement is not None else None
             if placement is None or pool is not None:
-                how = halves[name, half] = parallelism(role.half(half), chosen)
+                can = role.half(half).can
+                how = halves[name, half] = Parallel(can.tensor, can.collective)
                 problems += _unfit(name, half, how, pool, pools)
-                problems += _not_adjacent(name, pool, adjacent) if how.outer else ()
     problems += [*_lone_stages(graph, halves), *_lone_changes(graph, placement)]
     if problems:
         raise PlanError(*problems)
-    if placement is not None and (mixed := _mixed(placement, halves)):
-        return with_parallelism(placement, graph, roles, options, {*adjacent, *mixed})
     return replace(placement, parallel={key: how for key, how in halves.items() if how != Parallel()}) if placement is not None else None
-
-
-def parallelism(half: BoundHalf, chosen: Matched) -> Parallel:
-    """How a half is distributed: what its backend declares, and the layout that was chosen for it beside the other half."""
-    return Parallel(half.can.tensor, half.can.collective, chosen.dims if half.half == "trainer" else (),
-                    chosen.outer and half.half == "generator")
-
-
-def _mixed(placement: Placement, halves: Mapping[tuple[str, str], Parallel]) -> set[str]:
-    """Pools whose tensor-parallel generators would have their ranks in different orders: they share processes, and these have one."""
-    together = {role: pool for role, pool in placement.generators.items() if halves[role, "generator"].tensor > 1}
-    orders = {(pool, halves[role, "generator"].outer) for role, pool in together.items()}
-    return {pool for pool, outer in orders if outer and (pool, False) in orders}
-
-
-def _not_adjacent(role: str, pool: str | None, adjacent: Collection[str]) -> Iterator[Problem]:
-    if pool in adjacent:
-        yield Problem("rank-order", f"ranks of pool '{pool}' that sample for role '{role}' together have to be adjacent",
-                      found=f"--{role}.generator.rank_order outer", remedy=f"--{role}.generator.rank_order auto",
-                      expected="a pool on one machine, on which all tensor-parallel samplers lie alike")
 
 
 def _unfit(role: str, half: str, how: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:

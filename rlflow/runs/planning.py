@@ -7,7 +7,7 @@ only when the data are open: ``place_roles`` before, ``make_plan`` after.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -176,7 +176,7 @@ def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[
         problems = [*share_problems(placement, shared_kind(options.pools), options), *thread_problems(placement, roles, options)]
         if problems:
             raise PlanError(*problems)
-    return with_parallelism(placement, program.graph, roles, options)
+    return with_parallelism(placement, program.graph, roles)
 
 
 def share_problems(placement: Placement, kind: str, options: Options) -> Iterator[Problem]:
@@ -218,16 +218,8 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
     placement = placed.placement
     if placement is not None and unneeded and placed.undecided is None:
         generators = {role: pool for role, pool in placement.generators.items() if role != placed.evaluated}
-        placement = with_parallelism(replace(placement, generators=generators), program.graph, placed.roles, placed.options)
+        placement = with_parallelism(replace(placement, generators=generators), program.graph, placed.roles)
     return replace(placed, placement=placement, evaluated=None, undecided=None)
-
-
-def place_across_machines(placed: PlacedRoles, program: Program, spread: Collection[str]) -> PlacedRoles:
-    """Choose layouts for pools of which some are on several machines. ``spread``: their names. Raises PlanError where the backends
-    cannot do it."""
-    if not spread:
-        return placed
-    return replace(placed, placement=with_parallelism(placed.placement, program.graph, placed.roles, placed.options, spread))
 
 
 def make_plan(program: Program, placed: PlacedRoles) -> Plan:

@@ -84,7 +84,7 @@ def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: Engin
     with ExitStack() as started:
         threads = threads_of_rank(options, placement)
         there = setups.of_pools(placement, threads, dict.fromkeys(placement.pools, ""), plan.residency)
-        fleet = ThreadFleet(plan.program.flow, there, placement, options.load_timeout)
+        fleet = ThreadFleet(plan.program.flow, there, options.load_timeout)
         started.callback(fleet.stop)
         fleet.start()
         return runtime(plan, options, inputs, fleet, fleet.pools, started)
@@ -95,7 +95,7 @@ def runtime(
 ) -> Runtime:
     """Make what a run needs of pools that are up. ``started``: what ends them, which goes over to the runtime."""
     engine = engine_of(plan, options, inputs, pools)
-    lanes = Lanes(room_of(fleet.placement))
+    lanes = Lanes(room_of(plan.placement))
     started.callback(lanes.close)
     ahead = None
     if options.staleness:

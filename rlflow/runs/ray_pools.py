@@ -21,7 +21,7 @@ from rlflow.config.roles.roles import Roles
 from rlflow.processes.watchdog import private
 from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.runs.context import EngineInputs, Runtime
-from rlflow.runs.planning import PlacedRoles, make_plan, place_across_machines
+from rlflow.runs.planning import PlacedRoles
 from rlflow.runs.pools import WorkerSetups, roles_of, runtime, threads_of_rank
 
 
@@ -37,17 +37,11 @@ def on_ray(
         threads = threads_of_rank(options, _on(placed))
         starting = WorkerStart(threads, _forking(placed, folder, threads))
         groups, controllers = _room(placed, plan.graph.changed_roles, folder, starting, started, watchdog, note)
-        if spread := launch.apart(groups):
-            plan = make_plan(plan.program, place_across_machines(placed, plan.program, spread))
-        placement = plan.placement or _on(placed)
+        placement = _on(placed)
         rendezvous_points = launch.rendezvous_points(groups, folder)
         ranks = setups.of_pools(placement, threads, rendezvous_points, plan.residency)
-
-        def placement_on(spread: Collection[str]) -> Placement:
-            return _on(place_across_machines(placed, plan.program, spread))
-
         fleet = Fleet(folder, ranks, groups, rendezvous_points, starting, options.heartbeat, options.load_timeout,
-                      roles_of(placement), placement, placement_on, controllers, options.wait_for_nodes)  # fmt: skip
+                      roles_of(placement), controllers, options.wait_for_nodes)  # fmt: skip
         started.callback(fleet.stop)
         who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")

@@ -38,9 +38,6 @@ class ModelSpec:
     dtype: str = "float32"  # of weights and arithmetic
     seed: int = 0  # of a new head's weights
     updates: int = 0  # optimizer steps expected over the run, for schedules that end; 0: unknown
-    #: (tensor, dimension) for tensors that a sharding trainer should cut along another dimension than the first
-    dims: tuple[tuple[str, int], ...] = ()
-    outer: bool = False  # whether the ranks of a generator that share a model are not adjacent: of n such groups each has every n-th
     #: tokens of the longest row that can come, by which rotary frequencies are chosen; 0: as many as the model has positions
     longest: int = 0
     group: Any = None  # torch's group of the ranks, where they are threads of one process; None: torch's default group, if there is one
@@ -64,10 +61,8 @@ class Capabilities:
     divided: tuple[str, ...] | None = None  # parts of its memory that ranks divide; None: nothing is known of its memory
     copied: bool = False  # its optimizer has weights of its own in addition to the model's
     flat: bool = False  # it divides flattened tensors
-    matches_sampler: bool = False  # it shards whole tensors, and cuts them as the sampler on the same ranks
     # of a generator
     temperatures: tuple[float, float] = (0.0, math.inf)  # lowest above 0 and highest that it samples at
-    rank_order: str = "inner"  # ranks that share a model: adjacent ones (inner), of n models every n-th (outer), or auto
     batch_tokens: int = 0  # tokens that it takes at once; 0: all
     longest: int = 0  # tokens of a row that it takes at most; 0: as many as its model
     cache_bytes: int = 0  # of its cache, if settings say how large it is
@@ -186,8 +181,7 @@ class ShowsPieces(Protocol):
 
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains. One with the ``rank_order`` auto or outer takes ranks that are not adjacent if
-    ``ModelSpec.outer`` says so."""
+    """Samples from a model that someone else trains."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 

@@ -6,7 +6,7 @@ from rlflow.backends import fsdp, local
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
-CHECKS = {2: ("frozen", "experts", "low", "split_heads", "sleep_frees_part_by_part", "matched", "unsplit"), 4: ("uneven", "both_ways")}
+CHECKS = {2: ("frozen", "experts", "low", "split_heads", "sleep_frees_part_by_part", "unsplit"), 4: ("uneven", "both_ways")}
 
 
 @pytest.mark.slow

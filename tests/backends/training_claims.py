@@ -115,9 +115,9 @@ def check_same(found, expected):
 class Subject:
     """A trainer of the backend, called with this rank's rows, and the local one, with all."""
 
-    def __init__(self, ground: Ground, case: str, head="logprobs", trained=True, dtype="float32", dims=(), **settings):
+    def __init__(self, ground: Ground, case: str, head="logprobs", trained=True, dtype="float32", **settings):
         self.ground, self.folder = ground, ground.models / case.split()[0]
-        self.spec = ModelSpec(self.folder, head, trained, dtype=dtype, seed=5, dims=dims)
+        self.spec = ModelSpec(self.folder, head, trained, dtype=dtype, seed=5)
         self.long = case.endswith(" long")
         self.rows, self.steps = (long_rows(), LONG_STEPS) if self.long else (rows(), STEPS)
         self.settings, self.grouped = SETTINGS | settings, head == "scores"

@@ -20,7 +20,6 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.threads import ThreadTransport
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
-from rlflow.compiler.placement import Placement
 from rlflow.errors import Dead, RemoteError, StageError
 from rlflow.processes.process import Process
 
@@ -60,15 +59,11 @@ def test_an_error_is_followed_to_what_it_came_of():
     assert chain(None) == []
 
 
-def placement(name):
-    return Placement({name: 1})
-
-
 @pytest.fixture
 def workers():
     """Of a fleet without pools."""
-    fleet = Fleet(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {}, placement("before"), lambda apart: placement("after"))
-    engine = SimpleNamespace(models={}, placement=fleet.placement, ran=lambda: [], traffic=lambda: {})
+    fleet = Fleet(Path("/nowhere"), {}, {}, {}, WorkerStart(1), 0.0, 1.0, {})
+    engine = SimpleNamespace(models={}, ran=lambda: [], traffic=lambda: {})
     return Workers(fleet, engine, ())
 
 
@@ -159,16 +154,14 @@ def test_roles_are_put_back_to_the_state_and_the_versions_of_the_commit(workers)
     assert (actor.version, ran) == (5, [({"next": 3}, {"rows": b"packed"}), True, True])
 
 
-def test_a_pool_that_is_started_anew_takes_what_was_sampled_ahead_along_and_may_lie_elsewhere(workers, monkeypatch):
+def test_a_pool_that_is_started_anew_takes_what_was_sampled_ahead_along(workers, monkeypatch):
     order, death = [], died(workers)
 
     def restart(pool):
         order.append(pool)
-        workers.fleet.placement = placement("after")
         return [pool]
 
     monkeypatch.setattr(workers.fleet, "restart", restart)
     workers.ahead = SimpleNamespace(drop=lambda: order.append("drop"))
     assert workers.restart(death) == ["all"]
     assert order == ["drop", "all"]
-    assert workers.engine.placement == placement("after")

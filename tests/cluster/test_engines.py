@@ -38,7 +38,7 @@ def check_truth(rows):
         assert row["canary/actor_max"] < 1e-4
 
 
-def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many_and_fewer_where_both_cut_alike(tmp_path, ray_address):
+def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_path, ray_address):
     """Two ranks of ZeRO with a whole sampler each go on as four of FSDP, of which two share one of vLLM's, and as one process."""
     result = rlflow.run("grpo", out=str(tmp_path), pools="all=2", ray_address=ray_address, **SMALL, **{"actor.trainer": "deepspeed"})
     rows = lines(result)
@@ -47,15 +47,13 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many_and_fe
     moved = json.loads((result.folder / "weights.json").read_text())
     assert 0 < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
     assert rows[0]["actor.update/steps"] >= 1
-    matched = fork(result.folder, {"iterations": 3, "pools": "all=4", "actor.trainer": "fsdp", "actor.generator": "vllm",
+    sharded = fork(result.folder, {"iterations": 3, "pools": "all=4", "actor.trainer": "fsdp", "actor.generator": "vllm",
                                    "actor.generator.tensor_parallel": 2, "out": str(tmp_path)}, Quiet())  # fmt: skip
-    assert 0 < apart(final(matched), final(result)) < 0.1
-    assert lines(matched)[-1]["canary/actor_max"] < 1e-4
-    assert lines(matched)[-1]["policy/mismatch_max"] < 1e-4
-    moved = json.loads((matched.folder / "weights.json").read_text())
-    assert moved["actor.sync/matched"] == sum(name.endswith(("o_proj.weight", "down_proj.weight")) for name in final(matched)) > 0
-    assert moved["actor.sync/order"] == "outer"
-    assert 0.24 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.26 * model  # adjacent ranks: half of it to some
+    assert 0 < apart(final(sharded), final(result)) < 0.1
+    assert lines(sharded)[-1]["canary/actor_max"] < 1e-4
+    assert lines(sharded)[-1]["policy/mismatch_max"] < 1e-4
+    moved = json.loads((sharded.folder / "weights.json").read_text())
+    assert 0.4 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model  # of half of it some ranks hold nothing
     moved_on = fork(result.folder, {"iterations": 3, "actor.trainer": "local", "pools": "",
                                     "out": str(tmp_path)}, Quiet())
     assert 0 < apart(final(moved_on), final(result)) < 0.1

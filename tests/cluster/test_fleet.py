@@ -9,7 +9,6 @@ from rlflow.cluster.health.controllers import RAYLET, Controllers
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.threads import ThreadTransport
-from rlflow.compiler.placement import Placement
 
 
 class Lines:
@@ -28,8 +27,7 @@ def fleet(tmp_path):
     (tmp_path / "train-1" / "meeting").touch()
     (tmp_path / "other").mkdir(mode=0o700)
     rendezvous_points = {"train": f"{tmp_path}/train-1/meeting", "rollout": "rollout-2/meeting"}
-    fleet = Fleet(tmp_path, {}, {}, rendezvous_points, WorkerStart(1), 3.0, 1.0, {}, Placement({"train": 1, "rollout": 1}),
-                  lambda apart: Placement({}))
+    fleet = Fleet(tmp_path, {}, {}, rendezvous_points, WorkerStart(1), 3.0, 1.0, {})
     fleet.pools |= {name: Pool(name, (), ThreadTransport()) for name in rendezvous_points}
     for pool in fleet.pools.values():
         pool.sockets = Lines()

@@ -10,7 +10,6 @@ import pytest
 
 import rlflow
 from rlflow import PlanError
-from rlflow.cluster import launch
 
 SMALL = {"backend": "null", "prompts": 6, "iterations": 2, "hp.samples": 2, "hp.max_tokens": 8}
 SECONDS = 120.0
@@ -47,12 +46,9 @@ def told(result):
 
 
 @pytest.mark.slow
-def test_a_pool_spans_two_nodes(tmp_path, two_nodes, monkeypatch):
-    told_apart, apart = [], launch.apart
-    monkeypatch.setattr(launch, "apart", lambda groups: told_apart.append(apart(groups)) or told_apart[-1])
+def test_a_pool_spans_two_nodes(tmp_path, two_nodes):
     here = told(rlflow.run("grpo", out=str(tmp_path / "here"), **SMALL))
     there = told(rlflow.run("grpo", out=str(tmp_path / "there"), pools="all=2", ray_address=two_nodes, **SMALL))
-    assert told_apart == [{"all"}]  # so that ranks that compute together are adjacent
     assert [line.keys() for line in there] == [line.keys() for line in here]
     for one, other in zip(here, there, strict=True):
         assert other == pytest.approx(one, rel=1e-6, nan_ok=True)

@@ -1,7 +1,7 @@
 """Scoring while rows are sampled, on pools: the same bits as without, and nothing hangs or stays when something ends early."""
 
-import json
 import contextlib
+import json
 import os
 import signal
 from pathlib import Path

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
-from rlflow.training.weight_sync.choices import cut_dims
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.handles import Handles
@@ -54,7 +53,6 @@ class SameRankTransfer:
         target = _joined(self.destinations.pieces)
         nodes = _nodes()
         self.resharder = self._resharder(make_plan(source, target, nodes), pieces, len(set(nodes)) == 1)
-        self.matched = sum(dim > 0 for dim in cut_dims(source).values())
         self._at = storages(pieces)
 
     def _resharder(self, plan: TransferPlan, pieces: Mapping[str, TensorViews], one_machine: bool) -> Resharder:
@@ -70,8 +68,7 @@ class SameRankTransfer:
     def __call__(self, version: int) -> dict[str, Any]:
         """Move the trainer's weights of this version to the generator. Gives metrics: ``inbound``, bytes that came from other ranks;
         ``bound``, the fewest bytes that any plan could move; ``extra``, most bytes that the transfer takes on a rank beside the model;
-        ``matched``, tensors that the trainer cuts along another dimension than the first; ``transport``, its name. Raises TransferError
-        where ranks do not hold what was planned."""
+        ``transport``, its name. Raises TransferError where ranks do not hold what was planned."""
         if storages(self.trainer.pieces()) != self._at:  # on all ranks alike: other tensors hold the weights now
             self.resharder.close()
             self._bind()
@@ -81,7 +78,7 @@ class SameRankTransfer:
         stats, rank = self.resharder.plan.stats, self.resharder.rank
         transport = self.resharder.transport.name
         return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "extra": float(stats.extra(transport)),
-                "matched": self.matched, "transport": transport}
+                "transport": transport}
 
     def close(self) -> None:
         """Free the buffers."""

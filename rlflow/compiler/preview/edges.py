@@ -10,7 +10,7 @@ from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.layouts import Layouts, RowLayout, alike, on_one_rank
 from rlflow.compiler.preview.sizes import Sizes, setting
-from rlflow.compiler.preview.transfers import passage, savings, transfer
+from rlflow.compiler.preview.transfers import passage, transfer
 from rlflow.compiler.sizes import ModelFootprint
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.training.weight_sync.plan import TransferPlan as Transfer
@@ -41,7 +41,6 @@ class WeightEdge:
     to_pool: str  # of the generator
     bytes: int | None  # over all ranks; None where the number of parameters is not known
     each: int | None = None  # by a plan, the most bytes that a rank receives, below which no plan can go
-    advice: tuple[str, ...] = ()  # what is done, or would do, to move less
     transport: str = "whole"  # ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``
     extra: int | None = None  # by a plan, the most bytes that a transfer takes on a rank beside the model
 
@@ -119,7 +118,7 @@ def weights(graph: Graph, placement: Placement, models: Mapping[str, ModelFootpr
         if (plan := _planned(footprint, ranks, source, target)) is not None and transport != "gather":
             inbound = plan.stats.inbound
             yield replace(moved, bytes=int(inbound.sum()), each=int(inbound.max(initial=0)), transport=transport,
-                          advice=savings(footprint, ranks[target]) if source == target else (), extra=plan.stats.extra(transport))
+                          extra=plan.stats.extra(transport))
         elif target != source:
             yield replace(moved, bytes=None if footprint.weight_bytes is None else footprint.weight_bytes * ranks[target])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlflow.author.settings import fields
@@ -15,7 +15,6 @@ from rlflow.training.protocols import ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Halves]
 Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
-Dims = Mapping[str, tuple[tuple[str, int], ...]]  # by role the tensors that are sharded along another dimension than the first, and which
 
 
 def needed(role: BoundRole) -> Halves:
@@ -29,16 +28,16 @@ def nothing(role: str, half: str, model: Any) -> None:
 
 def make_models(
     roles: Iterable[BoundRole], options: Options, device: str, updates: Mapping[str, int], placed: Placed = needed,
-    loaded: Loaded = nothing, dims: Dims | None = None, outer: Collection[str] = (), group: Any = None,
+    loaded: Loaded = nothing, group: Any = None,
 ) -> dict[str, Model]:
     """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``: optimizer steps of each role over
-    the run; ``outer``: roles of whose generator ranks that are not adjacent share a model; ``group``: as in ``ModelSpec``."""
+    the run; ``group``: as in ``ModelSpec``."""
     keep_whole_products(device, options.dtype)
     models = {}
     for role in roles:
         use = role.use
         spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
-                         (dims or {}).get(use.name, ()), use.name in outer, options.longest_row, group, ends(role))
+                         options.longest_row, group, ends(role))
         model = models[use.name] = Model()
         for half, wanted in zip(role.halves, placed(role), strict=True):
             if wanted:

@@ -14,13 +14,12 @@ Names and coordinates are those of the Hugging Face checkpoint, whatever engine 
     boxes       which elements: half-open ranges per dimension
     layout      which rank holds which boxes of which tensor; the layouts that follow from shapes alone (``kinds``)
     planner     every missing byte from exactly one rank, in bounded buckets; ``plan`` is the result, with its statistics
-    choices     layouts of trainer and sampler that save bytes, and why, in words
     shards      pieces of live tensors: plain, DTensor, ZeRO-3
     trace       where an engine's own ``load_weights`` puts what it is given; ``proof`` compares with the engine's full reload
     transport   all-to-all over a torch group; ``segment`` shared memory of one machine; ``handles`` that of its GPUs
     execute     a plan at work on one rank
     digest      sums over elements that no layout changes
 
-``boxes``, ``layout``, ``kinds``, ``planner``, ``plan`` and ``choices`` need no torch. A transport of another kind fulfils
+``boxes``, ``layout``, ``kinds``, ``planner`` and ``plan`` need no torch. A transport of another kind fulfils
 ``transport.Transport``, or moves what ``Resharder.pack`` gives to where ``Resharder.unpack`` takes it.
 """

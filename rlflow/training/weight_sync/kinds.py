@@ -70,7 +70,6 @@ def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
     return 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
 
 
-def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int, *, outer: bool = False, dim: Dim = row_parallel) -> WeightLayout:
-    """``ranks / size`` replicas of a model cut in ``size``. outer: the ranks of one cut are neighbours, not those of one replica."""
-    copies = ranks // size
-    return sharded(shapes, dtype, [Cut([rank // copies if outer else rank % size for rank in range(ranks)], size, dim)])
+def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int) -> WeightLayout:
+    """``ranks / size`` replicas of a model cut in ``size``, each on adjacent ranks."""
+    return sharded(shapes, dtype, [Cut([rank % size for rank in range(ranks)], size, row_parallel)])

@@ -12,7 +12,7 @@ from rlflow.training.weight_sync.kinds import tensor_parallel
 @st.composite
 def lying_splits(draw):
     """Rows over ranks, and how a half lies on them."""
-    parallel = Parallel(draw(st.integers(1, 4)), draw(st.booleans()), outer=draw(st.booleans()))
+    parallel = Parallel(draw(st.integers(1, 4)), draw(st.booleans()))
     ranks = draw(st.integers(1, 3)) * parallel.tensor
     owner = torch.tensor(draw(st.lists(st.integers(0, ranks - 1), max_size=30)), dtype=torch.int64)
     return [(owner == rank).nonzero()[:, 0] for rank in range(ranks)], parallel
@@ -42,12 +42,9 @@ def test_a_team_keeps_the_rows_of_its_ranks(case):
 
 
 @given(st.integers(1, 5), st.integers(1, 5))
-def test_teams_of_both_orders_take_every_rank_once_and_have_the_parts_of_the_layouts_of_a_plan(size, count):
+def test_teams_take_every_rank_once_and_have_the_parts_of_the_layouts_of_a_plan(size, count):
     ranks, shapes = size * count, {"q_proj.weight": (size, 3)}
-    for outer in (False, True):
-        made = Parallel(size, outer=outer).teams(ranks)
-        assert sorted(rank for team in made for rank in team) == list(range(ranks))
-        spread = tensor_parallel(shapes, "float32", size, ranks, outer=outer).tensors["q_proj.weight"]
-        assert all(spread.boxes[rank] == (((part, part + 1), (0, 3)),) for team in made for part, rank in enumerate(team))
-    assert Parallel(size).teams(ranks) == [range(k * size, (k + 1) * size) for k in range(count)]
-    assert Parallel(2, outer=True).teams(6) == [range(0, 6, 3), range(1, 6, 3), range(2, 6, 3)]
+    made = Parallel(size).teams(ranks)
+    assert made == [range(k * size, (k + 1) * size) for k in range(count)]
+    spread = tensor_parallel(shapes, "float32", size, ranks).tensors["q_proj.weight"]
+    assert all(spread.boxes[rank] == (((part, part + 1), (0, 3)),) for team in made for part, rank in enumerate(team))

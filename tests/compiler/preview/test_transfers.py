@@ -37,58 +37,26 @@ def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts
         assert 0 < moved.extra <= {"segment": 2, "store": 3, "frozen": 2}[transport] * 0.51 * whole
 
 
-def test_on_one_pool_the_trainer_is_cut_as_the_sampler_unless_it_is_told_not_to(planned_as):
-    [cut], [plain] = (planned_as(f"{LINE} --pools all=2 {flags}").weights for flags in ("", "--actor.match_sampler false"))
-    assert cut.each < 0.01 * plain.each
-    assert cut.advice[0] == "so that a transfer brings 2.12 KiB to the rank that receives most, not 266.12 KiB:"
-    assert "the trainer shards 4 of 24 tensors" in cut.advice[1]
-    assert plain.advice[0].startswith("a transfer can bring 2.12 KiB")
-    [apart] = planned_as(f"{LINE} {TWO}").weights
-    assert apart.advice == ()
-
-
 @pytest.mark.parametrize(("flags", "transport", "says"), [
     ("", "segment", "by shared memory"), ("--device cuda", "handles", "by shared handles"),
     ("--device cuda --weights segment", "handles", "by shared handles"), ("--device cuda --weights alltoall", "alltoall", "by all-to-all"),
     ("--device cuda --ray-address auto", "alltoall", "by all-to-all"),
 ])  # fmt: skip
 def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_gpus(planned_as, flags, transport, says):
-    found = planned_as(f"{LINE} --pools all=2 --actor.match_sampler false {flags}")
+    found = planned_as(f"{LINE} --pools all=2 {flags}")
     [moved] = found.weights
     assert (moved.transport, moved.extra) == (transport, (4 if transport == "alltoall" else 2) * moved.each)
     assert f"  {says}; a transfer takes at most {decimal(moved.extra)} on a rank beside the model" in weights(found)
 
 
-def test_on_more_ranks_than_a_replica_has_those_with_the_same_part_are_side_by_side(planned_as):
-    """Where that moves less, and nobody says otherwise; what trains is cut to go with it."""
-    line = f"{LINE} --pools all=4"
-    [outer], [inner] = (planned_as(f"{line} {flags}").weights for flags in ("", "--actor.generator.rank_order inner"))
-    assert (outer.each, outer.bytes) == (min(outer.each, inner.each), min(outer.bytes, inner.bytes)) != (inner.each, inner.bytes)
-    beside = "  on one machine rank r of the sampler has part r // 2 of 2, not r % 2: ranks with the same part are side by side"
-    assert outer.advice[0].startswith("so that a transfer brings ")
-    assert inner.advice[0].startswith("a transfer can bring ")
-    assert outer.advice[2] == inner.advice[2] == beside
-    [asked] = planned_as(f"{line} --actor.generator.rank_order outer").weights
-    assert asked == outer
-    [first] = planned_as(f"{line} --actor.match_sampler false").weights
-    assert outer.each < first.each < inner.each
-    [whole] = planned_as(f"{line} --weights gather").weights or [None]
-    assert whole is None
-
-
-def test_every_trainer_that_holds_parts_has_its_sampler_lie_as_moves_least(planned_as):
-    """ZeRO-3, and FSDP2 after tensor parallelism; one whose ranks hold all of it has nothing to save."""
-    for flags in ("--actor.trainer deepspeed", "--actor.trainer fsdp --actor.trainer.tensor_parallel 2"):
-        line = f"{LINE.replace('--actor.trainer fsdp', flags)} --pools all=4"
-        [chosen], *others = [planned_as(f"{line} --actor.generator.rank_order {order}").weights for order in ("auto", "inner", "outer")]
-        assert (chosen.each, chosen.bytes) == min((each.each, each.bytes) for [each] in others)
+def test_a_trainer_whose_ranks_hold_all_of_it_moves_nothing(planned_as):
     [held] = planned_as(f"{LINE.replace('fsdp', 'local')} --pools all=4").weights
-    assert (held.bytes, held.advice) == (0, ())
+    assert held.bytes == 0
 
 
 def test_zero_3_cuts_flattened_tensors_and_has_a_copy_of_what_learns(planned_as, facts):
     found = planned_as(f"{LINE.replace('fsdp', 'deepspeed')} --pools all=4")
-    target = tensor_parallel(facts.shapes, "float32", 2, 4, outer=True)
+    target = tensor_parallel(facts.shapes, "float32", 2, 4)
     assert found.weights[0].each == make_plan(flat(facts.shapes, "float32", 4), target).stats.inbound.max()
     held = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
     assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a fourth of them
