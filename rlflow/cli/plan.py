@@ -79,9 +79,8 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
 def services(declared: Sequence[Service]) -> Iterator[str]:
     """A line for each service of the run."""
     for each in declared:
-        several = f", {each.replicas} processes behind one URL" if each.replicas > 1 else ""
-        gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)} each" if each.gpus else ""
-        yield f"{each.name}: {each.run}" + (", run by others" if each.external else f"{several}{gpus}")
+        gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)}" if each.gpus else ""
+        yield f"{each.name}: {each.run}" + (", run by others" if each.external else gpus)
 
 
 def shared_devices(explanation: Explanation) -> Iterator[str]:

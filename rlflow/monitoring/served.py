@@ -17,7 +17,7 @@ FILE, FOLDER = "services.json", "services"
 class ServedProcess:
     """One process of a service, or a service that others run."""
 
-    name: str  # of the service; of one of several replicas with its number
+    name: str  # of the service
     command: str  # with its port; the URL of a service that others run
     url: str  # at which it listens
     state: str  # starting, serving, silent, dead (and not started again), ended, or elsewhere: others run it

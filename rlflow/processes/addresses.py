@@ -1,4 +1,4 @@
-"""Where services listen: a free port of this machine's loopback for each process, and the URL that stands for each service."""
+"""Where services listen: a free port of this machine's loopback for each that the run starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ TRIES = 1000
 
 @dataclass(frozen=True)
 class Address:
-    """The addresses of a service."""
+    """The address of a service."""
 
     url: str  # that others ask
-    ports: tuple[int, ...] = ()  # at which each of its processes listens; none of a service that others run
-    front: int | None = None  # port at which the process that hands requests to replicas listens; None where there is one process alone
+    port: int = 0  # at which its process listens; 0 for a service that others run
 
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
@@ -35,9 +34,8 @@ def addresses(services: Iterable[Service]) -> dict[str, Address]:
 def _address(service: Service, used: set[int]) -> Address:
     if service.external:
         return Address(service.run.rstrip("/"))
-    ports = tuple(_free(used) for _ in range(service.replicas))
-    front = _free(used) if service.replicas > 1 else None
-    return Address(f"http://{LOOPBACK}:{front or ports[0]}", ports, front)
+    port = _free(used)
+    return Address(f"http://{LOOPBACK}:{port}", port)
 
 
 def _free(used: set[int]) -> int:

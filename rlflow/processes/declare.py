@@ -17,7 +17,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, listed, nearest
@@ -41,8 +41,7 @@ class ServiceSettings:
     wait: Annotated[float, Gt(0)] = 60.0  # seconds that it may take until then; for as long it may be silent and idle before it is ended
     delay: Annotated[float, Ge(0)] = 0.0  # seconds for which it goes on after a run that has ended well
     cpus: Annotated[int, Ge(1)] | None = None  # threads of its arithmetic; of a job's task its cores
-    gpus: Annotated[int, Ge(0)] = 0  # GPUs of each of its processes, which the run then has not
-    replicas: Annotated[int, Ge(1), Le(256)] = 1  # processes of the same command, behind one URL
+    gpus: Annotated[int, Ge(0)] = 0  # GPUs of its process, which the run then has not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +184,7 @@ def _check_run(service: Service) -> None:
     if service.external and (len(words) > 1 or not _askable(service.run)):
         raise PlanError.of("service-url", f"the URL of service '{service.name}' cannot be asked", expected="http://HOST:PORT, without a "
                            "user's name", found=service.run.partition("://")[0] + "://…@…" if "@" in service.run else service.run)
-    own = [name for name in ("delay", "cpus", "gpus", "replicas") if getattr(service, name) != getattr(ServiceSettings(), name)]
+    own = [name for name in ("delay", "cpus", "gpus") if getattr(service, name) != getattr(ServiceSettings(), name)]
     if service.external and own:
         raise PlanError.of("service-url", f"service '{service.name}' is run by others, who decide on its {own[0]}",
                            found=f"{flag}.{own[0]} beside a URL", expected=f"{flag}.health and {flag}.wait alone",

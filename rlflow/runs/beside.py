@@ -24,7 +24,7 @@ from rlflow.services.running import Gpus, Services
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
-    """The GPUs of each process of a run's services. The others are left for the run, which must not have looked at any before. Raises
+    """The GPUs of a run's services. The others are left for the run, which must not have looked at any before. Raises
     PlanError where there are not enough, or a Ray that is joined gives them out itself."""
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:

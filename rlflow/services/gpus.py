@@ -1,4 +1,4 @@
-"""GPUs of this machine, shared out between a run and its services: each process of a service has its own, and the run the others."""
+"""GPUs of this machine, shared out between a run and its services: each service has its own, and the run the others."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ def visible(count: int) -> list[str]:
     return [name.strip() for name in named.split(",") if name.strip()] if named is not None else [str(number) for number in range(count)]
 
 
-def share(services: Iterable[Service], there: Sequence[str]) -> tuple[dict[str, list[tuple[str, ...]]], tuple[str, ...]]:
-    """(service → the GPUs of each of its processes, the GPUs that are left for the run). Services take from the end of ``there``, since a
+def share(services: Iterable[Service], there: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """(service → its GPUs, the GPUs that are left for the run). Services take from the end of ``there``, since a
     run begins with the first. Raises PlanError where there are not enough."""
-    left, shares = list(there), dict[str, list[tuple[str, ...]]]()
+    left, shares = tuple(there), dict[str, tuple[str, ...]]()
     for each in services:
-        shares[each.name] = []
-        for _ in range(0 if each.external else each.replicas):
-            if each.gpus > len(left):
-                raise _too_few(each, there, left)
-            own = left[len(left) - each.gpus :]
-            del left[len(left) - each.gpus :]
-            shares[each.name].append(tuple(own))
-    return shares, tuple(left)
+        if each.gpus > len(left):
+            raise _too_few(each, there, left)
+        rest = len(left) - each.gpus
+        left, shares[each.name] = left[:rest], left[rest:]
+    return shares, left
 
 
 def _too_few(service: Service, there: Sequence[str], left: Sequence[str]) -> PlanError:
-    each = f" for each of {service.replicas} processes" if service.replicas > 1 else ""
-    return PlanError.of("service-gpus", f"service '{service.name}' wants {service.gpus} GPU{'s' * (service.gpus > 1)}{each}",
+    return PlanError.of("service-gpus", f"service '{service.name}' wants {service.gpus} GPU{'s' * (service.gpus > 1)}",
                         found=f"{len(there)} on this machine, of which {len(left)} {'is' if len(left) == 1 else 'are'} left for it",
-                        expected="as many as its processes take together", remedy=f"--service.{service.name}.gpus 0, or fewer replicas")
+                        expected="as many as services take together", remedy=f"--service.{service.name}.gpus 0")

@@ -22,9 +22,9 @@ from rlflow.processes.declare import HEAD, PORT, Service
 from rlflow.services.health import unhealthy
 from rlflow.services.member import PAUSES, PROBE, Member, Note
 from rlflow.services.process import GRACE, last_lines
-from rlflow.services.recipes import recipes
+from rlflow.services.recipes import recipe
 
-Gpus = Mapping[str, Sequence[Sequence[str]]]  # service → the GPUs of each of its processes
+Gpus = Mapping[str, Sequence[str]]  # service → its GPUs
 
 
 class Services:
@@ -43,9 +43,8 @@ class Services:
         self._outages = Outages(logs / "outages")
         self._variables |= {VARIABLE: str(self._outages.file.absolute())} if any(not each.external for each in services) else {}
         self._before = {name: os.environ.get(name) for name in self._variables}
-        self.members = [Member(recipe, logs / f"{recipe.name}.log", run, note, self._changed)
-                        for each in services if not each.external
-                        for recipe in recipes(each, places[each.name], urls, gpus.get(each.name, ()), self._variables)]  # fmt: skip
+        self.members = [Member(recipe(each, places[each.name], urls, gpus.get(each.name, ()), self._variables), logs / f"{each.name}.log",
+                               run, note, self._changed) for each in services if not each.external]  # fmt: skip
 
     @property
     def away(self) -> float:
@@ -112,7 +111,7 @@ class Services:
     def _changed(self) -> None:
         """Let whoever asks services know which are away, and show it."""
         with self._lock, contextlib.suppress(OSError):  # without the file a question waits no longer than its own deadline
-            self._outages.last_until(max(map(_away_until, _by_service(self.members)), default=0.0))
+            self._outages.last_until(max((member.until for member in self.members if member.state == "starting"), default=0.0))
         self._show()
 
     def _show(self) -> None:
@@ -131,23 +130,6 @@ class Services:
                              member.process.pid if member.process else 0, str(log))  # fmt: skip
 
 
-def _by_service(members: Iterable[Member]) -> list[list[Member]]:
-    """The processes of each service, the one that others ask last."""
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        groups.setdefault(member.recipe.service, []).append(member)
-    return list(groups.values())
-
-
-def _away_until(members: Sequence[Member]) -> float:
-    """The second by which a service serves again, if nothing answers for it while its processes are started anew; else 0. One of several
-    replicas answers for the others."""
-    *replicas, asked = members
-    away = [member.until for member in members if member.state == "starting"]
-    gone = asked.state == "starting" or replicas and all(member.state != "serving" for member in replicas)
-    return max(away, default=0.0) if gone else 0.0
-
-
 def _shown_elsewhere(services: Iterable[Service]) -> list[ServedProcess]:
     return [ServedProcess(each.name, each.run, each.run, "elsewhere") for each in services if each.external]
 
@@ -156,7 +138,7 @@ def _start(member: Member) -> None:
     try:
         member.start()
     except OSError as error:
-        name, command = member.recipe.service, member.recipe.command
+        name, command = member.recipe.name, member.recipe.command
         raise PlanError.of("service-start", f"service '{name}' cannot be started: {masked(shlex.join(command))}",
                            found=f"{error.strerror}: {error.filename or command[0]}", expected="a program that can be run",
                            remedy=f"correct --{HEAD}.{name}; no shell reads it: for what a shell does write bash -c '…'") from error
@@ -172,8 +154,8 @@ def _unready(member: Member) -> Problem | None:
     output = f"; it printed last:{printed}" if printed else "; it printed nothing"
     return Problem("service-wait", f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}", found=f"{why}{output}",
                    expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
-                   remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; --{HEAD}.{recipe.service}.health PATH "
-                          f"and --{HEAD}.{recipe.service}.wait SECONDS say how it is awaited")  # fmt: skip
+                   remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; --{HEAD}.{recipe.name}.health PATH "
+                          f"and --{HEAD}.{recipe.name}.wait SECONDS say how it is awaited")  # fmt: skip
 
 
 def _sign(url: str, health: str) -> str:

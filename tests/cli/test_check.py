@@ -58,7 +58,7 @@ REFUSED = [
     'name = "../x"', f'name = "{"x" * 300}"', 'pools = "x=1,,"', "[pools]\nall = -1", "[pools]\nall = 100000000", "staleness = 1",
     'pools = "train=1,rollout=1"\n[actor.generator]\npool = "elsewhere"', "hp.samples = 1000000000", "hp.max_tokens = 1000000000000",
     'out = "a\\u0000b"', "stream = 1000000000", "seed = -1", f"x = {'[' * 3000}", f"{'.'.join(['a'] * 1200)} = 1", f"seed = {'9' * 5000}",
-    '[service.a]\nrun = "x"\nreplicas = 1000000',
+    '[service.a]\nrun = "x"\ngpus = -1',
 ]  # fmt: skip
 
 

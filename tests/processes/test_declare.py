@@ -53,7 +53,7 @@ def test_a_declaration_can_be_judged_without_starting_anything():
     ({"service__1x": "serve"}, "--service.1x names no service"),
     ({"service__a": "serve", "service__A": "serve"}, "services 'a' and 'A' differ in case alone"),
     ({"service__a": "serve", "service__a__wiat": 3}, "nearest:  wait"),
-    ({"service__a": "serve", "service__a__replicas": 0}, "the setting 'service.a.replicas' does not fit"),
+    ({"service__a": "serve", "service__a__cpus": 0}, "the setting 'service.a.cpus' does not fit"),
     ({"service__a": "serve", "service__a__health": "health"}, "--service.a.health /health"),
     ({"service__a": "http://"}, "the URL of service 'a' cannot be asked"),
     ({"service__a": "http://h:x"}, "the URL of service 'a' cannot be asked"),

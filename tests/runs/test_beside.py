@@ -48,9 +48,9 @@ def test_a_service_that_does_not_serve_ends_the_command_before_there_is_a_folder
 def test_a_declaration_is_judged_and_nothing_is_started(command, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [command, "grpo", "--backend", "null", "--reward", "{judge}/get_reward"]
-    assert exit_code([*words, "--service.judge", "no-such-program", "--service.judge.replicas", "2"]) == 0
+    assert exit_code([*words, "--service.judge", "no-such-program", "--service.judge.gpus", "2"]) == 0
     if command == "plan":
-        assert "services\n  judge: no-such-program, 2 processes behind one URL\n" in capfd.readouterr().out
+        assert "services\n  judge: no-such-program, 2 GPUs\n" in capfd.readouterr().out
     assert exit_code([*words, "--service.judge", "serve", "--service.judge.wiat", "3"]) == 2
     assert "nearest:  wait" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []

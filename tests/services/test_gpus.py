@@ -6,16 +6,16 @@ from rlflow.services.gpus import share, visible
 
 
 def test_services_take_from_the_end_and_the_run_has_the_rest():
-    services = [Service(name="judge", run="serve", gpus=1, replicas=2), Service(name="search", run="serve"),
+    services = [Service(name="judge", run="serve", gpus=2), Service(name="search", run="serve"),
                 Service(name="far", run="http://far")]  # fmt: skip
     shares, left = share(services, ["4", "5", "6"])
-    assert shares == {"judge": [("6",), ("5",)], "search": [()], "far": []}
+    assert shares == {"judge": ("5", "6"), "search": (), "far": ()}
     assert left == ("4",)
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(PlanError, match="wants 2 GPUs for each of 2 processes"):
-        share([Service(name="judge", run="serve", gpus=2, replicas=2)], ["0", "1", "2"])
+    with pytest.raises(PlanError, match="(?s)wants 2 GPUs.*3 on this machine, of which 1 is left"):
+        share([Service(name=name, run="serve", gpus=2) for name in ("judge", "search")], ["0", "1", "2"])
 
 
 def test_only_visible_gpus_count(monkeypatch):

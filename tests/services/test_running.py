@@ -198,19 +198,6 @@ def test_a_service_goes_on_for_its_delay_after_a_run_that_ended_well(tmp_path):
         assert not _answers(urls["long"])
 
 
-@pytest.mark.slow
-def test_replicas_have_one_url_and_one_of_them_may_die(tmp_path):
-    with running(tmp_path, judge=LITTLE, judge__replicas=2) as (run, urls, notes):
-        run.settle(tmp_path)
-        pids = {asked(urls["judge"]) for _ in range(4)}
-        assert pids == {member.process.pid for member in run.members[:2]}
-        died = "judge-1" if run.members[0].process.pid == min(pids) else "judge-2"
-        os.kill(min(pids), signal.SIGKILL)
-        assert all(asked(urls["judge"]) for _ in range(4))
-        notes.awaited(f"service '{died}'")
-    assert sorted(path.name for path in (tmp_path / "services").iterdir()) == ["judge-1.log", "judge-2.log", "judge.log"]
-
-
 def test_a_second_process_of_a_run_keeps_what_services_printed_before(tmp_path):
     for _ in range(2):
         with running(tmp_path, search=LITTLE) as (run, _, _):

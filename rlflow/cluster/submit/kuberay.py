@@ -10,7 +10,7 @@ from typing import Any
 
 from rlflow.cluster.submit.documents import joined
 from rlflow.cluster.submit.skypilot import command, task_of
-from rlflow.cluster.submit.target import HEAD, TOKEN, LaunchTarget, check_single
+from rlflow.cluster.submit.target import HEAD, TOKEN, LaunchTarget
 from rlflow.errors import PlanError
 from rlflow.processes.declare import PORT, Service
 
@@ -20,11 +20,10 @@ RETRIES = 3  # starts of a job that is kept after the first, where its head is l
 
 
 def ray_job(target: LaunchTarget) -> str:
-    """The job as YAML, for ``kubectl create``. Raises PlanError without an image, and for a service that one container cannot be."""
+    """The job as YAML, for ``kubectl create``. Raises PlanError without an image."""
     if target.settings.image is None:
         raise PlanError.of("job-image", "a pod needs an image in which rlflow is installed", found=f"no --{HEAD}.image",
                            expected="an image of a registry", remedy=f"--{HEAD}.image REGISTRY/NAME:TAG")
-    check_single(target.services, "one container beside Ray's head")
     urls = {service.name: f"http://{target.name}-{task_of(service)}:{port}" for service, port in target.own}
     documents = [*_file(target), _job(target, urls), *(_named(target, service, port) for service, port in target.own)]
     keys = "".join(f' --from-literal={key_of(name)}="${name}"' for name in target.secrets)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflow.cluster.submit.documents import joined
 from rlflow.cluster.submit.keeping import MOUNT
-from rlflow.cluster.submit.target import GROUP, HEAD, RAY_HERE, RAY_PORT, TOKEN, LaunchTarget, check_single, quoted
+from rlflow.cluster.submit.target import GROUP, HEAD, RAY_HERE, RAY_PORT, TOKEN, LaunchTarget, quoted
 from rlflow.errors import PlanError
 from rlflow.processes.declare import PORT, Service
 
@@ -22,8 +22,7 @@ SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
 def job_group(target: LaunchTarget) -> str:
-    """The group as YAML, for ``sky jobs launch``. Raises PlanError for a service that one machine cannot be, or whose GPUs have no name."""
-    check_single(target.services, "a task with one address")
+    """The group as YAML, for ``sky jobs launch``. Raises PlanError for a service whose GPUs have no name."""
     _check_gpus(target)
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
     delays = {task_of(service): f"{math.ceil(service.delay)}s" for service, _ in target.own}

@@ -118,18 +118,10 @@ def _of_service(service: Service, url: str | None, started: bool) -> list[str]:
     words = [flag, quoted(service.run if started or url is None else url), f"{flag}.wait", f"{service.wait:g}"]
     words += [f"{flag}.health", shlex.quote(service.health)] if service.health != "/health" else []
     if started and not service.external:
-        words += [f"{flag}.delay", f"{service.delay:g}", f"{flag}.replicas", str(service.replicas)]
+        words += [f"{flag}.delay", f"{service.delay:g}"]
         words += [f"{flag}.cpus", str(service.cpus)] if service.cpus else []
         words += [f"{flag}.gpus", str(service.gpus)] if service.gpus else []
     return words
-
-
-def check_single(services: Sequence[Service], what: str) -> None:
-    """Raises PlanError for a service with replicas, where there is one address for it. ``what``: what a service is there, in words."""
-    for service in services:
-        if service.replicas > 1:
-            raise PlanError.of("job-replicas", f"service '{service.name}' is {what}", found=f"{service.replicas} replicas", expected="1",
-                               remedy=f"run them on your own behind one URL, and name it: --service.{service.name} URL")
 
 
 def _text(value: Any) -> str:

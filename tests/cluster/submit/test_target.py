@@ -230,8 +230,6 @@ def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
     (["--for", "ray", "--job.keep", "claim"], "an absolute path"),
     (["--for", "skypilot", "--job.keep", "My Bucket"], "s3://BUCKET"),
     (["--for", "ray", "--job.keep", "/shared", "--out", "/elsewhere"], "leave out --out"),
-    (["--for", "kuberay", "--job.image", "i", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
-    (["--for", "skypilot", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
     (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
 ])  # fmt: skip
 def test_what_cannot_be_printed_is_refused(flags, told):
