@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import zlib
 from collections.abc import Callable
 
 import torch
@@ -50,14 +49,11 @@ def seconds(call: Callable[[], object], times: int = 7) -> float:
 
 def wire(rows: int, longest: int) -> None:
     batch = batch_of(rows, longest)
-    frame = pack(batch, checksum=True)
+    frame = pack(batch)
     calls = {
         "copy": lambda: bytearray(frame),
         "pack": lambda: pack(batch),
-        "pack, checksum": lambda: pack(batch, checksum=True),
         "unpack": lambda: unpack(frame),
-        "unpack, verify": lambda: unpack(frame, verify=True),
-        "CRC-32": lambda: zlib.crc32(frame),
     }
     print(f"{rows} rows, {len(frame) / 1e6:.1f} MB")
     for name, call in calls.items():

@@ -26,13 +26,7 @@ def size_of(parcel: Parcel) -> int:
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
     """The batch, or some of its rows, as bytes (`rlflow.cluster.rpc.wire`); whole numbers as int32 where they fit."""
-    return _written(BatchFrame(batch, rows, narrow=True))
-
-
-def _written(frame: BatchFrame) -> Payload:
-    memory = torch.empty(frame.nbytes, dtype=torch.uint8)
-    frame.write(memory)
-    return memory.numpy()
+    return BatchFrame(batch, rows, narrow=True).written().numpy()
 
 
 def opened(payload: Payload) -> Batch:
@@ -71,7 +65,7 @@ class Post:
         ``iteration``: the one that they are for."""
         frame = BatchFrame(batch, rows, narrow=True)
         at = self.outbox.post(frame, iteration) if shared and frame.nbytes > SMALL else None
-        return at if at is not None else _written(frame)
+        return at if at is not None else frame.written().numpy()
 
     def opened(self, parcels: Sequence[Parcel]) -> list[Batch]:
         """The batches of parcels. Their tensors are views, of which each keeps the memory of its whole parcel. Whole numbers may be int32

@@ -1,20 +1,18 @@
 """A batch as bytes and back: how columns travel between processes.
 
-    prefix    32 bytes: magic, version, whether the payload has a checksum, length of the header, bytes of the payload, CRC-32 of the
-              payload, CRC-32 of the prefix and the header
+    prefix    28 bytes: magic, version, length of the header, bytes of the payload, CRC-32 of the prefix and the header
     header    msgpack: whether rows are grouped, how many there are, each column's name, kind, form and buffers (dtype and shape), and
               how many numbers a key has where these are not 2
     payload   the buffers, each from the next multiple of 64 bytes on: the keys of the rows, then those of each column
 
 The format is our own, since safetensors holds tensors alone and copies them out of the frame: it has no ragged columns, no text, no kinds
-of columns, no checksum, and no views of the memory that Ray shares among processes.
+of columns, and no views of the memory that Ray shares among processes.
 
 Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie outside.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import struct
 import zlib
@@ -28,7 +26,6 @@ from torch import Tensor
 from rlflow.author.axis import Axis
 from rlflow.author.batch import LONG, Batch, Data, extent
 from rlflow.author.columns import Kind, Level
-from rlflow.author.copy_on_write import address
 from rlflow.author.messages import read, written
 from rlflow.cluster.rpc.header import (
     DTYPES,
@@ -45,13 +42,13 @@ from rlflow.cluster.rpc.header import (
     unpacked,
 )
 
-__all__ = ["BatchFrame", "WireError", "pack", "pieces", "unpack"]
+__all__ = ["BatchFrame", "WireError", "pack", "unpack"]
 
 MAGIC = b"RLFBATCH"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64  # bytes: what Ray aligns its buffers to, and a cache line
 IDS = frozenset({"tokens", "prompt_tokens"})  # columns of token ids
-_PREFIX = struct.Struct("<8sHHIQI")
+_PREFIX = struct.Struct("<8sIIQ")
 _CRC = struct.Struct("<I")
 HEAD = _PREFIX.size + _CRC.size  # where the header begins
 
@@ -59,18 +56,13 @@ HEAD = _PREFIX.size + _CRC.size  # where the header begins
 # -- to bytes --------------------------------------------------------------------------------------------------------------------
 
 
-def pack(batch: Batch, *, checksum: bool = False) -> bytes:
-    """The batch as one frame; its tensors are copied once. ``checksum`` adds the CRC-32 of the payload, for ``unpack(verify=True)``.
+def pack(batch: Batch) -> bytes:
+    """The batch as one frame.
 
     Where a row came from (``Axis.parent``) stays behind. Raises WireError for a dtype that has no name here (complex, quantised) and
     for a column that does not fit the rows.
     """
-    return b"".join(pieces(batch, checksum=checksum))
-
-
-def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
-    """The frame of ``pack`` in pieces that are views of the batch's own memory where it is contiguous and on the host."""
-    return BatchFrame(batch).pieces(checksum=checksum)
+    return BatchFrame(batch).written().numpy().tobytes()
 
 
 class StoredBuffer:
@@ -98,16 +90,6 @@ class StoredBuffer:
         else:
             torch.cat(list(self.parts), out=out)
 
-    def raw(self) -> bytes | memoryview:
-        """The bytes: a view of the tensor's memory where it is one, contiguous, on the host and of this dtype."""
-        if not self.buffer.nbytes:
-            return b""
-        if self.rows is not None or len(self.parts) > 1 or self.parts[0].dtype is not self.dtype:
-            self.write(flat := torch.empty(self.buffer.nbytes, dtype=torch.uint8))
-        else:
-            flat = self.parts[0].detach().cpu().contiguous()
-        return _Lent(flat, address(flat), flat.nbytes).array().data
-
 
 class BatchFrame:
     """A batch, or some of its rows, as bytes that are not written yet.
@@ -131,29 +113,24 @@ class BatchFrame:
         self._places = list(_places(HEAD + len(self._header), [item.buffer for item in self._buffers]))
         self.nbytes = self._places[-1][1]
 
-    def _head(self, crc: int | None) -> bytes:
-        """The prefix and the header. crc: of the payload, where it has one."""
-        size = self.nbytes - HEAD - len(self._header)
-        prefix = _PREFIX.pack(MAGIC, VERSION, int(crc is not None), len(self._header), size, crc or 0)
+    def _head(self) -> bytes:
+        """The prefix and the header."""
+        prefix = _PREFIX.pack(MAGIC, VERSION, len(self._header), self.nbytes - HEAD - len(self._header))
         return prefix + _CRC.pack(zlib.crc32(self._header, zlib.crc32(prefix))) + self._header
 
-    def pieces(self, *, checksum: bool = False) -> list[bytes | memoryview]:
-        """The frame in pieces, for ``checksum`` as for ``pack``."""
-        body: list[bytes | memoryview] = []
-        end = HEAD + len(self._header)
-        for (start, after), item in zip(self._places, self._buffers, strict=True):
-            body += [bytes(start - end), item.raw()]
-            end = after
-        crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0) if checksum else None
-        return [self._head(crc), *body]
+    def written(self) -> Tensor:
+        """The frame in memory of its own, uint8 [nbytes]."""
+        memory = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.write(memory)
+        return memory
 
     def write(self, memory: Tensor) -> None:
         """Write the frame into ``memory``, uint8 [nbytes], which begins at a multiple of ALIGNMENT bytes. Each entry is copied once."""
-        head = self._head(None)
-        memory[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        head, raw = self._head(), memory.numpy()
+        raw[: len(head)] = np.frombuffer(head, dtype=np.uint8)
         end = len(head)
         for (start, after), item in zip(self._places, self._buffers, strict=True):
-            memory[end:start].zero_()
+            raw[end:start] = 0
             item.write(memory[start:after])
             end = after
 
@@ -231,20 +208,19 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 # -- from bytes ------------------------------------------------------------------------------------------------------------------
 
 
-def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT, verify: bool = False) -> Batch:
+def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
     """The batch of ``pack``, of rows of their own: ``axis.parent`` is None.
 
     The tensors are views of ``data``, which they keep alive: no column may be written into (``Batch[...]`` gives copies, and nothing in
     rlflow writes into what a batch stores), nor may ``data`` while they are used. Buffers that do not lie at a multiple of their item's
     size in memory are copied.
 
-    ``limit``: bytes a frame may have. ``verify``: compare the payload with its checksum, at 1.3 to 2 GB/s (benchmarks/dataplane.py);
-    the prefix and the header are always compared. Without it a byte that changed in a number gives another number, but none gives a
-    batch that is not sound. Raises WireError for anything that is no such frame; sizes are held against the frame before anything is
-    allocated by them.
+    ``limit``: bytes a frame may have. The prefix and the header are compared with their checksum. A byte that changed in a number gives
+    another number, but none gives a batch that is not sound. Raises WireError for anything that is no such frame; sizes are held against
+    the frame before anything is allocated by them.
     """
     frame = _bytes_of(data)
-    header, start = _opened(frame, limit, verify)
+    header, start = _opened(frame, limit)
     grouped, shape, columns = unpacked(header)
     raw = _Lent(frame, np.frombuffer(frame, dtype=np.uint8).ctypes.data, len(frame)).array()
     buffers = _laid_out(raw, start, [Buffer("int64", shape), *(buffer for column in columns for buffer in column.buffers)])
@@ -262,27 +238,20 @@ def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
         raise WireError.of("frame", f"{type(data).__name__} ({error})", "contiguous bytes") from error
 
 
-def _opened(frame: memoryview, limit: int, verify: bool) -> tuple[memoryview, int]:
+def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
     """The header, and where the payload begins."""
     if not HEAD <= len(frame) <= limit:
         raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} to {limit}")
-    magic, version, checked, length, size, crc = _PREFIX.unpack_from(frame)
+    magic, version, length, size = _PREFIX.unpack_from(frame)
     if (magic, version) != (MAGIC, VERSION):
         raise WireError.of("frame", f"{magic!r} version {version}", f"{MAGIC!r} version {VERSION}")
     end = HEAD + length
     if length > HEADER_LIMIT or end + size != len(frame):
         raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} + {length} of header (at most {HEADER_LIMIT}) + {size}")
-    _compare("prefix and header", zlib.crc32(frame[HEAD:end], zlib.crc32(frame[: _PREFIX.size])), _CRC.unpack_from(frame, _PREFIX.size)[0])
-    if verify and not checked:
-        raise WireError.of("payload", "no checksum", "one, as pack(batch, checksum=True) gives it")
-    if verify:
-        _compare("payload", zlib.crc32(frame[end:]), crc)
-    return frame[HEAD:end], end
-
-
-def _compare(what: str, checksum: int, expected: int) -> None:
+    checksum, expected = zlib.crc32(frame[HEAD:end], zlib.crc32(frame[: _PREFIX.size])), _CRC.unpack_from(frame, _PREFIX.size)[0]
     if checksum != expected:
-        raise WireError.of(f"checksum of the {what}", f"{checksum:08x}", f"{expected:08x}")
+        raise WireError.of("checksum of the prefix and header", f"{checksum:08x}", f"{expected:08x}")
+    return frame[HEAD:end], end
 
 
 def _laid_out(raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
