@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import array
-import contextlib
 import ipaddress
 import socket
-import struct
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
+
+import psutil
 
 from rlflow.errors import PlanError, listed, nearest
 
-SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-IPV6 = Path("/proc/net/if_inet6")
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(NamedTuple):
@@ -25,26 +22,9 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """The network interfaces of this machine, once for each of their addresses (Linux)."""
-    names = [name for _, name in socket.if_nameindex()]
-    return [*(Interface(name, address) for name in names if (address := _ipv4(name))), *_ipv6()]
-
-
-def _ipv4(name: str) -> str | None:
-    import fcntl  # not on all systems
-
-    request = array.array("B", struct.pack("256s", name.encode()[:15]))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
-        fcntl.ioctl(asking, SIOCGIFADDR, request)
-        return socket.inet_ntoa(request.tobytes()[20:24])
-    return None
-
-
-def _ipv6() -> Iterator[Interface]:
-    with contextlib.suppress(OSError):
-        for line in IPV6.read_text().splitlines():
-            digits, *_, name = line.split()
-            yield Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    """The network interfaces of this machine, once for each of their addresses, those of IPv4 first."""
+    found = [(each.family, name, each.address) for name, addresses in psutil.net_if_addrs().items() for each in addresses]
+    return [Interface(name, address.partition("%")[0]) for wanted in INTERNET for family, name, address in found if family == wanted]
 
 
 def chosen(wanted: str | None, head: str, insecure: bool, there: Iterable[Interface] | None = None) -> Interface:
