@@ -87,8 +87,7 @@ def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
         count = sum(known.partition("#")[0].rstrip("/") == part.name for known in prefixes)
         prefixes.append(f"{part.name}/" if not count else f"{part.name}#{count + 1}/")
     means = (mean,) * len(loss.losses) if not isinstance(mean, tuple) else mean
-    rest = {name: value for name, value in settings.items() if name not in JOINT}
-    own = [{name: value for name, value in rest.items() if name in part.signature.settings or part.signature.open_settings}
+    own = [{name: value for name, value in settings.items() if name in part.signature.settings or part.signature.open_settings}
            for part in loss.losses]  # fmt: skip
     return [LossTerm(*term) for term in zip(loss.losses, own, means, loss.scale, loss.where, prefixes, strict=True)]
 

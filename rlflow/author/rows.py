@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from rlflow.author.node_options import ChooseOptions
 from rlflow.author.scope import current
 from rlflow.author.source import call_place
 from rlflow.errors import FlowError, Problem
@@ -43,7 +44,7 @@ def choose(
                                 found=f"column={column!r}, top={top!r}, count={count!r}, per={per!r}",
                                 expected='choose(batch, "hard"), or choose(batch, top="scores", count=2, per="group")',
                                 remedy="write one of the two forms, with a count of at least 1"))
-    return current().choose(batch, str(column or top), {"count": count or 0, "per": per})
+    return current().choose(batch, str(column or top), ChooseOptions(count or 0, per))
 
 
 def concat(*batches: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from rlflow.author.node_options import ChooseOptions
     from rlflow.author.stage import Stage
 
 AskWay = Literal["text", "after", "until"]  # a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
@@ -27,7 +28,7 @@ class Scope(Protocol):
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
         """Make a prompt of every row, in one of three ways."""
 
-    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Any:
+    def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:
         """Keep rows by a column."""
 
     def concat(self, batches: Sequence[Any]) -> Any:

@@ -128,10 +128,9 @@ def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str)
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is greedy it means to be: its
-    temperature of 0 stays. Settings of ``OFF`` that are 0, empty or False are none."""
+    temperature of 0 stays."""
     greedy = bound["temperature"] == 0
-    settings = {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
-    return {name: value for name, value in settings.items() if name not in OFF or value}
+    return {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
 
 
 def too_short(
@@ -140,7 +139,7 @@ def too_short(
     """The problems of a `generate` that wants more tokens at least than at most; none where it does not. ``sampling``, ``verb`` and
     ``call`` as in ``sampling_of``."""
     most, problems = settings["max_tokens"], []
-    for setting, least in (("min_tokens", settings.get("min_tokens", 0)), ("lengths", max(settings.get("lengths", ()), default=0))):
+    for setting, least in (("min_tokens", settings["min_tokens"]), ("lengths", max(settings["lengths"], default=0))):
         if least > most:
             name = next((f"--{each}.{setting}" for each in (call, verb) if setting in sampling.get(each, {})), setting)
             problems.append(Problem("setting-range", f"{call} has {setting} above its max_tokens", place,

@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from rlflow.author.load import load_flow
+from rlflow.author.node_options import GenerateOptions
 from rlflow.cli.check import trace_options
 from rlflow.compiler.graph.model import HALVES
 from rlflow.compiler.preview.explanation import Explanation, devices
@@ -96,9 +97,8 @@ def shared_devices(explanation: Explanation) -> Iterator[str]:
 def environments(explanation: Explanation) -> Iterator[str]:
     """A line for each call that samples under an environment."""
     for node in used_nodes(explanation.graph):
-        settings = dict(node.settings)
-        if "environment" in settings:
-            yield f"{node.name}: {settings['environment']}, together of at most {settings['max_tokens']} tokens"
+        if isinstance(node.settings, GenerateOptions) and node.settings.environment:
+            yield f"{node.name}: {node.settings.environment}, together of at most {node.settings.max_tokens} tokens"
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:

@@ -18,6 +18,7 @@ from rlflow.author.columns import SOURCE, Level
 from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import UpdateOptions
 from rlflow.author.stage import Stage
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import pickled
@@ -158,11 +159,12 @@ class ClusterEngine(Engine):
         return result, merged([answer.tallies for answer in answers.values()])
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role on the ranks of its pool."""
-        settings, names = dict(settings), loss.signature.column_names
-        if self.iteration < settings.pop("after"):
+        names = loss.signature.column_names
+        if self.iteration < options.after:
             return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         pool = self.pools[self.placement.trainers[role]]
         function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
@@ -173,10 +175,10 @@ class ClusterEngine(Engine):
         for rank, answer in answers.items():
             facts[home[rank]] = torch.tensor(answer.value)
         batch = self.calls.kept(pool, answers, home, batch.axis)  # what came from another pool comes once
-        passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
         width = self.placement.parallelism(role, "trainer").tensor
-        plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), **passes)
-        function |= {"mean": passes["mean"], "settings": settings}
+        plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), epochs=options.epochs,
+                          minibatch=options.minibatch, mean=options.mean)  # fmt: skip
+        function |= {"mean": options.mean, "settings": settings}
         routes, refs = Routes(batch), {}
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
+from rlflow.author.node_options import ChooseOptions, UpdateOptions
 from rlflow.compiler.graph.lineage import chosen_from, sources
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.tally import PartialMetrics, known
@@ -317,8 +318,8 @@ class Ledger:
         return lacking
 
     def _chosen(self, node: Node, fates: Mapping[int, _Fates]) -> None:
-        settings = dict(node.settings)
-        end = End(Fate.LEFT_OUT, node.name, "not chosen", f"count={settings['count']}" if settings.get("count") else "")
+        count = node.options(ChooseOptions).count
+        end = End(Fate.LEFT_OUT, node.name, "not chosen", f"count={count}" if count else "")
         self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
 
     def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _Fates]) -> None:
@@ -329,7 +330,7 @@ class Ledger:
             return RANKS[Fate.LEFT_OUT]
 
         if rows.waits:
-            after = dict(node.settings).get("after")
+            after = node.options(UpdateOptions).after
             return self._end(origins, whole, fates, End(Fate.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"), waiting)
         learned = rows.broken == 0
         trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from rlflow.author import verbs
 from rlflow.author.batch import Batch
+from rlflow.author.node_options import GenerateOptions
 from rlflow.author.settings import parse
 from rlflow.author.signature import Signature
 from rlflow.compiler.graph.model import SETTING
+from rlflow.training.protocols import Sampling
 
 
 def with_numbers(settings: Mapping[str, Any], batch: Batch, signature: Signature | None) -> tuple[Mapping[str, Any], Batch]:
@@ -25,6 +28,11 @@ def with_numbers(settings: Mapping[str, Any], batch: Batch, signature: Signature
     for name, number in numbers.items():
         check_range(name, number, signature)
     return {**settings, **numbers}, batch.drop(*columns)
+
+
+def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = MappingProxyType({})) -> Sampling:
+    """How a call samples. ``numbers``: of settings that are columns."""
+    return Sampling(**{name: value for name, value in {**vars(options), **numbers}.items() if name != "environment"})
 
 
 def check_range(name: str, number: float, signature: Signature | None) -> None:

@@ -16,6 +16,7 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import ChooseOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
@@ -29,6 +30,7 @@ from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
+from rlflow.training.protocols import Sampling
 from rlflow.training.threads import alone
 
 
@@ -59,10 +61,10 @@ class Bare:
         raise FlowError(Problem("ask-outside", "ask needs the tokenizers of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
 
-    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+    def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
         """Keep rows by a column."""
         rows = real("choose", batch)
-        return rows.rows(chosen_rows(rows[column], rows.axis, settings))
+        return rows.rows(chosen_rows(rows[column], rows.axis, options))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
         """Join rows of several batches."""
@@ -192,12 +194,12 @@ class Session:
                  if (name not in LEFT_BEHIND or (way == "until" and name in ("prompt", MODEL_PROMPT))) and not data.ragged}  # fmt: skip
         return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
 
-    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+    def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
         """Keep rows by a column. Raises SkipIteration where none is left outside a `repeat`."""
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
-        suits("choose", _reading(column, row if settings["count"] else row("bool")), batch, place, None)
-        rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), settings)
+        suits("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
+        rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), options)
         self.log(node, metrics)
         if not len(rows) and not self.within:
             raise SkipIteration(f"{node} left none of {len(batch)} rows")
@@ -267,7 +269,7 @@ class Role:
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
-            rows = self._engine.generate(self._name, prompts, bound, call)
+            rows = self._engine.generate(self._name, prompts, Sampling(**bound), call)
             assert rows.axis.index is not None
             carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
         return Batch(rows.axis, carried | rows.data)
@@ -307,6 +309,7 @@ class Role:
         batch, specified = real(node, batch), specification(loss)
         own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
         rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
+        rest = {name: value for name, value in rest.items() if name not in specified}  # what the update takes for itself no loss gets
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
@@ -314,7 +317,7 @@ class Role:
             raise FlowError(*problems)
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
-            metrics, rows = self._engine.update(self._name, inputs, loss, {**own, **rest}, call)
+            metrics, rows = self._engine.update(self._name, inputs, loss, UpdateOptions(**own), rest, call)
         session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
 
 

@@ -23,6 +23,7 @@ from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure, Of
 from rlflow.author.loss import Loss
 from rlflow.author.messages import Message, as_text
+from rlflow.author.node_options import ChooseOptions, UpdateOptions
 from rlflow.author.seeds import derived, row_seeds
 from rlflow.author.stage import Stage
 from rlflow.compiler.residency_schedule import computing, learning, sampling, syncing
@@ -191,9 +192,9 @@ class Engine:
         """The seed of the n-th call of this iteration."""
         return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
-    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE) -> Batch:
+    def generate(self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
-        return self.sample(role, prompts, Sampling(**settings), self.seed_of(call), terms)
+        return self.sample(role, prompts, sampling, self.seed_of(call), terms)
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
         """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
@@ -209,10 +210,10 @@ class Engine:
         return reads(tuple(dict.fromkeys(("prompt_tokens", "prefix_length", *own))), prompts)
 
     def chunks(
-        self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: CallOptions = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, call: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
         """Sample as ``generate`` does, and give rows in chunks as they end, and all rows at last."""
-        yield from self.sample_chunks(role, prompts, Sampling(**settings), self.seed_of(call), into, terms)
+        yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, terms)
 
     def sample_chunks(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
@@ -243,9 +244,10 @@ class Engine:
         raise NotImplementedError
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Metrics, and which rows were learned from."""
+        """Metrics, and which rows were learned from. ``settings``: of the loss."""
         raise NotImplementedError
 
     def stage(
@@ -368,10 +370,10 @@ class Engine:
         """The beginnings of rows to go on from, as ``cut_rows`` gives them."""
         return cut_rows(batch)
 
-    def choose(self, batch: Batch, settings: Mapping[str, Any]) -> tuple[Batch, PartialMetrics]:
+    def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
         """The rows that the column ``by`` chooses, without columns."""
         by = self.fetch(batch)["by"]
-        index = chosen_rows(by, batch.axis, settings)
+        index = chosen_rows(by, batch.axis, options)
         return Batch(batch.axis.take(index), {}), {"dropped": PartialMetric.sum(float(len(batch) - len(index)))}
 
     def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
@@ -515,18 +517,20 @@ class LocalEngine(Engine):
         return Batch(batch.axis, {"scores": data}), metrics
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Metrics, and which rows were learned from."""
-        settings, names = dict(settings), loss.signature.column_names
-        if self.iteration < settings.pop("after"):
+        """Metrics, and which rows were learned from. ``settings``: of the loss."""
+        names = loss.signature.column_names
+        if self.iteration < options.after:
             return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         model = self.models[role]
         assert model.trainer is not None
         self.keeper.settle(learning(role))
         broken = broken_columns(batch, loss)
         broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
-        metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
+        metrics = model.trainer.update(batch, loss, epochs=options.epochs, minibatch=options.minibatch, mean=options.mean,
+                                       seed=self.seed_of(call), **settings)  # fmt: skip
         model.version += 1
         return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch))
 

@@ -18,6 +18,7 @@ from rlflow.author.batch import Batch, Data, spread
 from rlflow.author.columns import Kind, Level
 from rlflow.author.figures import Figure, Of
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import AskOptions, ChooseOptions, GenerateOptions, RepeatOptions, UpdateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.plan import Plan
@@ -26,7 +27,7 @@ from rlflow.compiler.spans import RankSpan, Span
 from rlflow.errors import SkipIteration, StageError, Stopped
 from rlflow.execution.account import REPLACED, Account, Ledger, PlacedRows, placer_of, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
-from rlflow.execution.computed import with_numbers
+from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames
 from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
@@ -39,6 +40,7 @@ from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, f
 from rlflow.processes.deadline import LOOK, Deadline
 from rlflow.processes.watchdog.board import Board
 from rlflow.processes.watchdog.kin import here_alone
+from rlflow.training.protocols import Sampling
 
 MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}  # what the metrics of a node are of
 
@@ -386,15 +388,16 @@ class _Run:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        settings, batch = with_numbers(self._settings(node), batch, None)
+        numbers, batch = with_numbers({}, batch, None)
+        sampling = sampling_of(node.options(GenerateOptions), numbers)
         if node.id in self.plan.chunks:
-            return self._streamed(node, batch, settings), {}
-        return self.engine.generate(node.role or "", batch, settings, node.call, self._terms(node)), {}
+            return self._streamed(node, batch, sampling), {}
+        return self.engine.generate(node.role or "", batch, sampling, node.call, self._terms(node)), {}
 
-    def _streamed(self, node: Node, batch: Batch, settings: Mapping[str, Any]) -> Batch:
+    def _streamed(self, node: Node, batch: Batch, sampling: Sampling) -> Batch:
         """All rows; chunks are let go as they are there."""
         into = self._pieces.into(node)
-        rows = self.engine.chunks(node.role or "", batch, settings, node.call, into, self._terms(node))
+        rows = self.engine.chunks(node.role or "", batch, sampling, node.call, into, self._terms(node))
         for number, released in enumerate(self.plan.chunks[node.id]):
             self._pieces.add(node, number, next(rows))
             self._span(node.id)
@@ -412,9 +415,10 @@ class _Run:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
         settings, batch = with_numbers(self._settings(node), batch, loss.signature)
-        metrics, rows = self.engine.update(node.role or "", batch, loss, settings, node.call, self._terms(node))
+        options, terms = node.options(UpdateOptions), self._terms(node)
+        metrics, rows = self.engine.update(node.role or "", batch, loss, options, settings, node.call, terms)
         self.ledger.updates[node.id] = rows
-        metrics = after_one_step(self.engine, node.role or "", batch, metrics, self._terms(node))
+        metrics = after_one_step(self.engine, node.role or "", batch, metrics, terms)
         return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
@@ -445,11 +449,11 @@ class _Run:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
 
     def ask(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.ask(batch, self._settings(node)["roles"], self._terms(node, batch))
+        return self.engine.ask(batch, node.options(AskOptions).roles, self._terms(node, batch))
 
     def choose(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         """Raises SkipIteration where nothing is left; a `repeat` then goes on with other prompts."""
-        rows, metrics = self.engine.choose(batch, self._settings(node))
+        rows, metrics = self.engine.choose(batch, node.options(ChooseOptions))
         if not len(rows) and not self.body:
             self.store.put(node, rows, ())
             raise SkipIteration(f"{node.name} left none of {len(batch)} rows")
@@ -466,9 +470,9 @@ class _Run:
         def run_body(prompts: Batch) -> Batch:
             return self.executor.run_body(body, prompts, self.outcome, state)
 
-        settings = self._settings(node)
+        options = node.options(RepeatOptions)
         names = RepeatNames(node.name, source_of(node), placer_of(node))
-        return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"], self.outcome.account, names)
+        return self.engine.repeat(run_body, batch, options.groups, options.tries, self.outcome.account, names)
 
 
 PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {

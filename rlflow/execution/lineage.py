@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,22 +11,23 @@ from torch import Tensor
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, ramp
 from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.node_options import ChooseOptions
 from rlflow.compiler.trace.rules import joined_kinds
 from rlflow.errors import FlowError
 
 
-def chosen_rows(by: Tensor, axis: Axis, settings: Mapping[str, Any]) -> Tensor:
+def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
     """int64: the rows of an axis that a bool [rows] marks, or the ``count`` highest numbers [rows] of the batch or of each group, in the
     order of the rows. Of equal numbers the first go first; NaN is never chosen."""
-    if not settings["count"]:
+    if not options.count:
         return by.bool().nonzero()[:, 0]
     order = torch.argsort(torch.where(by.isnan(), -torch.inf, by.double()), descending=True, stable=True)
     order = order[~by[order].isnan()]
-    slots = axis.slots[order] if settings["per"] == "group" else torch.zeros(len(order), dtype=torch.int64)
+    slots = axis.slots[order] if options.per == "group" else torch.zeros(len(order), dtype=torch.int64)
     order = order[torch.argsort(slots, stable=True)]
     sizes = torch.bincount(slots, minlength=1)
     place = torch.arange(len(order)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    return order[place < settings["count"]].sort().values
+    return order[place < options.count].sort().values
 
 
 def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:

@@ -19,12 +19,14 @@ import torch
 from rlflow.author.axis import AskedTokens, Axis
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
+from rlflow.author.node_options import GenerateOptions, RepeatOptions
 from rlflow.compiler.graph.lineage import ahead_of_training
 from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, End, Fate, placer_of, source_of
+from rlflow.execution.computed import sampling_of
 from rlflow.execution.engine import CallOptions, Engine, RepeatNames, repeat_metrics
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
@@ -138,8 +140,8 @@ class Ahead:
                 if node.op is Op.REPEAT:
                     rows[node.id] = self._repeat(engine, node, prompts, (versions, oldest), outcome)
                 elif self.chain is None:
-                    settings, terms = self.plan.program.settings[node.name], CallOptions(None, node.timeout, node=node.name)
-                    rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
+                    sampling, terms = sampling_of(node.options(GenerateOptions)), CallOptions(None, node.timeout, node=node.name)
+                    rows[node.id] = engine.generate(str(node.role), prompts.given(), sampling, node.call, terms)
                 else:
                     continue
                 outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
@@ -160,8 +162,8 @@ class Ahead:
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
-        (versions, oldest), settings, home = bounds, self.plan.program.settings[node.name], self.plan.home.get(node.id)
-        surplus, groups = self.surplus[node.id], settings["groups"]
+        (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
+        surplus, groups = self.surplus[node.id], options.groups
         names, account = RepeatNames(node.name, source_of(node), placer_of(node)), outcome.account
         for source, count in counted(engine, surplus.pieces, names):
             account.open(source, count)
@@ -172,7 +174,7 @@ class Ahead:
         def body(drawn: Batch) -> Batch:
             return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
 
-        draws = prompts.draws(settings["tries"])
+        draws = prompts.draws(options.tries)
         batches, tried = engine.kept_groups(body, draws, groups, account, names, [piece.rows for piece in opening])
         fresh = [SurplusGroups(rows, versions) for rows in batches[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)
@@ -250,7 +252,7 @@ class Ahead:
             case Op.REPEAT:
                 return None
             case Op.GENERATE:
-                return axes[node.axis].repeat(self.plan.program.settings[node.name]["samples"])
+                return axes[node.axis].repeat(node.options(GenerateOptions).samples)
             case Op.CHOOSE:
                 return axes[node.axis].take(parts[0])
             case Op.ASK:

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rlflow.author.node_options import AnyOptions, Pairs, ShownOptions, UpdateOptions
 from rlflow.checkpoints import durable
 from rlflow.compiler.graph import draw, wire
-from rlflow.compiler.graph.model import Graph, Value
+from rlflow.compiler.graph.model import Graph
 from rlflow.config.options import Options
 from rlflow.errors import Place, PlanError
 from rlflow.monitoring.secrets import masked, redacted
@@ -114,7 +115,7 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 def without_secrets(graph: Graph) -> Graph:
     """The graph with the secrets among its settings and in its files' names masked. Done to one where it is done already, it changes
     nothing."""
-    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body),
+    nodes = (replace(node, settings=_without_secrets(node.settings), body=node.body and without_secrets(node.body),
                      place=_masked_place(node.place), definition=_masked_place(node.definition)) for node in graph.nodes)  # fmt: skip
     return replace(graph, hp=_masked(graph.hp), nodes=tuple(nodes))
 
@@ -123,6 +124,13 @@ def _masked_place(place: Place | None) -> Place | None:
     return place and replace(place, path=masked(place.path))
 
 
-def _masked(settings: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:
+def _without_secrets(options: AnyOptions) -> AnyOptions:
+    if isinstance(options, ShownOptions | UpdateOptions):
+        return replace(options, own=_masked(options.own))
+    masked = _masked(options.shown)
+    return options if masked == options.shown else ShownOptions(masked)
+
+
+def _masked(settings: Pairs) -> Pairs:
     pairs = ((name, next(iter(redacted({name: value}).values()))) for name, value in settings)
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in pairs)

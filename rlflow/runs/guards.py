@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from rlflow.author.figures import Cause, Figure, Of
+from rlflow.author.node_options import RepeatOptions
 from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.errors import StageError, listed
@@ -114,8 +115,8 @@ def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: s
 
 def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterator[str]:
     """Warnings of repeats that kept fewer groups than they were to."""
-    for name in (plan.graph.nodes[i].name for i in plan.bodies):
-        groups, count = int(plan.program.settings[name]["groups"]), figures.get(Figure(Of.NODE, "kept", name))
+    for node in (plan.graph.nodes[i] for i in plan.bodies):
+        groups, count = node.options(RepeatOptions).groups, figures.get(Figure(Of.NODE, "kept", node.name))
         if count is not None and count < groups:
-            tries = figures[Figure(Of.NODE, "tries", name)]
-            yield f"{name}: {count:g} of {groups} groups were kept in {tries:g} tries; these are trained on"
+            tries = figures[Figure(Of.NODE, "tries", node.name)]
+            yield f"{node.name}: {count:g} of {groups} groups were kept in {tries:g} tries; these are trained on"

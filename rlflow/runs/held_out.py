@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlflow.author.batch import Batch
+from rlflow.author.node_options import GenerateOptions
 from rlflow.compiler.graph.model import Graph, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.trace.compile import all_nodes
@@ -124,10 +125,9 @@ def evaluation(
     if isinstance(model, Model) and model.generator is None:
         model.generator = _generator_for_evaluation(role, options, engine.keeper.loaded)
     node = next((n for n in all_nodes(plan.graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
-    settings = plan.program.settings[node.name] if node else {}
-    passed: dict[str, Any] = {name: settings[name] for name in PASSED if name in settings}
-    tokens = settings["max_tokens"] if node else held_out.longest + 1
-    sampling = Sampling(options.eval_samples, tokens, **passed)
+    own = node.options(GenerateOptions) if node else GenerateOptions(1, held_out.longest + 1)
+    passed: dict[str, Any] = {name: value for name in PASSED if (value := getattr(own, name)) is not None}
+    sampling = Sampling(options.eval_samples, own.max_tokens, **passed)
     return Evaluation(lanes, engine, role.name, sets, sampling)
 
 

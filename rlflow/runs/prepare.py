@@ -18,11 +18,12 @@ import torch
 from rlflow.author.columns import SOURCE
 from rlflow.author.figures import Cause
 from rlflow.author.flow import Flow
+from rlflow.author.node_options import UpdateOptions
 from rlflow.checkpoints.models import small_files
 from rlflow.compiler.check.check import check
 from rlflow.compiler.check.staleness import stale_problems
 from rlflow.compiler.graph.lineage import expected_rows
-from rlflow.compiler.graph.model import Graph, Op, RoleUse
+from rlflow.compiler.graph.model import Graph, RoleUse
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.sizes import Assumed, Sizes
@@ -369,11 +370,9 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
     """Optimizer steps of a role over the run, for schedules that end. A `repeat` that keeps fewer rows takes fewer."""
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
-        if node.op is Op.UPDATE and node.role == use.name:
-            settings = dict(node.settings)
-            rows = expected[node.axis]
-            per_pass = -(-rows // int(str(settings["minibatch"]))) if settings["minibatch"] is not None else 1
-            steps += per_pass * int(str(settings["epochs"])) * max(iterations - int(str(settings["after"])), 0)
+        if isinstance(update := node.settings, UpdateOptions) and node.role == use.name:
+            per_pass = -(-expected[node.axis] // update.minibatch) if update.minibatch is not None else 1
+            steps += per_pass * update.epochs * max(iterations - update.after, 0)
     return steps
 
 

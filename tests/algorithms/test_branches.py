@@ -33,7 +33,7 @@ def test_grpo_charges_kl_in_its_loss_and_rloo_in_its_scores(beta):
     grpo, rloo = (program(name, beta=beta).graph for name in ("grpo", "rloo"))
     update = grpo.by_name["actor.update"]
     assert ("ref_logprobs" in [item.parameter for item in update.inputs]) == (beta > 0)
-    assert dict(update.settings)["beta"] == beta
+    assert dict(update.settings.own)["beta"] == beta
     scores = next(item.column for item in rloo.by_name["compare"].inputs if item.parameter == "scores")
     assert rloo.nodes[scores.node].name == ("charge_kl" if beta else "reward")
 

@@ -40,6 +40,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.joint import JointLoss
+from rlflow.author.node_options import ChooseOptions
 from rlflow.execution.lineage import chosen_rows
 from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New, weighted_sum
@@ -423,7 +424,7 @@ def largest(values, count):
 
 def chosen(by, group, count):
     axis = Axis(torch.stack([group, torch.arange(len(group))], 1), grouped=True)
-    return chosen_rows(by, axis, {"count": count, "per": "group"})
+    return chosen_rows(by, axis, ChooseOptions(count, "group"))
 
 
 def test_raft_is_the_likelihood_of_the_best_response_of_unequal_groups(policy):

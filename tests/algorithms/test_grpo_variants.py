@@ -98,4 +98,4 @@ def test_a_response_of_gmpo_has_one_value_weighed_by_its_tokens_mean_weight():
 def test_grpo_divides_by_what_it_is_told_to(mean, divisor):
     flow = load_flow("grpo")
     graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, mean=mean, max_tokens=16)).graph
-    assert dict(graph.nodes[-1].settings)["mean"] == divisor
+    assert graph.nodes[-1].settings.mean == divisor

@@ -110,8 +110,8 @@ def watched(flow, hp, calls):
         calls.append(Call(of, batch, given))
         return stage(of, batch, given, call)
 
-    def kept_update(role, batch, loss, given, call):
-        calls.append(Call(loss, batch, {name: value for name, value in given.items() if name not in ("after", "epochs", "minibatch")}))
+    def kept_update(role, batch, loss, options, given, call):
+        calls.append(Call(loss, batch, given | {"mean": options.mean}))
         return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), (), waits=True)
 
     engine.stage, engine.update = kept_stage, kept_update

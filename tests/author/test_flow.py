@@ -12,7 +12,7 @@ def grpo():
 
 
 def samples(graph):
-    return [dict(node.settings)["samples"] for node in graph.nodes if node.op is Op.GENERATE]
+    return [node.settings.samples for node in graph.nodes if node.op is Op.GENERATE]
 
 
 def test_a_flow_is_named_and_documented_as_its_function(grpo):

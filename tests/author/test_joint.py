@@ -64,9 +64,8 @@ def test_an_update_reads_what_its_losses_read_and_the_columns_of_their_rows():
     graph = compile_flow(made(scale=(1, 0.5), where=(None, "right"), mean=("tokens", "row-tokens"), power=2.0)).graph
     (node,) = [node for node in graph.nodes if node.op is Op.UPDATE]
     assert {"advantages", "right"} <= {item.parameter for item in node.inputs}
-    settings = dict(node.settings)
-    assert settings["losses"] == ("policy", "likelihood")
-    assert (settings["scale"], settings["where"], settings["power"]) == ("(1.0, 0.5)", "(None, 'right')", 2.0)
+    assert node.settings.losses == ("policy", "likelihood")
+    assert (node.settings.scale, node.settings.where, dict(node.settings.own)["power"]) == ((1.0, 0.5), (None, "right"), 2.0)
 
 
 @pytest.mark.parametrize("other", [

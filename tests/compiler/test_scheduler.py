@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlflow.author.node_options import NodeOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.passes.lanes import lanes
 from rlflow.compiler.passes.prune import prune
@@ -18,6 +19,7 @@ from rlflow.compiler.scheduler import Finish, Free, Scheduler, StartNode
 
 ROOM = {"model": 1, "cpu": 2, "io": 8}
 OPS = {"s": Op.STAGE, "l": Op.LOGPROBS, "g": Op.GENERATE, "r": Op.REWARD, "u": Op.UPDATE}
+SETTINGS = {"u": UpdateOptions()}
 
 
 def drawn(text: str) -> Plan:
@@ -32,7 +34,7 @@ def drawn(text: str) -> Plan:
         outputs = () if what == "u" else (Output("x", None, "x"),)
         role = {"u": "actor", "l": "actor", "g": "actor"}.get(what)
         number[name] = len(nodes)
-        nodes.append(Node(len(nodes), OPS[what], name, 0, inputs, outputs, role=role))
+        nodes.append(Node(len(nodes), OPS[what], name, 0, inputs, outputs, SETTINGS.get(what, NodeOptions()), role=role))
     return passed(nodes)
 
 
@@ -248,7 +250,7 @@ def plans(draw):
         outputs = () if kind == "u" else (Output("x", None, "x"), Output("y", None, "y"))
         names = sorted((b, draw(st.sampled_from("xy") if b else st.just("x"))) for b in before)
         inputs = tuple(Input(f"p{b}", Column(b, name)) for b, name in names)
-        nodes.append(Node(number, OPS[kind], f"n{number}", 0, inputs, outputs, role=role))
+        nodes.append(Node(number, OPS[kind], f"n{number}", 0, inputs, outputs, SETTINGS.get(kind, NodeOptions()), role=role))
     return passed(nodes)
 
 

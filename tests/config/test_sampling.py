@@ -104,7 +104,7 @@ def twice(prompts, actor, reward):
 
 def calls(sampling=None):
     graph = compile_flow(twice, options=TraceOptions(sampling=sampling or {})).graph
-    return graph, {node.name: dict(node.settings) for node in graph.nodes if node.op is Op.GENERATE}
+    return graph, {node.name: dict(node.settings.shown) for node in graph.nodes if node.op is Op.GENERATE}
 
 
 def test_the_graph_has_what_the_run_says_and_is_otherwise_the_same():

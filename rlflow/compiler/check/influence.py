@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.author import verbs
 from rlflow.author.columns import Kind, Level
 from rlflow.author.loss import Loss
 from rlflow.compiler.check.losses import column, model_quantities
@@ -25,11 +24,10 @@ def gradient(loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping
     """The gradient of the sum of the loss' values, by the quantity of the model; None where the loss raises, or a number is not
     finite, of which nothing can be said."""
     leaves = New(**{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()})
-    own = {name: value for name, value in settings.items() if name not in verbs.UPDATE or name in loss.signature.settings}
     wanted = {name: x for name, x in vars(leaves).items() if x is not None}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            value, _ = loss(leaves, *(columns.get(p.name) for p in loss.signature.columns), **own)
+            value, _ = loss(leaves, *(columns.get(p.name) for p in loss.signature.columns), **settings)
             gradients = torch.autograd.grad(value.double().sum(), list(wanted.values()), allow_unused=True) if value.requires_grad else ()
         except Exception:  # what a loss raises is reported where losses are tried
             return None

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.author import verbs
 from rlflow.author.columns import Kind, Level
-from rlflow.author.joint import terms
+from rlflow.author.joint import LossTerm, terms
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import UpdateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.lineage import Merge, merge
 from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
@@ -62,11 +62,15 @@ def loss_problems(program: Program) -> Iterator[Problem]:
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
         if node.op is Op.UPDATE and isinstance(loss, Loss):
-            settings = {**made_settings(node, loss), **program.settings[node.name]}
-            for term in terms(loss, settings, settings["mean"]):
+            for term in loss_terms(program, node, loss):
                 kinds = column_kinds(program.graph, node, term.loss)
                 if kinds is not None:
-                    yield from _judged(node, term.loss, kinds, {**term.settings, "mean": term.mean})
+                    yield from _judged(node, term, kinds)
+
+
+def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
+    """The losses of an update with their settings, of which those that are columns have made numbers."""
+    return terms(loss, {**made_settings(node, loss), **program.settings[node.name]}, node.options(UpdateOptions).mean)
 
 
 def made_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
@@ -90,15 +94,16 @@ def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, 
     return kinds
 
 
-def _judged(node: Node, loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> Iterator[Problem]:
-    first = tried(loss, kinds, settings)
+def _judged(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> Iterator[Problem]:
+    loss = term.loss
+    first = tried(loss, kinds, term.settings)
     if first.raised is not None:
         yield _raised(node, loss, first)
         return
-    problem = _result_problem(node, loss, first.result, settings["mean"])
+    problem = _result_problem(node, loss, first.result, term.mean)
     if problem is not None:
         yield problem
-    elif "weights" in kinds and torch.equal(_value(first), _value(tried(loss, kinds, settings, weights=2.0))):
+    elif "weights" in kinds and torch.equal(_value(first), _value(tried(loss, kinds, term.settings, weights=2.0))):
         yield Problem("weights-unused", f"loss '{loss.name}' takes `weights` and gives the same values whatever they are", node.place,
                       loss.place, found="the same values at twice the weights", expected="values that the weights scale or mask",
                       remedy="multiply the value by it: return -weights * gain, {…}; or take `weights` out of the parameters",
@@ -111,10 +116,9 @@ def tried(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], we
     columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
     columns |= {"weights": columns["weights"] * weights} if "weights" in columns else {}
     new = Quantities(model_quantities(loss, chance))
-    own = {name: value for name, value in settings.items() if name not in verbs.UPDATE or name in loss.signature.settings}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            result = loss.function(new, *(columns.get(p.name) for p in loss.signature.columns), **own)
+            result = loss.function(new, *(columns.get(p.name) for p in loss.signature.columns), **settings)
         except Exception as error:
             return Trial(raised=error, lacking=tuple(new.lacking))
     return Trial(result)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlflow.author.columns import Level
-from rlflow.author.joint import LossTerm, terms
+from rlflow.author.joint import LossTerm
 from rlflow.author.loss import Loss
 from rlflow.compiler.check.reached import Arrival, Hop, Walk
 from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
@@ -44,10 +44,9 @@ def reward_problems(program: Program) -> Iterator[Problem]:
 def _terms(program: Program, node: Node) -> list[LossTerm]:
     loss = program.functions[node.name]
     assert isinstance(loss, Loss)
-    from rlflow.compiler.check.losses import made_settings
+    from rlflow.compiler.check.losses import loss_terms
 
-    settings = {**made_settings(node, loss), **program.settings[node.name]}
-    return terms(loss, settings, settings["mean"])
+    return loss_terms(program, node, loss)
 
 
 def _influences(program: Program, node: Node) -> frozenset[str]:
@@ -60,7 +59,7 @@ def _influences(program: Program, node: Node) -> frozenset[str]:
     influences = set(own)
     for term in _terms(program, node):
         read = names & set(term.loss.signature.column_names)
-        influences |= influential(term.loss, column_kinds(program.graph, node, term.loss), {**term.settings, "mean": term.mean}, read)
+        influences |= influential(term.loss, column_kinds(program.graph, node, term.loss), term.settings, read)
         influences |= {term.where} if term.where else set()
     return frozenset(influences)
 
@@ -73,7 +72,7 @@ def _zero(program: Program, updates: list[Node]) -> Iterator[Problem]:
     for node in updates:
         for term in _terms(program, node):
             kinds = column_kinds(program.graph, node, term.loss)
-            if kinds is not None and not has_gradient(term.loss, kinds, {**term.settings, "mean": term.mean}):
+            if kinds is not None and not has_gradient(term.loss, kinds, term.settings):
                 yield Problem("loss-zero-gradient", f"loss '{term.loss.name}' gives '{node.role}' a gradient of zero, whatever its columns "
                               "are", node.place, term.loss.place, found="a gradient that is exactly 0 on all rows that were tried",
                               expected="a gradient that some column makes other than 0",

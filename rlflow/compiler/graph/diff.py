@@ -80,7 +80,7 @@ def _changes(first: Graph, one: Node, second: Graph, two: Node) -> Iterator[str]
         if getattr(one, field) != getattr(two, field):
             yield f"{field} {getattr(one, field)} -> {getattr(two, field)}"
     yield from _mapping_changes("reads", _sources(first, one), _sources(second, two))
-    yield from _mapping_changes("setting", dict(one.settings), dict(two.settings))
+    yield from _mapping_changes("setting", dict(one.settings.shown), dict(two.settings.shown))
     yield from _mapping_changes("gives", {o.name: str(o.kind) for o in one.outputs}, {o.name: str(o.kind) for o in two.outputs})
     if one.body and two.body:
         yield from (f"in its body: {line}" for line in diff(one.body, two.body))

@@ -3,8 +3,6 @@ programs. Every text in a picture is escaped."""
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 import networkx as nx
 
+from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.errors import printable
 
@@ -55,20 +54,13 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 def joint_losses(node: Node) -> str:
     """The objective of an update with several losses, such as ``policy (tokens) + 0.1 likelihood (tokens, where right)``: of each
     loss its factor, its average and its own rows. Empty for any other node."""
-    settings = dict(node.settings)
-    losses = settings.get("losses")
-    if not isinstance(losses, tuple):
+    settings = node.settings
+    if not isinstance(settings, UpdateOptions) or not settings.losses:
         return ""
-    scale, where, mean = (_each(settings.get(name), len(losses)) for name in ("scale", "where", "mean"))
+    means = settings.mean if isinstance(settings.mean, tuple) else (settings.mean,) * len(settings.losses)
+    each = zip(settings.losses, settings.scale or (), means, settings.where or (), strict=True)
     return " + ".join(f"{'' if factor == 1 else f'{factor:g} '}{loss} ({average}{f', where {column}' if column else ''})"
-                      for loss, factor, average, column in zip(losses, scale, mean, where, strict=True))
-
-
-def _each(value: Any, count: int) -> tuple[Any, ...]:
-    """The value of each loss, of one for all or of a tuple, which is text where it is of several types."""
-    if isinstance(value, str) and value.startswith("("):
-        value = ast.literal_eval(value)
-    return tuple(value) if isinstance(value, tuple) else (value,) * count
+                      for loss, factor, average, column in each)
 
 
 def label(node: Node) -> str:
@@ -133,7 +125,7 @@ def _dotted(label: str) -> str:
 
 def as_json(graph: Graph) -> str:
     """Numbers that JSON has not are text: "inf", "nan"."""
-    fields = dataclasses.asdict(graph)
+    fields = graph.as_fields()
     if fields["evaluation"] is None:
         del fields["evaluation"]
     return json.dumps(_finite(fields), indent=1, allow_nan=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Literal
 
+from rlflow.author.node_options import ChooseOptions, RepeatOptions
 from rlflow.compiler.graph.model import Graph, Node, Op, RowAxis
 
 Axes = Sequence[RowAxis]
@@ -87,8 +88,8 @@ def expected_rows(graph: Graph, prompts: int, repeats: Literal["groups", "prompt
     counts: dict[int, int] = {}
     for number, axis in enumerate(graph.axes):
         maker = makers.get(number)
-        if maker is not None and maker.op is Op.REPEAT:
-            counts[number] = (_setting(maker, "groups") if repeats == "groups" else prompts) * max(axis.samples, 1)
+        if maker is not None and isinstance(maker.settings, RepeatOptions):
+            counts[number] = (maker.settings.groups if repeats == "groups" else prompts) * max(axis.samples, 1)
         else:
             counts[number] = _rows(graph, axis, maker, counts, prompts)
     return counts
@@ -99,11 +100,12 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
         return sum(counts[part] for part in axis.parts)
     if axis.parent is None:
         return prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
-    if axis.step == "chosen" and maker is not None and (count := _setting(maker, "count", 0)):
-        groups = expected_groups(graph, axis.parent, counts) if dict(maker.settings)["per"] == "group" else 1
-        return min(counts[axis.parent], count * groups)
     if axis.step == "chosen":
-        return counts[axis.parent]
+        choice = maker.settings if maker is not None else None
+        if not isinstance(choice, ChooseOptions) or not choice.count:
+            return counts[axis.parent]
+        groups = expected_groups(graph, axis.parent, counts) if choice.per == "group" else 1
+        return min(counts[axis.parent], choice.count * groups)
     return counts[axis.parent] * max(axis.samples, 1)
 
 
@@ -116,11 +118,6 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
         return min(rows[axis], expected_groups(graph, entry.parent, rows))
     pairs = 2 if entry.parent is None and entry.grouped and not entry.samples else 1
     return rows[axis] // max(entry.samples, pairs, 1)
-
-
-def _setting(node: Node, name: str, absent: int = 1) -> int:
-    """A whole number among the settings of a node."""
-    return int(str(dict(node.settings).get(name) or absent))
 
 
 def ahead_of_training(graph: Graph) -> set[int]:

@@ -8,17 +8,19 @@ stored nowhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import networkx as nx
 
 from rlflow.author.columns import Kind
+from rlflow.author.node_options import AnyOptions, NodeOptions, Pairs
 from rlflow.errors import Place
 
-Value = bool | int | float | str | None | tuple[str, ...]
+Own = TypeVar("Own", bound=NodeOptions)
 
 
 class Op(StrEnum):
@@ -87,7 +89,7 @@ class Node:
     axis: int  # of the rows of its inputs
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
-    settings: tuple[tuple[str, Value], ...] = ()  # name → value as the flow gives it
+    settings: AnyOptions = NodeOptions()
     role: str | None = None
     dispatch: str = "DP_COMPUTE"  # how its rows go to the ranks of a pool
     rows: str = "row"  # "group" where the rows of a group have to be together
@@ -124,6 +126,11 @@ class Node:
             return self
         return next((stage for node in (self.body.nodes if self.body else ()) if (stage := node.impure_stage)), None)
 
+    def options(self, kind: type[Own]) -> Own:
+        """The settings of a call that has settings of this kind."""
+        assert isinstance(self.settings, kind)
+        return self.settings
+
     def output(self, name: str) -> Output:
         """The output of this name. Raises StopIteration where the node has none."""
         return next(output for output in self.outputs if output.name == name)
@@ -159,7 +166,7 @@ class Graph:
     name: str
     nodes: tuple[Node, ...]
     axes: tuple[RowAxis, ...]
-    hp: tuple[tuple[str, Value], ...] = ()
+    hp: Pairs = ()
     roles: tuple[RoleUse, ...] = ()
     state: tuple[StateSlot, ...] = ()
     results: tuple[Input, ...] = ()  # the columns that the flow, or the body of a repeat, returns
@@ -176,6 +183,13 @@ class Graph:
         from rlflow.compiler.graph.draw import html
 
         return html(self)
+
+    def as_fields(self) -> dict[str, Any]:
+        """The graph as plain values, settings as they are shown."""
+        fields = asdict(self)
+        for node, own in zip(self.nodes, fields["nodes"], strict=True):
+            own |= {"settings": node.settings.shown, "body": node.body and node.body.as_fields()}
+        return fields | {"evaluation": self.evaluation and self.evaluation.as_fields()}
 
     @cached_property
     def by_name(self) -> dict[str, Node]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgpack
 
-from rlflow.compiler.graph.model import Column, Graph, Node
+from rlflow.author.node_options import AskOptions, ChooseOptions, GenerateOptions, NodeOptions, RepeatOptions, ShownOptions, UpdateOptions
+from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.errors import PlanError
 
 VERSION = 1
+OPTIONS: dict[str, type[NodeOptions]] = {Op.STAGE: ShownOptions, Op.GENERATE: GenerateOptions, Op.UPDATE: UpdateOptions,
+                                     Op.REPEAT: RepeatOptions, Op.ASK: AskOptions, Op.CHOOSE: ChooseOptions}  # fmt: skip
 LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are left out where they have these values
 
 
@@ -25,7 +30,7 @@ def pack(graph: Graph) -> bytes:
 def _plain(graph: Graph) -> dict[str, Any]:
     """The graph as plain values. An axis whose rows were sampled, and a flow without an evaluation of its own, say no more than they did
     when there were no others, so that graphs of that time keep their identity."""
-    fields = dataclasses.asdict(graph)
+    fields = graph.as_fields()
     _shortened(fields)
     return fields
 
@@ -52,14 +57,51 @@ def unpack(data: bytes) -> Graph:
         envelope = msgpack.unpackb(data)
         if envelope["format"] != "rlflow-graph" or envelope["version"] != VERSION:
             raise ValueError(f"format {envelope['format']!r} version {envelope['version']!r}")
-        graph: Graph = _adapter().validate_json(json.dumps(envelope["graph"]), strict=True)
+        _read_settings(envelope["graph"])
+        graph: Graph = _adapter(Graph).validate_json(json.dumps(envelope["graph"]), strict=True)
         _consistent(graph)
         return graph
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, msgpack.UnpackException, ValidationError) as error:
+    except (
+        ValueError, LookupError, TypeError, SyntaxError, OverflowError, RecursionError, msgpack.UnpackException, ValidationError,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PlanError.of("graph-bytes", "these bytes are not a graph of this version", found=reason,
                            expected=f"rlflow-graph version {VERSION}",
                            remedy="write the graph again with this version") from error
+
+
+def _read_settings(graph: dict[str, Any]) -> None:
+    """Give the settings of each call the names of their class; they stay pairs where they do not fit it, since one is masked."""
+    from pydantic import ValidationError
+
+    for node in graph["nodes"]:
+        kind: Any = OPTIONS.get(node["op"], NodeOptions)
+        pairs = node["settings"]
+        fields = _own_fields(kind, pairs)
+        try:
+            _adapter(kind).validate_json(json.dumps(fields), strict=True)
+        except ValidationError:
+            fields = {"own": pairs}
+        node["settings"] = fields
+        if node["body"] is not None:
+            _read_settings(node["body"])
+    if graph.get("evaluation") is not None:
+        _read_settings(graph["evaluation"])
+
+
+def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Settings by the names of their class."""
+    if kind is ShownOptions:
+        return {"own": pairs}
+    if kind is UpdateOptions:
+        count = 7 if [name for name, _ in pairs[4:7]] == ["scale", "where", "losses"] else 4
+        return {**_own_fields(NodeOptions, pairs[:count]), "own": pairs[count:]}
+    return {name: value if name == "environment" else _typed(value) for name, value in pairs}
+
+
+def _typed(value: Any) -> Any:
+    """A setting of a verb, whose tuples and long numbers are stored as text."""
+    return ast.literal_eval(value) if isinstance(value, str) and (value.startswith("(") or value.isdigit()) else value
 
 
 def _consistent(graph: Graph) -> None:
@@ -86,11 +128,11 @@ def _consistent(graph: Graph) -> None:
         _consistent(graph.evaluation)
 
 
-@lru_cache(maxsize=1)
-def _adapter() -> Any:
+@lru_cache
+def _adapter(kind: type) -> Any:
     from pydantic import ConfigDict, TypeAdapter, with_config
 
-    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(Graph))
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind))
 
 
 def identity(graph: Graph) -> str:

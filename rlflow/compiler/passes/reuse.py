@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.graph.model import Op
 from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
@@ -19,7 +20,7 @@ def reuse(plan: Plan) -> Plan:
         return replace(plan, notes=(*plan.notes, PassNote("reuse", "no update begins with a forward that was made before")))
     if before[-1].id in plan.in_pieces:
         return replace(plan, notes=(*plan.notes, PassNote("reuse", f"{before[-1].name} is in pieces, so {first.name} begins anew")))
-    rows = dict(first.settings).get("minibatch")
-    ahead = {before[-1].id: float(str(rows)) if rows is not None else math.inf}
+    rows = first.options(UpdateOptions).minibatch
+    ahead = {before[-1].id: float(rows) if rows is not None else math.inf}
     upto = f" of at most {rows} rows" if rows is not None else ""
     return replace(plan, ahead=ahead, notes=(*plan.notes, PassNote("reuse", f"{first.name} begins with {before[-1].name}{upto}")))

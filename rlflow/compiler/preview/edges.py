@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.layouts import Layouts, RowLayout, alike, on_one_rank
-from rlflow.compiler.preview.sizes import Sizes, setting
+from rlflow.compiler.preview.sizes import Sizes
 from rlflow.compiler.preview.transfers import passage, transfer
 from rlflow.compiler.sizes import ModelFootprint
 from rlflow.compiler.trace.compile import all_nodes
@@ -83,7 +84,8 @@ def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: 
         return Edge(source, node.name, names, size)
     ranks = plan.placement.pools
     source_layout, needed = (on_one_rank(layout, ranks) for layout in (of, layouts.needed[node.id]))
-    times = copies(source_layout, needed, ranks, setting(node, "epochs"))
+    epochs = node.settings.epochs if isinstance(node.settings, UpdateOptions) else 1
+    times = copies(source_layout, needed, ranks, epochs)
     moved = sum(int(sizes.sent(node, item) * times) for item in items)
     why = "stays" if not moved else "pool" if source_layout.pool != needed.pool else "split"
     return Edge(source, node.name, names, size, moved, source_layout.pool, needed.pool, why)

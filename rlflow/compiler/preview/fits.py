@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from rlflow.compiler.graph.model import HALVES, Graph, Node, Op
+from rlflow.author.node_options import GenerateOptions, RepeatOptions, UpdateOptions
+from rlflow.compiler.graph.model import HALVES, Graph, Node
 from rlflow.compiler.placement import GENERATORS, REST, Placement
 from rlflow.compiler.plan import Plan
-from rlflow.compiler.preview.sizes import Sizes, setting
+from rlflow.compiler.preview.sizes import Sizes
 from rlflow.compiler.trace.compile import used_nodes
 from rlflow.errors import Problem, listed
 
@@ -40,9 +41,10 @@ def _no_half(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Pro
 def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
     """Repeats whose tries bring fewer groups than they want. Nothing waits for the rest: a run trains on what there is."""
     for node in graph.nodes:
-        if node.op is Op.REPEAT and (most := sizes.rows[node.axis] * setting(node, "tries")) < (wanted := setting(node, "groups")):
+        repeat = node.settings
+        if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (wanted := repeat.groups):
             yield Problem("repeat-short", f"{node.name} can never keep the groups that it wants", node.place,
-                          found=f"{sizes.rows[node.axis]} prompts, {setting(node, 'tries')} tries: at most {most} of {wanted} groups",
+                          found=f"{sizes.rows[node.axis]} prompts, {repeat.tries} tries: at most {most} of {wanted} groups",
                           expected=f"at least {wanted} prompts over all tries", severity="warning",
                           remedy=f"groups={most} or fewer, or more tries or --prompts")
 
@@ -54,11 +56,13 @@ MOST_TOKENS = 1 << 40  # likewise: their ids, masks and log-probs take tens of t
 def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
     """Samples that no machine could keep an iteration of."""
     for node in sizes.graph.nodes:
-        if node.op is Op.GENERATE and (tokens := sizes.rows[node.rows_axis] * setting(node, "max_tokens")) > MOST_TOKENS:
+        if not isinstance(node.settings, GenerateOptions):
+            continue
+        if (tokens := sizes.rows[node.rows_axis] * node.settings.max_tokens) > MOST_TOKENS:
             yield Problem("too-many-tokens", f"{node.name} samples more tokens than can be kept", node.place,
                           found=f"up to {tokens} tokens an iteration", expected=f"at most {MOST_TOKENS}",
                           remedy="fewer max_tokens, fewer samples of each prompt, or fewer --prompts")
-        if node.op is Op.GENERATE and (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
+        if (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
             yield Problem("too-many-rows", f"{node.name} samples more rows than can be kept", node.place,
                           found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts", expected=f"at most {MOST_ROWS}",
                           remedy="fewer samples of each prompt, or fewer --prompts")
@@ -91,8 +95,8 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
     for node, size, pool in _placed(plan, sizes):
         units = size.groups[node.axis] if node.rows == "group" else size.rows[node.axis]
         most[pool] = max(most.get(pool, (0, "")), (units, "groups" if node.rows == "group" else "rows"))
-        if node.op is Op.UPDATE and dict(node.settings).get("minibatch"):
-            small += _small(node, setting(node, "minibatch"), pool, plan.placement.pools[pool])
+        if isinstance(node.settings, UpdateOptions) and node.settings.minibatch:
+            small += _small(node, node.settings.minibatch, pool, plan.placement.pools[pool])
     for pool, (units, what) in most.items():
         if units < (ranks := plan.placement.pools[pool]):
             yield Problem("idle-ranks", f"pool '{pool}' has more ranks than an iteration can fill", found=f"{ranks} ranks, at most {units} "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.author.columns import Kind, Level
+from rlflow.author.node_options import GenerateOptions
 from rlflow.compiler.graph.lineage import expected_groups, expected_rows, line
 from rlflow.compiler.graph.model import Column, Graph, Input, Node
 from rlflow.compiler.placement import SIZES, TYPICAL
@@ -55,7 +56,8 @@ class Sizes:
             if node.makes is not None:
                 body, axis = self.bodies.get(node.id), self.graph.axes[node.makes]
                 of = axis.parts or ((axis.parent,) if axis.step == "chosen" and axis.parent is not None else ())
-                whole = body.tokens[body.graph.rows] if body else max((tokens_of[part] for part in of), default=setting(node, "max_tokens"))
+                own = node.settings.max_tokens if isinstance(node.settings, GenerateOptions) else 1
+                whole = body.tokens[body.graph.rows] if body else max((tokens_of[part] for part in of), default=own)
                 tokens_of[node.makes] = whole
         return tokens_of
 
@@ -135,8 +137,3 @@ def _cut(graph: Graph, axis: int) -> bool:
     """Whether rows of an axis come from rows that were asked for single tokens."""
     history = list(line(graph.axes, axis))
     return any(graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts) for step in history)
-
-
-def setting(node: Node, name: str) -> int:
-    """A whole number among the settings of a node; 1 where it has none."""
-    return int(str(dict(node.settings).get(name) or 1))

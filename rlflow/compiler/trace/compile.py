@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, text
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import GenerateOptions, plain
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
@@ -48,7 +49,7 @@ class Program:
     hp: Any
     graph: Graph
     functions: Mapping[str, Stage | Loss] = field(repr=False)  # node → its stage or loss
-    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)  # node → the values that it was called with
+    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)  # node → the settings that its stage or loss is called with
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
     weighed: frozenset[str] = frozenset()  # those of them whose weight the flow reads, so that their scores come without it
 
@@ -181,7 +182,7 @@ def _graph(
     evaluation: Graph | None,
 ) -> Graph:
     nodes = tuple(tracer.recorded.nodes)
-    settings = tuple((f.name, rules.plain(getattr(hp, f.name))) for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
+    settings = tuple((f.name, plain(getattr(hp, f.name))) for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     slots = tuple(StateSlot(name, initial[name], tracer.state[name].column) for name in initial)
     evaluating = evaluation.nodes if evaluation else ()
     uses = tuple(role_use(name, nodes, tracer.functions, evaluating) for names in roles.values() for name in names)
@@ -275,8 +276,9 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 def _truncates(node: Node) -> str:
     """The settings by which a `generate` samples from some tokens alone; empty where it does not."""
-    settings = {"min_tokens": 0, "lengths": (), **dict(node.settings)}  # a top_p that is computed is absent
-    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ())) if settings.get(name) != off)
+    settings = node.options(GenerateOptions)
+    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ()))
+                     if getattr(settings, name) != off)  # fmt: skip
 
 
 def _distinct(problems: list[Problem]) -> list[Problem]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlflow.author.columns import CLOCK, PROMPT_ID, TABLE, Kind, Level
 from rlflow.author.dispatch import ALL, RANK0
@@ -16,7 +15,7 @@ from rlflow.author.stage import Stage
 from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.author.words import COLUMNS, column_meant
 from rlflow.compiler.graph.lineage import line
-from rlflow.compiler.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
+from rlflow.compiler.graph.model import Column, Graph, Node, Op, Output, RowAxis
 from rlflow.errors import Place, Problem, listed, nearest
 
 if TYPE_CHECKING:
@@ -376,19 +375,6 @@ def _read_within(node: Node, name: str) -> bool:
     return inner in node.body.readers() or _read_within(node.body.nodes[inner.node], inner.name)
 
 
-def plain(value: Any) -> Value:
-    """A setting as the graph stores it: numbers and text as they are, anything else by its name or repr."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # more than the wire format holds
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    with contextlib.suppress(AttributeError):
-        return str(value.__qualname__)
-    return repr(value)
-
-
 def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
     """Columns that the author's own stages give and nothing reads."""
     readers = graph.readers()
@@ -433,9 +419,9 @@ def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place:
                    environment.place, found=f"{name}: {kind}", expected="text, or one number per row", remedy="read the text of the prompt")
 
 
-def environment_settings(environment: EnvironmentSpec, settings: Mapping[str, Any], what: str, place: Place | None) -> Iterator[Problem]:
+def environment_settings(environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None) -> Iterator[Problem]:
     """Lengths that are recorded are those of rows that end by themselves."""
-    if settings.get("lengths"):
+    if lengths:
         yield Problem("env-lengths", f"{what} has recorded lengths, and the environment {environment.name}", place, environment.place,
                       found="lengths", expected="one of both: an environment decides how long its episodes are", remedy="leave lengths out")
 

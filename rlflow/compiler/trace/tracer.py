@@ -15,6 +15,17 @@ from rlflow.author import verbs
 from rlflow.author.columns import CLOCK, MODEL_PROMPT, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import (
+    AskOptions,
+    ChooseOptions,
+    GenerateOptions,
+    NodeOptions,
+    Pairs,
+    RepeatOptions,
+    ShownOptions,
+    UpdateOptions,
+    plain,
+)  # fmt: skip
 from rlflow.author.scope import AskWay, current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
     from rlflow.rewards.environments.spec import EnvironmentSpec
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them
+NO_OPTIONS = NodeOptions()
 STATE = scalar("float32")  # the kind of what lives across iterations
 
 
@@ -55,7 +67,7 @@ class Tracer:
         self.recorded = RecordedGraph()
         self.problems: list[Problem] = []
         self.functions: dict[str, Stage | Loss] = {}
-        self.bound: dict[str, dict[str, Any]] = {}
+        self.bound: dict[str, dict[str, Any]] = {}  # node → the settings of its stage or loss
         self.state: dict[str, ColumnSource] = {}
         self.calls = 0
         self.weighed: set[str] = set()  # roles of ``*rewards`` whose weight the flow asked for
@@ -73,13 +85,11 @@ class Tracer:
         self.recorded.axes.append(axis)
         return len(self.recorded.axes) - 1
 
-    def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
-        """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
+    def add(self, op: Op, name: str, axis: int, settings: NodeOptions = NO_OPTIONS, **fields: Any) -> Node:
+        """Append a node under a name that no other node has."""
         unique, counted = self._unique(name), self.prefix + name
         self._names[counted] = self._names.get(counted, 0) + 1
-        self.bound[unique] = dict(settings or {})
-        shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
-        node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
+        node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=settings, **fields)
         self.recorded.nodes.append(node)
         self.calls += 1
         return node
@@ -178,11 +188,11 @@ class Tracer:
         if len(inputs) == len(stage.signature.columns):
             self.report(*rules.length_rules(stage, sound, [batch.columns.get(item.parameter) for item in inputs], place))
         node = self.add(
-            Op.STAGE, stage.name, batch.axis, inputs=inputs + edges, outputs=outputs, settings=bound, role=stage.on,
+            Op.STAGE, stage.name, batch.axis, inputs=inputs + edges, outputs=outputs, settings=ShownOptions(_shown(bound)), role=stage.on,
             dispatch=str(stage.dispatch), rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place,
             definition=stage.place,
         )
-        self.functions[node.name] = stage
+        self.functions[node.name], self.bound[node.name] = stage, bound
         result = self.symbols(node)
         self.state = self.state | {name: source for name, source in result.sources.items() if name in self.state}
         if self.depth and (changed := [output.name for output in outputs if output.name in self.state]):
@@ -274,20 +284,20 @@ class Tracer:
         environment = self.context.environments.get(role) or self.context.environments.get("")
         if environment is not None:
             inputs += self._environment_inputs(environment, prompts, what, place)
-            self.report(*rules.environment_settings(environment, bound, what, place))
+            self.report(*rules.environment_settings(environment, bound["lengths"], what, place))
         self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
         more: dict[str, Any] = {}
+        sampling = call.without_edges(bound)
         seconds = verbs.DEADLINES["generate"]
         if environment is not None:
             outputs += tuple(Output(name, standard_kind(name), name) for name in verbs.EPISODE_GIVES)
             seconds += environment.bounds.turns * environment.bounds.seconds
             more = {"digest": environment.digest, "definition": environment.place}
+            sampling["environment"] = str(environment)
         node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs + call.edges, outputs=outputs,
-                        settings=call.without_edges(bound), role=role, makes=makes, timeout=seconds, place=place, **more)
-        if environment is not None:  # shown with the settings, of which it is none that the generator takes
-            self.recorded.nodes[-1] = node = replace(node, settings=(*node.settings, ("environment", str(environment))))
+                        settings=GenerateOptions(**sampling), role=role, makes=makes, timeout=seconds, place=place, **more)
         return self.batch(makes, prompts.sources | self.symbols(node).sources)
 
     def _environment_inputs(
@@ -364,8 +374,8 @@ class Tracer:
         if isinstance(loss, JointLoss):
             bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
         rest = {name: value for name, value in settings.items() if name not in specified}
-        bound_loss, edges = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place,
-                                           also=tuple(specified))
+        own, edges = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
+        own = {name: value for name, value in own.items() if name not in specified}  # what the update takes for itself no loss gets
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
@@ -373,10 +383,10 @@ class Tracer:
         ) + edges
         levels = {name: kind.level if kind else None for name, kind in batch.columns.items()}
         self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place), *rules.torn_groups(loss, levels, what, place))
-        node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
+        node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings=UpdateOptions(**bound, own=_shown(own)),
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
                         definition=loss.place)
-        self.functions[node.name] = loss
+        self.functions[node.name], self.bound[node.name] = loss, own
 
     # -- merging -------------------------------------------------------------------------------------------------------------
 
@@ -449,7 +459,7 @@ class Tracer:
         makes = self.axis(RowAxis(batch.axis, 0 if by_token else 1, step="cut" if by_token else "asked"))
         outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
         node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(inputs), outputs=outputs,
-                        settings={"roles": self._sampler(batch) if way != "text" else ()}, makes=makes, place=place)
+                        settings=AskOptions(self._sampler(batch) if way != "text" else ()), makes=makes, place=place)
         along = {name: source for name, source in batch.sources.items() if way == "until" and name in ("prompt", MODEL_PROMPT)}
         return self.batch(makes, asked_columns(batch.sources) | along | self.symbols(node).sources)
 
@@ -464,20 +474,19 @@ class Tracer:
         nearest = next((step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"), None)
         for number, node in enumerate(self.recorded.nodes):
             if nearest is not None and node.makes == nearest:
-                roles = tuple(dict.fromkeys((*self.bound[node.name]["roles"], role)))
-                self.bound[node.name] = {"roles": roles}
-                self.recorded.nodes[number] = replace(node, settings=(("roles", roles),))
+                roles = tuple(dict.fromkeys((*node.options(AskOptions).roles, role)))
+                self.recorded.nodes[number] = replace(node, settings=AskOptions(roles))
 
-    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> SymbolicBatch:
+    def choose(self, batch: Any, column: str, settings: ChooseOptions) -> SymbolicBatch:
         """Record a `choose`."""
         place = call_place()
         batch = self.mine(batch, "choose")
-        axis, kind = self.recorded.axes[batch.axis], row if settings["count"] else row("bool")
+        axis, kind = self.recorded.axes[batch.axis], row if settings.count else row("bool")
         inputs = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
-        if settings["per"] == "group" and not axis.grouped:
+        if settings.per == "group" and not axis.grouped:
             self.report(rules.choose_groups(place))
         flag = batch.columns.get(column)
-        whole = flag is not None and flag.level is Level.GROUP and not settings["count"]
+        whole = flag is not None and flag.level is Level.GROUP and not settings.count
         makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
         self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in inputs), settings=settings, makes=makes,
                  place=place)
@@ -527,7 +536,7 @@ class Tracer:
         inputs = tuple(Input(n, source.column) for n, source in (prompts.sources | self.state).items())
         makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
         outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
-        node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=bound,
+        node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=RepeatOptions(**bound),
                         makes=makes, body=graph, digest=digest(body), timeout=float("inf"), place=place,
                         definition=definition_place(body))
         self.recorded.nodes[-1] = node = replace(node, call=call)
@@ -558,6 +567,10 @@ class Tracer:
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).sources
+
+
+def _shown(settings: Mapping[str, Any]) -> Pairs:
+    return tuple((name, plain(value)) for name, value in settings.items())
 
 
 def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:

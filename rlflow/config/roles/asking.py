@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlflow.compiler.graph.model import Graph, Op
+from rlflow.author.node_options import AskOptions
+from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.flags import RunConfig
 from rlflow.config.roles.dataset import true_or_false
@@ -34,8 +35,8 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
     tools = {role: spec for role, spec in environment.items() if spec.tools}
     folders = {name: role.folder for name, role in roles.items()}
     for node in used_nodes(graph):
-        if node.op is Op.ASK:
-            _alike([str(role) for role in dict(node.settings)["roles"]], folders)  # type: ignore[union-attr]
+        if isinstance(node.settings, AskOptions):
+            _alike(node.settings.roles, folders)
     variables = template_kwargs(config.data)
     default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")
 
@@ -87,7 +88,7 @@ def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence
                            remedy="name an instruct model, whose tokenizer has one, or have the stage give text")
 
 
-def _alike(names: list[str], folders: Mapping[str, Path | None]) -> None:
+def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:
     """Raises PlanError where the tokenizers of roles are not the same files."""
     known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
     if len(set(known.values())) > 1:

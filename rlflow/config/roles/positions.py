@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow.author.node_options import GenerateOptions
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.roles.roles import Roles
@@ -39,7 +40,7 @@ def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) ->
 
 
 def _tokens(node: Node) -> int:
-    return int(str(dict(node.settings)["max_tokens"]))
+    return node.options(GenerateOptions).max_tokens
 
 
 def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from rlflow.compiler.graph.model import Graph, Node, Op
+from rlflow.author.node_options import AskOptions, GenerateOptions
+from rlflow.compiler.graph.model import Graph, Node
 from rlflow.compiler.trace.compile import Program, used_nodes
 from rlflow.config.roles.environments import Specs, by_role, sampling_roles
 from rlflow.data.chat import QUESTION, ChatTemplate, check_variables
@@ -46,9 +47,10 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
     """Problems of ``stop_token_ids`` that are outside of the vocabulary which the config of the model names. ``default``, ``own``: as of
     ``reply_problems``."""
     for node in used_nodes(program.graph):
-        ids, folder = program.settings.get(node.name, {}).get("stop_token_ids"), own.get(node.role or "") or default
+        ids = node.settings.stop_token_ids if isinstance(node.settings, GenerateOptions) else ()
+        folder = own.get(node.role or "") or default
         size = pretrained.read_vocabulary_size(Path(folder)) if ids and folder is not None else None
-        unknown = [str(token) for token in ids or () if size is not None and token >= size]
+        unknown = [str(token) for token in ids if size is not None and token >= size]
         if size is not None and unknown:
             flag = f"--{node.role}.generate.stop_token_ids"
             yield Problem("stop-token", f"'{node.name}' is to end at tokens that the model in {folder} does not have", node.place,
@@ -66,8 +68,7 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
 
 def _asked_roles(node: Node) -> tuple[str, ...]:
     """The roles that answer what an `ask` makes; none for any other node."""
-    roles = dict(node.settings).get("roles")
-    return roles if node.op is Op.ASK and isinstance(roles, tuple) else ()
+    return node.settings.roles if isinstance(node.settings, AskOptions) else ()
 
 
 def _goes_on(node: Node) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlflow.author.node_options import GenerateOptions
 from rlflow.author.settings import fields, override
 from rlflow.compiler.graph.model import HALVES, Graph, Op, RoleUse
 from rlflow.compiler.trace.compile import used_nodes
@@ -100,9 +101,9 @@ def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
 def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
     """Temperatures at which the generator of a role does not sample. One that a stage computes is judged by the generator itself."""
     for node in used_nodes(graph):
-        temperature = dict(node.settings).get("temperature") if node.op is Op.GENERATE else None
+        temperature = node.settings.temperature if isinstance(node.settings, GenerateOptions) else None
         role = roles.get(node.role or "")
-        if role is None or not isinstance(temperature, int | float) or not temperature:
+        if role is None or not temperature:
             continue
         lowest, highest = role.generator.can.temperatures
         if not lowest <= temperature <= highest:

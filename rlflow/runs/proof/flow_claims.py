@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import padding
-from rlflow.author.joint import terms
 from rlflow.compiler.check.influence import moved
 from rlflow.compiler.graph.model import Graph, Op
 from rlflow.errors import Place, listed
@@ -147,7 +146,7 @@ class FlowClaims:
 
     def waived(self) -> str:
         """The reason that a loss gives for needing no reward; empty where none does."""
-        losses = (term.loss for one in map(learned_rows, self.base.updates) for term in terms(one.loss, one.settings, one.settings["mean"]))
+        losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[RehearsalRecord, Push]]) -> Claim | None:
@@ -235,7 +234,7 @@ class FlowClaims:
         """Whether each column that a loss reads has a say: in its gradient, or at least in its value or metrics."""
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
-        for term in terms(update.loss, update.settings, update.settings["mean"]):
+        for term in update.terms:
             for name in term.loss.signature.column_names:
                 if name not in batch or name in ("mask", "group") or not isinstance(value := batch[name], Tensor) or not value.dim():
                     continue

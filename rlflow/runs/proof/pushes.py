@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.batch import Batch
-from rlflow.author.joint import JointLoss, terms
+from rlflow.author.joint import JointLoss
 from rlflow.execution.computed import with_numbers
 from rlflow.runs.proof.rehearsal import RecordedUpdate
 from rlflow.training.learning import loss_columns, only_masked
@@ -87,17 +87,14 @@ def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
 def objective(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Tensor:
     """The number that an update minimises in one step over all of its rows, 0-d float64, as the trainer averages it. ``also``: columns in
     place of the rows' own."""
-    batch, rest = update.batch, dict(update.settings)
-    for name in ("after", "epochs", "minibatch"):
-        rest.pop(name, None)
-    mean = rest.pop("mean")
+    batch = update.batch
     counts, mask = mask_counts(batch), (also or {}).get("mask", batch["mask"])
     if also and "mask" in also:
         counts = mask.sum(1)
     own = own_rows(batch, update.loss) if isinstance(update.loss, JointLoss) else None
     totals, new = MinibatchTotals.of(counts, own), only_masked(new, mask)
     shares = []
-    for number, term in enumerate(terms(update.loss, rest, mean)):
+    for number, term in enumerate(update.terms):
         index = torch.arange(len(batch)) if term.where is None else batch[term.where].bool().nonzero()[:, 0]
         if not len(index):
             continue

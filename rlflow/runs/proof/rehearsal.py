@@ -15,7 +15,9 @@ from torch import Tensor
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, padding
 from rlflow.author.columns import Kind, Level
+from rlflow.author.joint import LossTerm, terms
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import UpdateOptions
 from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
 from rlflow.compiler.plan import Plan
@@ -26,6 +28,7 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.board import Board
+from rlflow.training.protocols import Sampling
 
 POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)  # of made scores, so that means of groups differ; half of the sets reach 1 in each
 Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
@@ -33,7 +36,8 @@ Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [ro
 
 @dataclass(frozen=True)
 class RecordedUpdate:
-    """An update that was not made: its node's name, role, rows with the columns that it reads, loss, settings and number of the call."""
+    """An update that was not made: its node's name, role, rows with the columns that it reads, loss, the loss's settings, number of the
+    call, and options."""
 
     node: str
     role: str
@@ -41,6 +45,12 @@ class RecordedUpdate:
     loss: Loss
     settings: Mapping[str, Any]
     call: int
+    options: UpdateOptions = UpdateOptions()
+
+    @property
+    def terms(self) -> list[LossTerm]:
+        """The losses of its step."""
+        return terms(self.loss, self.settings, self.options.mean)
 
 
 @dataclass(frozen=True)
@@ -84,15 +94,13 @@ class Rehearsing(Engine):
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
     asks: bool  # whether the run's own rewards are asked too
 
-    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE) -> Batch:
+    def generate(self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE) -> Batch:
         """Sample at most ``longest`` tokens, and the same rows again for the same prompts."""
         key = (call, id(prompts.axis))
         if key not in self.sampled:
-            short = {**settings, "max_tokens": min(settings["max_tokens"], self.longest)}
-            if short.get("lengths"):  # a recorded list would have rows as long as it says
-                short["lengths"] = ()
-            if short.get("min_tokens", 0) > short["max_tokens"]:
-                short["min_tokens"] = 0
+            most = min(sampling.max_tokens, self.longest)
+            least = sampling.min_tokens if sampling.min_tokens <= most else 0
+            short = replace(sampling, max_tokens=most, min_tokens=least, lengths=())  # a recorded list has rows as long as it says
             self.sampled[key] = prompts, super().generate(role, prompts, short, call, terms)
         return self.sampled[key][1]
 
@@ -130,10 +138,11 @@ class Rehearsing(Engine):
             return super().stage(stage, batch, settings, call, terms)
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Record the update in place of making it."""
-        self.record.updates.append(RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call))
+        self.record.updates.append(RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options))
         return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), loss.signature.column_names, waits=True)
 
 

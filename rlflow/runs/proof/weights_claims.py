@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ CLOSE = 2e-3  # nats between two computations of a log-prob in float32
 CLOSE_SHORT = 0.25  # in a shorter dtype
 FELT = 1e-3  # the share of a push below which the gradient of the weights, a sum in float32, has fewer than four digits besides rounding
 MICRO = 24  # tokens of a small micro-batch
-ONE_STEP: Mapping[str, Any] = {"epochs": 1, "minibatch": None}  # settings of an update that takes one step on all of its rows
 LARGE = 1e9  # weights of a model that is too large to be trained in this process too
 
 
@@ -139,9 +138,9 @@ class WeightsClaims:
 
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
         """The state after one step on all rows, from ``start``; ``after=`` and epochs are set aside."""
-        settings = {**update.settings, **ONE_STEP, "after": 0}
+        options = replace(update.options, epochs=1, minibatch=None, after=0)
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
-        self.do(lambda: self.engine.update(update.role, rows or update.batch, update.loss, settings, update.call))
+        self.do(lambda: self.engine.update(update.role, rows or update.batch, update.loss, options, update.settings, update.call))
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
     def moves(self, update: RecordedUpdate, push: Push, here: New, moved: float) -> Iterator[Claim]:
@@ -225,10 +224,9 @@ class WeightsClaims:
         if size > LARGE or not any(name.startswith("exp_avg/") for name in after):
             yield Claim("ranks", update.node, "unproved", "the trainer's state shows no first moments, or is too large for one process")
             return
-        settings = {name: value for name, value in {**update.settings, **ONE_STEP}.items() if name != "after"}
         one = self.alone[update.role]()
         one.restore(copied(start))
-        one.update(update.batch, update.loss, seed=0, **settings)
+        one.update(update.batch, update.loss, mean=update.options.mean, seed=0, **update.settings)
         apart = moments_apart(one.state(), after)
         yield judged("ranks", update.node, apart < (0.05 if self.short else 1e-3), ("all ranks together have the gradient of one process",
                      "all ranks together have another gradient than one process that has all rows"),

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.author.load import load_flow
-from rlflow.compiler.graph.model import Column, Input
+from rlflow.author.node_options import ShownOptions
+from rlflow.compiler.graph.model import Column, Input, Op
 from rlflow.compiler.graph.wire import identity, pack, unpack
-from rlflow.compiler.trace.compile import compile_flow
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.errors import PlanError
 
 PPO = compile_flow(load_flow("ppo")).graph
@@ -24,6 +25,30 @@ def test_what_is_packed_is_unpacked(name, request):
     graph = request.getfixturevalue(name)
     assert unpack(pack(graph)) == graph
     assert identity(unpack(pack(graph))) == identity(graph)
+
+
+SAMPLING = {"actor.generate": {"stop_token_ids": (1, 2), "lengths": (3,), "stop": ("(", "7"), "top_k": 2**70}}
+JOINT = "actor.update(batch, (policy_loss, policy_loss), mean=(\"tokens\", 3), scale=(1, 0.5), where=(None, \"keep\"))"
+
+
+def test_settings_of_verbs_are_stored_as_pairs_and_read_with_their_types(repeated_text, tmp_path):
+    (tmp_path / "joint.py").write_text(repeated_text.replace("actor.update(batch, policy_loss)", JOINT))
+    graph = compile_flow(load_flow(str(tmp_path / "joint.py")), options=TraceOptions(sampling=SAMPLING)).graph
+    again = unpack(pack(graph))
+    assert again == graph
+    update = next(node for node in again.nodes if node.op is Op.UPDATE)
+    assert (update.settings.mean, update.settings.scale, update.settings.where) == (("tokens", 3), (1.0, 0.5), (None, "keep"))
+    assert repr(update.settings.mean) == "('tokens', 3)"  # 3.0 would be another graph
+    (sampling,) = [node.settings for node in again.by_name["repeat.body"].body.nodes if node.op is Op.GENERATE]
+    assert (sampling.stop_token_ids, sampling.lengths, sampling.stop, sampling.top_k) == ((1, 2), (3,), ("(", "7"), 2**70)
+    packed = msgpack.unpackb(pack(graph))["graph"]["nodes"][update.id]["settings"]
+    assert [name for name, _ in packed] == ["epochs", "minibatch", "mean", "after", "scale", "where", "losses"]
+
+
+def test_settings_in_which_one_is_masked_stay_pairs():
+    masked = ShownOptions((("samples", 2), ("stop_token_ids", "***")))
+    nodes = tuple(dataclasses.replace(node, settings=masked) if node.op is Op.GENERATE else node for node in PPO.nodes)
+    assert unpack(pack(dataclasses.replace(PPO, nodes=nodes))).nodes == nodes
 
 
 @given(st.binary(max_size=64))

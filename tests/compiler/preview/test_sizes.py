@@ -155,10 +155,10 @@ def test_an_axis_has_so_many_rows_in_so_many_groups(flow, rows, groups):
 def test_a_repeat_has_the_groups_that_it_wants_whatever_one_pass_of_it_gives():
     graph = compile_flow(load_flow("dapo")).graph
     [node] = [node for node in graph.nodes if node.body]
-    sizes, settings = Sizes.of(graph, Assumed(prompts=6)), dict(node.settings)
+    sizes, settings = Sizes.of(graph, Assumed(prompts=6)), node.settings
     samples = graph.axes[node.makes].samples
-    assert sizes.rows[node.makes] == settings["groups"] * samples
-    assert sizes.groups[node.makes] == settings["groups"]
+    assert sizes.rows[node.makes] == settings.groups * samples
+    assert sizes.groups[node.makes] == settings.groups
     body = sizes.bodies[node.id]
     assert body.rows[body.graph.rows] == 6 * samples
 
@@ -166,7 +166,7 @@ def test_a_repeat_has_the_groups_that_it_wants_whatever_one_pass_of_it_gives():
 def test_a_column_has_the_bytes_of_its_rows_where_it_is_stored_and_of_the_readers_rows_where_it_is_read():
     graph = compile_flow(load_flow("grpo")).graph
     sizes = Sizes.of(graph, Assumed(prompts=5, prompt_tokens=16))
-    samples = dict(next(node for node in graph.nodes if node.op is Op.GENERATE).settings)["samples"]
+    samples = next(node for node in graph.nodes if node.op is Op.GENERATE).settings.samples
     update = next(node for node in graph.nodes if node.op is Op.UPDATE)
     prompts = next(item for item in update.inputs if item.column.name == "prompt_tokens")
     assert sizes.given(prompts.column) == 5 * 16 * 8

@@ -7,6 +7,7 @@ import pytest
 
 from rlflow import RANK0, FlowError, flow, group_mean, loss, repeat, row, scalar, stage, text, truncated_weights
 from rlflow.author.load import load_flow
+from rlflow.author.node_options import AskOptions, RepeatOptions, ShownOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Op
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow, trace
@@ -385,7 +386,7 @@ def test_a_repeat_body_is_a_graph_of_its_own_with_names_unique_over_both():
     node = graph.by_name["repeat.body"]
     assert [inner.name for inner in node.body.nodes] == ["prompts", "actor.generate", "reward", "mixed"]
     assert "reward#2" in graph.by_name
-    assert dict(node.settings) == {"groups": 2, "tries": 3}
+    assert node.settings == RepeatOptions(groups=2, tries=3)
     assert graph.before("actor.update") >= {"repeat.body"}
     assert node.reads == {"actor", "reward"}
 
@@ -509,7 +510,7 @@ def test_settings_shape_the_graph():
 
     assert "centre" in compile_flow(f).graph.by_name
     assert "spread" in compile_flow(f, Settings(centred=False)).graph.by_name
-    assert dict(compile_flow(f, Settings(samples=5)).graph.by_name["actor.generate"].settings)["samples"] == 5
+    assert compile_flow(f, Settings(samples=5)).graph.by_name["actor.generate"].settings.samples == 5
     assert compile_flow(f, Settings(samples=5)).graph.hp == (("samples", 5), ("centred", True))
 
 
@@ -529,7 +530,21 @@ def test_settings_that_are_no_plain_values_are_kept_as_they_are():
 
     program = compile_flow(f)
     assert program.settings["shaped"] == {"shift": 0.0, "how": marker}
-    assert dict(program.graph.by_name["shaped"].settings)["how"] == repr(marker)
+    assert program.graph.by_name["shaped"].settings == ShownOptions((("shift", 0.0), ("how", repr(marker))))
+
+
+def test_a_setting_that_the_update_takes_for_itself_is_its_own_whatever_the_loss_calls_by_that_name():
+    @loss
+    def capped(new, *, mean="rows", after=7, cap=1.0):
+        return -new.logprobs * cap
+
+    @flow
+    def f(prompts, actor):
+        actor.update(actor.generate(prompts, max_tokens=4), capped, mean=3, cap=2.0)
+
+    program = compile_flow(f)
+    assert program.graph.nodes[-1].settings == UpdateOptions(mean=3, own=(("cap", 2.0),))
+    assert program.settings["actor.update"] == {"cap": 2.0}
 
 
 def test_data_of_a_wrong_kind_are_one_mistake_and_what_reads_them_is_judged_by_the_table():
@@ -563,7 +578,7 @@ def test_a_role_with_values_cannot_be_trained_by_log_probs():
 
 def test_rows_that_are_asked_in_words_of_their_own_are_encoded_for_who_samples_from_them_alone():
     graph = compile_flow(load_flow("critique")).graph
-    assert [dict(node.settings)["roles"] for node in graph.nodes if node.op is Op.ASK] == [("verifier",)]
+    assert [node.settings for node in graph.nodes if node.op is Op.ASK] == [AskOptions(("verifier",))]
 
 
 def test_a_generate_with_an_environment_waits_for_its_turns_too():

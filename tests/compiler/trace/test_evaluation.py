@@ -65,8 +65,8 @@ def test_a_plan_runs_what_the_evaluation_gives_and_nothing_else():
 
 def test_the_run_sets_how_an_evaluation_samples_but_for_its_temperatures():
     sampling = {"actor.generate": {"stop": ("x",), "top_p": 0.5, "temperature": 0.3}}
-    settings = [dict(node.settings) for node in program("two", sampling=sampling).graph.evaluation.nodes if node.role == "actor"]
-    assert [(one["stop"], one["top_p"], one["temperature"]) for one in settings] == [(("x",), 0.5, 1.0), (("x",), 0.5, 0.7)]
+    settings = [node.settings for node in program("two", sampling=sampling).graph.evaluation.nodes if node.role == "actor"]
+    assert [(one.stop, one.top_p, one.temperature) for one in settings] == [(("x",), 0.5, 1.0), (("x",), 0.5, 0.7)]
 
 
 def test_what_a_flow_calls_before_does_not_change_the_chance_of_its_evaluation():

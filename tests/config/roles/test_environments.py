@@ -91,7 +91,7 @@ def test_check_passes_an_environment_and_its_node_tells_of_it():
     report = check_flow(GRPO, ["--env", f"{FILE}:Scripted", "--env.turns", "3"])
     assert report.ok
     node = report.program.graph.by_name["actor.generate"]
-    assert dict(node.settings)["environment"] == "scripted.py:Scripted(), at most 3 turns"
+    assert node.settings.environment == "scripted.py:Scripted(), at most 3 turns"
     assert node.digest == spec_of(turns=3).digest
     assert {"turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score"} <= {output.name for output in node.outputs}
     assert node.timeout == 1800 + 3 * 60

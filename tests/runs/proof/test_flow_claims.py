@@ -58,7 +58,7 @@ def priced(new, advantages, costs):
 
 
 def _update(batch, one=gain):
-    return RecordedUpdate("actor.update", "actor", batch, one, {"mean": "tokens"}, 0)
+    return RecordedUpdate("actor.update", "actor", batch, one, {}, 0)
 
 
 def record(scores, batch, node="reward"):

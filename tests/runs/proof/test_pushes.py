@@ -6,6 +6,7 @@ import torch
 from rlflow import loss
 from rlflow.author.batch import Batch
 from rlflow.author.joint import JointLoss
+from rlflow.author.node_options import UpdateOptions
 from rlflow.runs.proof.pushes import Push, keys, learned_rows, objective, pushed
 from rlflow.runs.proof.rehearsal import RecordedUpdate
 from rlflow.training.objective import New
@@ -38,22 +39,25 @@ def rows(**more):
                     advantages=[ADVANTAGES[i, :n].tolist() for i, n in enumerate(LENGTHS)], wants=[2.0, -3.0], **more)  # fmt: skip
 
 
-def update(one=gain, batch=None, **settings):
-    return RecordedUpdate("actor.update", "actor", rows() if batch is None else batch, one, {"mean": "tokens", **settings}, 0)
+PLAIN = UpdateOptions()
+
+
+def update(one=gain, batch=None, options=PLAIN, **settings):
+    return RecordedUpdate("actor.update", "actor", rows() if batch is None else batch, one, settings, 0, options)
 
 
 @pytest.mark.parametrize(("mean", "weights"), [("tokens", [[1 / 5], [1 / 5]]), ("row-tokens", [[1 / 6], [1 / 4]]), (10, [[0.05], [0.05]])])
 def test_the_push_is_minus_the_gradient_of_the_mean_over_all_rows(mean, weights):
-    push = pushed(update(mean=mean, after=3, epochs=2, minibatch=1), HERE)
+    push = pushed(update(options=UpdateOptions(mean=mean, after=3, epochs=2, minibatch=1)), HERE)
     wanted = ADVANTAGES * MASK * torch.tensor(weights)
     assert list(push.by) == ["logprobs"]
     assert torch.allclose(push.main, wanted)
     assert torch.allclose(push.of_rows, wanted.sum(1).double() / torch.tensor(LENGTHS))
-    assert float(objective(update(mean=mean), HERE)) == pytest.approx(float((0.5 * wanted).sum()))
+    assert float(objective(update(options=UpdateOptions(mean=mean)), HERE)) == pytest.approx(float((0.5 * wanted).sum()))
 
 
 def test_a_loss_of_rows_pushes_each_of_their_tokens():
-    push = pushed(update(of_rows, mean="rows"), HERE)
+    push = pushed(update(of_rows, options=UpdateOptions(mean="rows")), HERE)
     assert torch.allclose(push.main, MASK * torch.tensor([[1.0], [-1.5]]))
     scores = Push(rows(), {"scores": torch.tensor([1.0, 2.0])})
     assert scores.of_rows.tolist() == [1.0, 2.0]
@@ -78,11 +82,11 @@ def test_other_columns_and_another_mask_stand_in_place_of_the_rows_own():
 
 def test_each_of_several_losses_pushes_its_own_rows_by_its_scale():
     both = JointLoss((gain, of_rows), (1.0, 0.5), (None, "right"))
-    push = pushed(update(both, rows(right=[False, True]), mean=("tokens", "rows")), HERE)
+    push = pushed(update(both, rows(right=[False, True]), UpdateOptions(mean=("tokens", "rows"))), HERE)
     alone = ADVANTAGES * MASK / 5
     assert torch.allclose(push.main, alone + 0.5 * MASK * torch.tensor([[0.0], [-3.0]]))
     nobody = JointLoss((gain, of_rows), (1.0, 0.5), ("right", "right"))
-    none = update(nobody, rows(right=[False, False]), mean=("tokens", "rows"))
+    none = update(nobody, rows(right=[False, False]), UpdateOptions(mean=("tokens", "rows")))
     assert float(objective(none, HERE)) == 0.0
     assert not pushed(none, HERE).main.any()
 
