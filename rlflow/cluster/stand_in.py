@@ -6,7 +6,6 @@ library alone.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +15,5 @@ if __name__ == "__main__":  # started without the packages of the environment
 
     from rlflow.processes.watchdog import kin
 
-    parent = os.getppid()
-    kin.die_with(parent)
-    if parent != 1:  # else the raylet had ended before
-        signal.pause()
+    kin.die_with_raylet()
+    signal.pause()

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlflow.author.messages import Message
 from rlflow.errors import PlanError, listed
+from rlflow.processes.children import Child
 from rlflow.processes.sandbox import limits
 
 SECONDS = 10.0  # of processor time for a call; real templates take less than a thousandth of it
@@ -41,7 +42,7 @@ class ChatTemplate:
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
         self.folder, self.text, self.variables = folder, text, dict(variables)
         self._lock, self._stops = threading.Lock(), 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._close: Callable[[], object] = lambda: None
 
     def render(self, conversations: Sequence[Sequence[Message]], prompting: bool = True) -> list[str]:
@@ -150,14 +151,14 @@ class ChatTemplate:
                 self._end()
                 return
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Child:
         """The rendering process, started where there is none or it has ended. It gets a bare environment, and a session of its own, so that
         ctrl-C does not reach it."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
-        process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, env=limits.environment(os.sep), start_new_session=True)  # fmt: skip
+        process = Child([sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                        env=limits.environment(os.sep))  # fmt: skip
         self._process = process
         self._close = weakref.finalize(self, _ended, process)
         return process
@@ -219,12 +220,11 @@ def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Seque
         yield portion
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _ended(process: Child) -> None:
     """Kill the process, and wait until it is gone."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.kill()
-    process.wait()
+    process.end()
     process.stdout.close()
     with contextlib.suppress(BrokenPipeError):  # what it did not read any more
         process.stdin.close()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rlflow.errors import Place, PlanError, printable
+from rlflow.processes.children import Child
 from rlflow.processes.deadline import LOOK, Deadline
 from rlflow.processes.watchdog import kin
 from rlflow.rewards import frames
@@ -62,16 +63,14 @@ class WorkerProcess:
     ) -> None:
         """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines count."""
         self.built_in, self._hear, self._clock = built_in, hear, clock
-        self._name = secrets.token_hex(8)  # part of the run's mark in the environment of the process and of all that it starts
-        self._folder = _own_folder()
+        self._folder, name = _own_folder(), secrets.token_hex(8)
         replies, far_end = os.pipe()
-        self._descendants: list[kin.Known] = []  # processes that it had started when it was killed
         command = [sys.executable, "-u", "-P", "-m", program, str(os.getpid()), str(far_end),
                    confinement.words(built_in, self._folder)]  # fmt: skip
         try:
-            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                                          pass_fds=(far_end,), start_new_session=True, cwd=self._folder,
-                                          env=confinement.environment(built_in, self._folder, self._name))  # fmt: skip
+            self.child = Child(command, name, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                               pass_fds=(far_end,), cwd=self._folder,
+                               env=confinement.environment(built_in, self._folder, name))  # fmt: skip
         except BaseException:
             os.close(replies)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -160,20 +159,14 @@ class WorkerProcess:
         return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and its process group, from any thread. Descendants that have left the group are noted here, since they cannot
-        be found once the process has ended; ``kill`` ends them."""
-        if self.child.returncode is None:
-            self._descendants = kin.descendants(self.child.pid)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.child.pid, signal.SIGKILL)
+        """Kill the process and its process group, from any thread; ``kill`` ends descendants that have left the group."""
+        self.child.note_descendants()
+        self.child.signal_group()
 
     def kill(self) -> None:
         """Kill the process and all that it has started, also in other sessions, and wait until it is gone."""
-        descendants = [*self._descendants, *(kin.descendants(self.child.pid) if self.child.returncode is None else [])]
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group outlives its leader while it has members
-            os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.wait()
-        kin.end_all(lambda: kin.marked(self._name) + kin.still(descendants))
+        self.child.note_descendants()
+        self.child.end()
         with contextlib.suppress(BlockingIOError, OSError):  # what it printed after its last reply
             self._hear(os.read(self._output, 1 << 16))
         self._events.close()

@@ -20,6 +20,7 @@ import psutil
 from rlflow.errors import printable
 from rlflow.monitoring.lines import Lines
 from rlflow.monitoring.secrets import MaskedLines
+from rlflow.processes.children import Child
 from rlflow.processes.watchdog import kin
 
 GRACE = 5.0  # seconds between the request to end and the end
@@ -36,13 +37,13 @@ class ServiceProcess:
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], run: str) -> None:
         """``variables``: of the environment, beside this process's own; ``run``: the name of the run in the mark of its processes. Raises
         OSError where the command cannot be started."""
-        self.mark = secrets.token_hex(8)
+        mark = secrets.token_hex(8)
         self.began = time.monotonic()
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(open(log, "ab", buffering=0))
             file.write(f"{BEGUN}{time.strftime('%Y-%m-%d %H:%M:%S')} started\n".encode())
-            self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                          start_new_session=True, env=environment(variables, run, self.mark))  # fmt: skip
+            self.child = Child(command, mark, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env=environment(variables, run, mark))  # fmt: skip
             opened.pop_all()
         assert self.child.stdout is not None
         self._output = threading.Thread(target=_keep, args=(self.child.stdout, file), name="output of a service", daemon=True)
@@ -64,22 +65,13 @@ class ServiceProcess:
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to the process and its group, also where it is stopped."""
-        self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process and its group."""
-        if self.child.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.child.pid, number)
+        self.child.signal_group(signal.SIGTERM)
+        self.child.signal_group(signal.SIGCONT)
 
     def end(self, seconds: float = 0.0) -> None:
         """Wait for the end for so many seconds, then kill the process; and whatever it has started."""
         self.ended_within(seconds)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group outlives its leader while it has members
-            os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.wait()
-        kin.end_all(lambda: kin.marked(self.mark))
+        self.child.end()
 
     def worked(self) -> float:
         """Seconds of processor time that it and its children have used; 0 where it is gone."""

@@ -185,7 +185,7 @@ def _answers(url):
 def test_what_a_service_has_started_ends_with_it(tmp_path):
     with running(tmp_path, search=f"{LITTLE} --child --stubborn") as (run, _, _):
         assert len(kin.marked(run.name)) == 2
-        run.members[0].process.signal(signal.SIGKILL)  # running() sees that nothing is left
+        run.members[0].process.child.signal_group()  # running() sees that nothing is left
 
 
 def test_a_service_goes_on_for_its_delay_after_a_run_that_ended_well(tmp_path):

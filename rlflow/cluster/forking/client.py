@@ -34,7 +34,7 @@ def main(introduction: str, command: list[str]) -> None:
 def asked(introduction: str, command: list[str]) -> socket.socket:
     """Ask for a process, and wait until there is one. Gives the connection to the server. Raises OSError, ValueError,
     LookupError, TypeError or EOFError where it is not to be had."""
-    kin.die_with(os.getppid())  # the server ends a process that nobody waits for
+    kin.die_with_raylet()  # the server ends a process that nobody waits for
     known = json.loads(Path(introduction).read_text())
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(known["address"])

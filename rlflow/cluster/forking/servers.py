@@ -18,12 +18,12 @@ from pathlib import Path
 from rlflow.cluster.forking import client
 from rlflow.cluster.forking.request import Request, send
 from rlflow.cluster.forking.server import ROOM, SLOT
+from rlflow.processes.children import Child
 from rlflow.processes.watchdog import kin
 
 SERVER = "rlflow.cluster.forking.server"
 BACKLOG = 256  # processes that may ask while the server imports
 APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}  # variables that no import reads
-END_SECONDS = 5.0
 KEPT = 2  # servers at a time: runs that take turns with different numbers of threads need one each
 
 
@@ -31,7 +31,7 @@ KEPT = 2  # servers at a time: runs that take turns with different numbers of th
 class Server:
     """A fork server that was started here, and how to reach it."""
 
-    process: subprocess.Popen[bytes]
+    process: Child
     address: str  # of an abstract socket, which leaves no file
     key: str
     environment: Mapping[str, str]  # as far as it matters to what the server has imported
@@ -43,9 +43,9 @@ class Server:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen(BACKLOG)
-            process = subprocess.Popen(
+            process = Child(
                 [sys.executable, "-P", "-m", SERVER, str(listener.fileno()), str(os.getpid())], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()],
                 env={**environment, ROOM: SLOT},
             )  # fmt: skip
         assert process.stdin is not None
@@ -61,9 +61,7 @@ class Server:
 
     def end(self) -> None:
         """End the server, and the processes that it has started."""
-        self.process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_SECONDS)
+        self.process.end()
 
 
 _servers: list[Server] = []  # of this process, the latest used last

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -37,7 +36,7 @@ class RayHost(host.Host):
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
         """Make the object. This is not done in the constructor, since Ray does not hand on an error of that as it is."""
-        kin.die_with(os.getppid())
+        kin.die_with_raylet()
         self.watchdog = beside.for_worker()
         super().make(kind, *args)
 

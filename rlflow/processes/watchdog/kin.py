@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 MARK = "RLFLOW_RUN"  # the variable: the names of a run and of runs around it, the outermost first, separated by slashes
 RAY = "ray::"  # begins the titles of processes of Ray
+RAYLET = "RAY_RAYLET_PID"  # the variable in which Ray names the process that starts its workers and agents
 LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # commands that end by themselves, once they have sent or removed all
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ROUNDS = 20  # most rounds of killing processes, which may start others meanwhile
@@ -172,6 +173,14 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, however that ends, even while this process is stopped (Linux)."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def die_with_raylet() -> None:
+    """The same for a process that Ray starts, whose parent is the raylet or a process that ends with it. A raylet that has ended before
+    we asked is known by its pid."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux" and not started(int(os.environ.get(RAYLET, os.getppid()))):
         os._exit(1)
 
 

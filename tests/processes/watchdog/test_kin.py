@@ -128,6 +128,22 @@ def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
     assert gone(child)
 
 
+def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_has_ended(python):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    code = ("import os, time\nfrom rlflow.processes.watchdog import kin\npid = os.fork()\nif pid == 0:\n"
+            "    os.environ[kin.RAYLET] = str(os.getppid())\n    kin.die_with_raylet()\n"
+            "    print(os.getpid(), flush=True)\n    time.sleep(600)\n"
+            "os.waitid(os.P_PID, pid, os.WEXITED)\ntime.sleep(600)")
+    process = python(code)
+    child = int(process.stdout.readline())
+    process.kill()
+    assert gone(child)
+    orphan = subprocess.run([sys.executable, "-c", code.partition("pid = os.fork()")[0] + "kin.die_with_raylet()\nprint('lives')"],
+                            env={**os.environ, kin.RAYLET: str(ended.pid)}, stdout=subprocess.PIPE)
+    assert (orphan.returncode, orphan.stdout) == (1, b"")
+
+
 def test_orphans_are_adopted(python):
     code = ("import os, subprocess, sys, time\nfrom rlflow.processes.watchdog import kin\nkin.adopt()\n"
             "pid = int(subprocess.run(['sh', '-c', 'setsid sleep 600 >&- & echo $!'], env={}, stdout=subprocess.PIPE).stdout)\n"

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from rlflow.processes.children import Child
 from rlflow.processes.sandbox import limits
 from rlflow.processes.watchdog.kin import MARK
 
@@ -38,13 +39,13 @@ def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "
             file.seek(0)
         command = [sys.executable, "-P", "-m", PROGRAM, str(os.getpid()), folder, str(megabytes), str(seconds), source.name]
         began = time.monotonic()
-        child = subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
-                                 env=limits.environment(folder, [MARK]))  # fmt: skip
+        child = Child(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
+                      env=limits.environment(folder, [MARK]))  # fmt: skip
         streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
         try:
             child.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
+            child.signal_group()
         late = child.wait() == -signal.SIGKILL and time.monotonic() - began >= seconds
         stdout, stderr = (stream.text() for stream in streams)
     return Ended(late, child.returncode, stdout, stderr, time.monotonic() - began)

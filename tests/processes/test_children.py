@@ -1,0 +1,51 @@
+"""A child is ended with all that it has started, however that tries to get away."""
+
+import os
+import secrets
+import subprocess
+import sys
+
+from processes import gone
+
+from rlflow.processes.children import Child
+from rlflow.processes.watchdog import kin
+
+# prints the pid of a process in a session of its own, whose parent has ended, then its own way of waiting
+STARTING = ("import os, subprocess, sys, time\nenv = {} if 'unmarked' in sys.argv else None\n"
+            "far = subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, stdout=subprocess.DEVNULL)\n"
+            "print(far.pid, flush=True)\nif 'exits' in sys.argv: os._exit(3)\ntime.sleep(600)")
+
+
+def started(name, *words):
+    child = Child([sys.executable, "-S", "-c", STARTING, *words], name, stdout=subprocess.PIPE, env={**os.environ, kin.MARK: name})
+    return child, int(child.stdout.readline())
+
+
+def test_a_child_ends_with_what_bears_its_mark_also_once_it_has_ended_itself():
+    child, far = started(secrets.token_hex(8), "exits")
+    assert child.wait(60) == 3
+    with child.stdout:
+        child.end()
+    assert gone(far)
+    assert child.returncode == 3
+
+
+def test_what_was_noted_ends_without_a_mark_too():
+    child, far = started(secrets.token_hex(8), "unmarked")
+    child.note_descendants()
+    child.signal_group()
+    with child.stdout:
+        child.end()
+    assert gone(far)
+    child.note_descendants()  # nothing can be noted any more, and nobody gets a signal
+    child.signal_group()
+
+
+def test_a_child_without_a_name_ends_itself_alone():
+    with subprocess.Popen(["sleep", "600"]) as other:
+        child = Child(["sleep", "600"])
+        assert os.getsid(child.pid) == child.pid
+        child.end()
+        assert gone(child.pid)
+        assert other.poll() is None
+        other.kill()
