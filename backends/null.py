@@ -39,8 +39,7 @@ def numbers(name: str, batch: Batch, width: int) -> Tensor:
 
 def token_numbers(name: str, batch: Batch) -> Data:
     """A token column of ``numbers`` in [-1, 0]."""
-    lengths = batch.data["tokens"].lengths
-    assert lengths is not None
+    lengths = batch.data["tokens"].row_lengths
     width = int(lengths.max()) if len(lengths) else 0
     return Data.trimmed(Kind(Level.TOKEN, "float32"), -numbers(name, batch, width), batch.axis, lengths)
 
@@ -165,13 +164,13 @@ class Generator:
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Take the configured time, and sample token ids from seeds alone."""
         sampled = self._made(prompts, sampling)
-        _take(self.settings.generate_seconds + self.settings.token_seconds * max(_lengths(sampled), default=0))
+        _take(self.settings.generate_seconds + self.settings.token_seconds * max(sampled.data["tokens"].row_lengths.tolist(), default=0))
         return sampled
 
     def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
         """The rows of ``generate``, as if each got a token at a time: rows end by length."""
         sampled = self._made(prompts, sampling)
-        lengths = _lengths(sampled)
+        lengths = sampled.data["tokens"].row_lengths.tolist()
 
         def ended() -> Iterator[Tensor]:
             _take(self.settings.generate_seconds)
@@ -230,12 +229,6 @@ class Score:
 def _row_numbers(name: str, batch: Batch) -> Tensor:
     """float32 [rows] in [0, 1): a function of the name and the row key."""
     return numbers(name, Batch(batch.axis, {}), 1)[:, 0]
-
-
-def _lengths(rows: Batch) -> list[int]:
-    lengths = rows.data["tokens"].lengths
-    assert lengths is not None
-    return [int(length) for length in lengths.tolist()]
 
 
 def _take(seconds: float) -> None:

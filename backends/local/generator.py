@@ -167,8 +167,7 @@ class Generator:
 
     def _sample(self, prompts: Batch, rows: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Iterator[tuple[Drawn, Tensor]]:
         which, of = torch.unique_consecutive(rows // sampling.samples, return_inverse=True)
-        column = prompts.data["prompt_tokens"].take(which, prompts.axis)
-        pieces = column.value.split(column.lengths.tolist())
+        pieces = prompts.data["prompt_tokens"].take(which, prompts.axis).split()
         device = self.network.device
         uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
         own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()

@@ -62,7 +62,7 @@ def packed(rows: Batch, device: torch.device) -> PackedRows:
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
-    whole = [torch.cat(parts) for parts in zip(prompt.value.split(start.tolist()), response.value.split(lengths.tolist()), strict=True)]
+    whole = [torch.cat(parts) for parts in zip(prompt.split(), response.split(), strict=True)]
     pieces, positions, blocks, place = [], [], [], torch.zeros(len(start), dtype=torch.int64)
     for family in families(prompt):
         block, order = _block(family, [len(row) for row in whole], blocks[-1].runs[-1].end if blocks else 0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.batch import Batch, ramp
+from rlflow.training.rows import token_counts
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,7 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
 
 def longest_row(rows: Batch) -> int:
     """Tokens of the longest prompt and response together; 0 without rows."""
-    prompt, response = rows.data["prompt_tokens"].lengths, rows.data["tokens"].lengths
-    assert prompt is not None
-    assert response is not None
-    return int((prompt + response).max()) if len(prompt) else 0
+    return max(token_counts(rows).tolist(), default=0)
 
 
 def check_prompts(lengths: Tensor) -> None:

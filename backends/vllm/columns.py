@@ -16,13 +16,6 @@ from rlflow.data.spoken import completions
 from rlflow.training.protocols import Sampling
 
 
-def pieces_of(batch: Batch, name: str) -> list[list[int]]:
-    """The tokens of each row of a column."""
-    column = batch.data[name]
-    assert column.lengths is not None
-    return [piece.tolist() for piece in column.value.split(column.lengths.tolist())] if len(batch) else []
-
-
 def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
     """Entries of each row as a column."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)

@@ -18,7 +18,7 @@ from rlflow.backends.local.endings import ends_of_call, eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.room import longest as room_of
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
+from rlflow.backends.vllm.columns import batch_of, token_column
 from rlflow.backends.vllm.engine import CPU_CACHE, Row, VllmEngine, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.errors import PlanError
@@ -107,7 +107,7 @@ class Generator:
     def _drawn(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> tuple[Axis, Iterator[Sequence[Row]]]:
         """The axis of the sampled rows, and the rows in the order in which they end."""
         axis = prompts.axis.repeat(sampling.samples)
-        pieces = pieces_of(prompts, "prompt_tokens")
+        pieces = prompts.data["prompt_tokens"].lists()
         self._check(pieces, sampling, len(axis), len(seeds))
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
@@ -118,7 +118,7 @@ class Generator:
 
     def logprobs(self, batch: Batch) -> Batch:
         """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with."""
-        prompts, tokens = pieces_of(batch, "prompt_tokens"), pieces_of(batch, "tokens")
+        prompts, tokens = batch.data["prompt_tokens"].lists(), batch.data["tokens"].lists()
         whole = [prompt + row for prompt, row in zip(prompts, tokens, strict=True)]
         self._check(whole, Sampling(max_tokens=1), len(batch), len(batch))
         self._check_peers(whole)

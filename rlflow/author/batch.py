@@ -55,6 +55,21 @@ class Data:
         return self.kind.level in (Level.TOKEN, Level.PROMPT)
 
     @property
+    def row_lengths(self) -> Tensor:
+        """int64 [rows]: how many values each row of a ragged column has. Raises TypeError for a column of another kind."""
+        if self.lengths is None:
+            raise TypeError(f"found a {self.kind.level} column, expected one with several values per row")
+        return self.lengths
+
+    def split(self) -> tuple[Tensor, ...]:
+        """The values of each row of a ragged column, as views. Raises TypeError for a column of another kind."""
+        return torch.split(self.value, self.row_lengths.tolist()) if len(self.row_lengths) else ()
+
+    def lists(self) -> list[list[Any]]:
+        """The values of each row of a ragged column, as numbers. Raises TypeError for a column of another kind."""
+        return [row.tolist() for row in self.split()]
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the values and lengths."""
         if isinstance(self.value, Tensor):
@@ -77,8 +92,7 @@ class Data:
         """The rows at ``index`` of a column over ``axis``."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
-                assert self.lengths is not None
-                return replace(self, value=pick(self.value, self.lengths, index), lengths=self.lengths[index])
+                return replace(self, value=pick(self.value, self.row_lengths, index), lengths=self.row_lengths[index])
             case Level.TEXT:
                 return replace(self, value=tuple(self.value[i] for i in index.tolist()))
             case Level.ROW:

@@ -14,7 +14,6 @@ from rlflow.data.pairs import equal_pairs, told
 from rlflow.data.spoken import special_tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
 
     from rlflow.author.batch import Batch
 
@@ -107,15 +106,9 @@ def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]
     for start in range(0, len(index), STEP):
         batch = data.batch(index[start : start + STEP])
         each = 2 if data.shape == "pairs" else 1
-        prompts += _counts(batch, "prompt_tokens")[::each]
-        responses += _counts(batch, "tokens") if "tokens" in batch else []
+        prompts += batch.data["prompt_tokens"].row_lengths.tolist()[::each]
+        responses += batch.data["tokens"].row_lengths.tolist() if "tokens" in batch else []
     return prompts, responses
-
-
-def _counts(batch: Batch, column: str) -> list[int]:
-    lengths = batch.data[column].lengths
-    assert lengths is not None
-    return [int(length) for length in lengths]
 
 
 def _summary(lengths: Sequence[int]) -> LengthSummary | None:
@@ -163,12 +156,7 @@ def _rows(data: Dataset, index: Sequence[int]) -> Iterator[PreviewRow]:
 
 
 def _ids(batch: Batch, column: str) -> list[Any]:
-    value: Tensor = batch.data[column].value
-    ids = value.tolist()
-    ends = [0]
-    for length in _counts(batch, column):
-        ends.append(ends[-1] + length)
-    return [tuple(ids[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [tuple(ids) for ids in batch.data[column].lists()]
 
 
 def _values(column: Any) -> list[Any]:

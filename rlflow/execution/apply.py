@@ -251,6 +251,5 @@ def shapes(batch: Batch) -> dict[str, str]:
 
 def _size(data: Data, axis: Axis) -> str:
     if data.ragged:
-        assert data.lengths is not None
-        return str([len(axis), int(data.lengths.max()) if len(data.lengths) else 0])
+        return str([len(axis), max(data.row_lengths.tolist(), default=0)])
     return str([] if data.kind.level is Level.SCALAR else [len(axis)])

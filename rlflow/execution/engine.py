@@ -33,7 +33,7 @@ from rlflow.execution import episodes
 from rlflow.execution.account import REPLACED, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.health import NO_REWARDS, JudgedRecords
-from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
+from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, whole_completions
 from rlflow.execution.mover import MemoryMover
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
@@ -337,8 +337,7 @@ class Engine:
         """A prompt for each row's ``text``, for models of the roles, or for each place of a row that ``until`` says, over an axis of their
         own, without those that are too long."""
         rows, cut = self._prompts(batch, roles, terms)
-        lengths = rows.data["prompt_tokens"].lengths
-        assert lengths is not None
+        lengths = rows.data["prompt_tokens"].row_lengths
         short = (lengths <= self.asking.longest).nonzero()[:, 0]
         axis = batch.axis.ask(rows.axis.back_to(batch.axis)[short], cut.take(short) if cut is not None else None)
         asked = Batch(axis, {name: data.take(short, rows.axis) for name, data in rows.data.items()})
@@ -348,17 +347,15 @@ class Engine:
         if "until" not in batch:
             return self.encoded(batch, roles, terms), None
         rows, place = self.cut(batch, terms)
-        lengths = batch.data["tokens"].lengths
-        assert lengths is not None
-        return rows, AskedTokens(place, lengths) if batch.data["until"].kind.level is Level.TOKEN else None
+        return rows, AskedTokens(place, batch.data["tokens"].row_lengths) if batch.data["until"].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> Batch:
         """``prompt`` and ``prompt_tokens`` of each row's ``text``, alone or after its prompt and response."""
-        sampled = ragged(batch.data["tokens"]) if "tokens" in batch else None
+        sampled = batch.data["tokens"].lists() if "tokens" in batch else None
         texts = batch["text"]
         ids = self.asking.encode(roles, texts) if sampled is None else self.asking.follow(roles, texts, sampled)
         if sampled is not None:
-            before = zip(ragged(batch.data["prompt_tokens"]), sampled, strict=True)
+            before = zip(batch.data["prompt_tokens"].lists(), sampled, strict=True)
             ids = [[*prompt, *response, *more] for (prompt, response), more in zip(before, ids, strict=True)]
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
         lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
@@ -460,8 +457,7 @@ class LocalEngine(Engine):
         """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
         if role in self.environments:  # rows take their turns together, so that the last ones end with the first
             rows = self.sample(role, prompts, sampling, seed, terms)
-            lengths = rows.data["tokens"].lengths
-            assert lengths is not None
+            lengths = rows.data["tokens"].row_lengths
             for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
                 yield rows.rows(index).select(*into.names)
             yield rows

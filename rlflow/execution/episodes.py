@@ -119,9 +119,7 @@ class Episodes:
         copies = self.sampling.samples
         index = torch.arange(len(prompts)).repeat_interleave(copies).tolist()
         episodes, answers = self.pool.open([values[place] for place in index], [own[place] for place in index])
-        data = prompts.data["prompt_tokens"]
-        assert data.lengths is not None
-        ids = data.value.split(data.lengths.tolist()) if len(prompts) else ()
+        ids = prompts.data["prompt_tokens"].split()
         rows = [_Row(episode, ids[place]) for episode, place in zip(episodes, index, strict=True)]
         speaking = []
         for row, answer in zip(rows, answers, strict=True):
@@ -159,8 +157,7 @@ class Episodes:
 
     def _take(self, rows: Sequence[_Row], places: Sequence[int], sampled: Batch, turn: int) -> None:
         """Take what a turn sampled, and what the environments answer to it."""
-        lengths = sampled.data["tokens"].lengths
-        assert lengths is not None
+        lengths = sampled.data["tokens"].row_lengths
         columns = [sampled.data[name].value.split(lengths.tolist()) for name in ("tokens", "sampled_logprobs", "policy_version")]
         texts, finishes = list(sampled["completion"]), sampled["finish"]
         stopped, cut = {}, []

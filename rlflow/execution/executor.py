@@ -31,7 +31,6 @@ from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames
 from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
-from rlflow.execution.lineage import ragged
 from rlflow.execution.moved import after_one_step
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
@@ -437,10 +436,9 @@ class _Run:
         if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
             return
         data = self.engine.gather(result.select(source)).data[source]
-        assert data.lengths is not None
-        before = ragged(self.engine.gather(batch.select("tokens")).data["tokens"]) if "tokens" in batch else [None] * len(batch)
-        others = torch.tensor([one != other for one, other in zip(ragged(data), before, strict=True)])
-        self.ledger.placed[node.id] = PlacedRows(others, data.lengths)
+        before = self.engine.gather(batch.select("tokens")).data["tokens"].lists() if "tokens" in batch else [None] * len(batch)
+        others = torch.tensor([one != other for one, other in zip(data.lists(), before, strict=True)])
+        self.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
 
     def _keep_state(self, node: Node, result: Batch) -> None:
         """A scalar that the flow's state holds is kept as the number it is across iterations, here and eagerly."""

@@ -226,8 +226,7 @@ def _by_source(records: Mapping[str, Batch]) -> dict[str, float]:
 def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if "tokens" in records and len(records["tokens"]):
-        lengths = records["tokens"].data["tokens"].lengths
-        assert lengths is not None
+        lengths = records["tokens"].data["tokens"].row_lengths
         metrics["response/length"] = float(lengths.double().mean())
     if "finish" in records and len(records["finish"]):
         finish = records["finish"]["finish"]

@@ -43,17 +43,17 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
     per token those before each True. Gives ``prompt_tokens`` and ``prefix_length`` over rows taken from the batch's, and how many
     tokens of its row each goes on from. Raises ValueError for a number that the row has not."""
     tokens, until = batch.data["tokens"], batch.data["until"]
-    assert tokens.lengths is not None
-    starts = tokens.lengths.cumsum(0) - tokens.lengths
+    lengths = tokens.row_lengths
+    starts = lengths.cumsum(0) - lengths
     if until.kind.level is Level.TOKEN:
         flat = until.value.nonzero()[:, 0]
-        rows = torch.arange(len(batch)).repeat_interleave(tokens.lengths)[flat]
+        rows = torch.arange(len(batch)).repeat_interleave(lengths)[flat]
         place = flat - starts[rows]
     else:
         rows, place = torch.arange(len(batch)), batch["until"]
-        wrong = ((place < 0) | (place > tokens.lengths)).nonzero()[:, 0].tolist()
+        wrong = ((place < 0) | (place > lengths)).nonzero()[:, 0].tolist()
         if wrong:
-            raise ValueError(f"tokens_until: found {int(place[wrong[0]])} in a row of {int(tokens.lengths[wrong[0]])} tokens, expected at "
+            raise ValueError(f"tokens_until: found {int(place[wrong[0]])} in a row of {int(lengths[wrong[0]])} tokens, expected at "
                              "least 0 and at most all of them")
     first = tokens.value[starts[rows].repeat_interleave(place) + ramp(place)]
     length = replace(until, kind=Kind(Level.ROW, "int64"), lengths=None, value=place + before(batch)[rows])
@@ -68,12 +68,11 @@ def before(batch: Batch) -> Tensor:
 
 def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
     """A ragged column with ``lengths`` more entries in each row, of ``value``."""
-    assert data.lengths is not None
-    total = data.lengths + lengths
+    total = data.row_lengths + lengths
     starts = total.cumsum(0) - total
     whole = torch.empty(int(total.sum()), dtype=data.value.dtype)
-    whole[starts.repeat_interleave(data.lengths) + ramp(data.lengths)] = data.value
-    whole[(starts + data.lengths).repeat_interleave(lengths) + ramp(lengths)] = value
+    whole[starts.repeat_interleave(data.row_lengths) + ramp(data.row_lengths)] = data.value
+    whole[(starts + data.row_lengths).repeat_interleave(lengths) + ramp(lengths)] = value
     return replace(data, value=whole, lengths=total)
 
 
@@ -82,16 +81,10 @@ def whole_completions(decode: Callable[[Sequence[Sequence[int]]], list[str]], pr
     ended a response is in no text."""
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()
-    whole = ragged(prompts.data["prompt_tokens"].take(where, prompts.axis))
+    whole = prompts.data["prompt_tokens"].take(where, prompts.axis).lists()
     begun = [ids[len(ids) - count :] for ids, count in zip(whole, prefix, strict=True)]
-    texts = decode([ids + more for ids, more in zip(begun, ragged(rows.data["tokens"]), strict=True)])
+    texts = decode([ids + more for ids, more in zip(begun, rows.data["tokens"].lists(), strict=True)])
     return Batch(rows.axis, rows.data | {"completion": replace(rows.data["completion"], value=tuple(texts))})
-
-
-def ragged(data: Data) -> list[list[int]]:
-    """The entries of each row."""
-    assert data.lengths is not None
-    return [piece.tolist() for piece in data.value.split(data.lengths.tolist())] if len(data.lengths) else []
 
 
 def per_row(data: Data, axis: Axis) -> Data:

@@ -86,6 +86,5 @@ def _bad_rows(batch: Batch, name: str, records: Mapping[str, Batch]) -> torch.Te
     bad = ~data.value.isfinite()
     if "mask" in records and records["mask"].axis is batch.axis:
         bad &= records["mask"].data["mask"].value
-    assert data.lengths is not None
-    rows = torch.arange(len(batch)).repeat_interleave(data.lengths)
+    rows = torch.arange(len(batch)).repeat_interleave(data.row_lengths)
     return torch.zeros(len(batch), dtype=torch.bool).index_put_((rows,), bad, accumulate=True)

@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
 from rlflow.config.options import Options
@@ -58,14 +56,8 @@ def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Can
 
 def canary_rows(prompts: Batch) -> Batch:
     """Each prompt cut in two: tokens that are read, and tokens that are scored."""
-    tokens = [row[:LONGEST] for row in _token_rows(prompts) if len(row) > 1]
+    tokens = [row[:LONGEST] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(prompt_tokens=[row[: len(row) // 2] for row in tokens], tokens=[row[len(row) // 2 :] for row in tokens])
-
-
-def _token_rows(prompts: Batch) -> Iterator[list[int]]:
-    column = prompts.data["prompt_tokens"]
-    assert column.lengths is not None
-    yield from (row.tolist() for row in torch.split(column.value, column.lengths.tolist()))
 
 
 def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "float32") -> Iterator[str]:

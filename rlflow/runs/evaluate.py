@@ -133,8 +133,7 @@ class Evaluation:
         rows = self.engine.gather(rows.select(*answered, "tokens"))
         self.engine.finished()
         judgement = judge(rows.select(*answered))
-        scores, texts, finish, lengths = judgement.scores.tolist(), rows["completion"], rows["finish"], rows.data["tokens"].lengths
-        assert lengths is not None
+        scores, texts, finish, lengths = judgement.scores.tolist(), rows["completion"], rows["finish"], rows.data["tokens"].row_lengths
         tokens = lengths.tolist()
         return [DrawnAnswers(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last],
                       tokens[first:last])

@@ -27,7 +27,7 @@ class Family:
 def families(prompts: Data) -> list[Family]:
     """The families of the rows of a prompt column, by their first rows, so that as few tokens as can be are computed."""
     rows_of: dict[bytes, list[int]] = {}
-    for row, tokens in enumerate(torch.split(prompts.value, _lengths(prompts).tolist())):
+    for row, tokens in enumerate(prompts.split()):
         rows_of.setdefault(tokens.numpy().astype(">i8").tobytes(), []).append(row)  # whose order is that of the tokens
     distinct = sorted(rows_of)
     alone: list[int] = []
@@ -39,11 +39,6 @@ def families(prompts: Data) -> list[Family]:
         else:
             alone += rows
     return sorted([*families, *([Family(tuple(sorted(alone)), 0)] if alone else [])], key=lambda family: family.rows[0])
-
-
-def _lengths(column: Data) -> Tensor:
-    assert column.lengths is not None
-    return column.lengths
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -78,7 +73,7 @@ def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -
     row, and a family's common ones once."""
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)
-    whole = (_lengths(prompts) + _lengths(batch.data["tokens"])[rows]).tolist()
+    whole = (prompts.row_lengths + batch.data["tokens"].row_lengths[rows]).tolist()
     family_of, own = dict[int, Family](), dict[int, int]()
     for family in families(prompts):
         family_of |= {int(rows[i]): family for i in family.rows}

@@ -105,8 +105,7 @@ class Sampling:
 def as_long(rows: Batch, sampling: Sampling) -> Batch:
     """Rows that a generator gave. Raises ValueError where ``sampling`` says how long they are and they are not."""
     if sampling.lengths:
-        lengths = rows.data["tokens"].lengths
-        assert lengths is not None
+        lengths = rows.data["tokens"].row_lengths
         expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
         if lengths.tolist() != expected:
             raise ValueError(f"generate: found rows of {lengths.tolist()} tokens, expected those of the recorded list: {expected}")

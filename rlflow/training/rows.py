@@ -99,23 +99,18 @@ def _broken(batch: Batch, column: Data) -> Tensor:
         return broken
     if column.kind.level is Level.TOKEN:
         broken = broken & batch.data["mask"].value
-    assert column.lengths is not None
-    return _per_row(broken, column.lengths) > 0
+    return _per_row(broken, column.row_lengths) > 0
 
 
 def mask_counts(batch: Batch) -> Tensor:
     """int64 [rows]: the tokens of each row that count."""
     mask = batch.data["mask"]
-    assert mask.lengths is not None
-    return _per_row(mask.value, mask.lengths).long()
+    return _per_row(mask.value, mask.row_lengths).long()
 
 
 def token_counts(batch: Batch) -> Tensor:
     """int64 [rows]: tokens of each row, prompt included."""
-    prompt, response = batch.data["prompt_tokens"].lengths, batch.data["tokens"].lengths
-    assert prompt is not None
-    assert response is not None
-    return prompt + response
+    return batch.data["prompt_tokens"].row_lengths + batch.data["tokens"].row_lengths
 
 
 def group_of(batch: Batch) -> Tensor:

@@ -69,6 +69,15 @@ def test_a_column_is_what_it_was_made_of(lengths):
     assert [line[:length] for line, length in zip(batch["rewards"].tolist(), lengths, strict=True)] == values
 
 
+def test_a_ragged_column_gives_its_rows_and_any_other_says_that_it_has_none():
+    batch = Batch.of(tokens=[[1, 2], [], [3]], scores=[1.0, 2.0, 3.0])
+    assert [row.tolist() for row in batch.data["tokens"].split()] == batch.data["tokens"].lists() == [[1, 2], [], [3]]
+    assert batch.data["tokens"].row_lengths.tolist() == [2, 0, 1]
+    assert batch.data["tokens"].take(torch.zeros(0, dtype=torch.int64), batch.axis).lists() == []
+    with pytest.raises(TypeError, match="found a row column"):
+        batch.data["scores"].split()
+
+
 @pytest.mark.parametrize("name", ["rewards", "scores", "group", "keep", "prompt_tokens"])
 def test_writing_into_what_a_batch_gave_leaves_the_batch_as_it_is(name):
     batch = grouped([1, 1])

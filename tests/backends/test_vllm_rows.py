@@ -4,7 +4,7 @@ import pytest
 
 from rlflow.author.batch import Axis
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
+from rlflow.backends.vllm.columns import batch_of, token_column
 from rlflow.backends.vllm.engine import Row, settled
 from rlflow.training.protocols import Sampling
 
@@ -43,9 +43,9 @@ def test_rows_become_columns_in_which_the_end_of_a_row_is_a_token_and_no_text(wo
     first, second = words("12").input_ids, words("a").input_ids
     rows = [Row([*first, EOS], [-0.1, -0.2, -0.3], [1, 1, 2], ended=True, stopped=True), Row(second, [-0.4], [2], ended=True), Row()]
     batch = batch_of(Axis.fresh(3), rows, Sampling(1, 4, temperature=0.5), [EOS], words)
-    assert pieces_of(batch, "tokens") == [[*first, EOS], second, []]
-    assert pieces_of(batch, "policy_version") == [[1, 1, 2], [2], []]
-    assert pieces_of(batch, "mask") == [[True] * 3, [True], []]
+    assert batch.data["tokens"].lists() == [[*first, EOS], second, []]
+    assert batch.data["policy_version"].lists() == [[1, 1, 2], [2], []]
+    assert batch.data["mask"].lists() == [[True] * 3, [True], []]
     assert [round(value, 3) for value in batch.data["sampled_logprobs"].value.tolist()] == [-0.1, -0.2, -0.3, -0.4]
     assert list(batch["completion"]) == ["12", "a", ""]
     assert list(batch["finish"]) == ["stop", "length", "length"]
@@ -59,4 +59,4 @@ def test_greedy_rows_have_the_temperature_of_what_they_are_scored_with(words):
 
 def test_no_rows_have_no_pieces(words):
     assert token_column([]).value.tolist() == []
-    assert pieces_of(batch_of(Axis.fresh(0), [], Sampling(1, 4), [EOS], words), "tokens") == []
+    assert batch_of(Axis.fresh(0), [], Sampling(1, 4), [EOS], words).data["tokens"].lists() == []

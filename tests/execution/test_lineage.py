@@ -17,7 +17,7 @@ from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import StageError
 from rlflow.execution.account import Fate
 from rlflow.execution.engine import Asking
-from rlflow.execution.lineage import cut_rows, ragged, whole_completions
+from rlflow.execution.lineage import cut_rows, whole_completions
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -138,7 +138,7 @@ BYTES = {"prompt_tokens": [[1, 2], [3]], "tokens": [[104, 195, 164], [105, 106]]
 ])  # fmt: skip
 def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prompts, lengths):
     asked, places = cut_rows(Batch.of(BYTES, until=until))
-    assert ragged(asked.data["prompt_tokens"]) == prompts
+    assert asked.data["prompt_tokens"].lists() == prompts
     assert asked["prefix_length"].tolist() == places.tolist() == lengths
     again, _ = cut_rows(Batch.of(BYTES, until=until, prefix_length=[1, 1]))
     assert again["prefix_length"].tolist() == [length + 1 for length in lengths]
@@ -162,7 +162,7 @@ def test_a_character_that_is_cut_in_two_is_whole_in_the_completion():
 def test_a_text_after_the_tokens_leaves_sampled_ids_as_they_are(world):
     rows = Batch.of(BYTES, text=["no", "yes"])
     asked, metrics = world(LINEAGE.redone).engine.ask(rows, ())
-    assert ragged(asked.data["prompt_tokens"]) == [[1, 2, 104, 195, 164, *b"no"], [3, 105, 106, *b"yes"]]
+    assert asked.data["prompt_tokens"].lists() == [[1, 2, 104, 195, 164, *b"no"], [3, 105, 106, *b"yes"]]
     assert asked["prompt"] == ["no", "yes"]
     assert metrics["too_long"].value == 0
 

@@ -55,14 +55,12 @@ def _column(pieces: Sequence[tuple[Data, Tensor | None]], order: Tensor | None) 
 
 
 def _views(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
-    assert data.lengths is not None
-    return (data.value,) if rows is None else runs(data.value, data.lengths, rows)
+    return (data.value,) if rows is None else runs(data.value, data.row_lengths, rows)
 
 
 def _each(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
     """One view for each row."""
-    assert data.lengths is not None
-    views = torch.split(data.value, data.lengths.tolist())
+    views = data.split()
     return views if rows is None else [views[row] for row in rows.tolist()]
 
 

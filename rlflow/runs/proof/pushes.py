@@ -68,14 +68,8 @@ class Push:
 
 def keys(batch: Batch) -> list[Row]:
     """Identify each row by its tokens."""
-    prompts, tokens = _ragged(batch, "prompt_tokens"), _ragged(batch, "tokens")
+    prompts, tokens = (map(tuple, batch.data[name].lists()) for name in ("prompt_tokens", "tokens"))
     return list(zip(prompts, tokens, strict=True))
-
-
-def _ragged(batch: Batch, name: str) -> list[tuple[int, ...]]:
-    data = batch.data[name]
-    assert data.lengths is not None
-    return [tuple(row.tolist()) for row in torch.split(data.value, data.lengths.tolist())]
 
 
 def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
