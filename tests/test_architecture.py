@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/inside.md are true: every file that they name exists, every package is a component, and functions lie where it says."""
+"""The pages of the map are true: every file that they name exists, every room is a component, and functions are where they say."""
 
 import re
 

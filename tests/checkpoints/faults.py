@@ -166,7 +166,7 @@ def lock(root: Path, mode: str, rounds: str, processes: int = 8) -> None:
         if number % 2:
             forked(stale)
         start.wait(60)
-        found = [answers.get(timeout=60) for _ in range(processes)]
+        found = [answers.get(timeout=240) for _ in range(processes)]
         said = sorted({text for kind, text in found if kind == "lost"})
         print(json.dumps({"won": sum(kind == "won" for kind, _ in found), "said": said}))
         while number + 1 < int(rounds) and start.n_waiting < processes:  # all have let go

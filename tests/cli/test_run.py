@@ -178,7 +178,7 @@ def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
         line = process.stdout.readline()
         assert line.startswith("run: ")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert err.startswith("stopped"), err  # and how to go on, where it has begun
     assert "Traceback" not in err

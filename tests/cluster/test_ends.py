@@ -74,7 +74,7 @@ def assert_reached_from_here_alone(mark, folder):
 
 def twice(process):
     process.send_signal(signal.SIGINT)
-    until(lambda: b"stopping" in Path(process.args[-1], "said").read_bytes() or process.poll() is not None, 60)
+    until(lambda: b"stopping" in Path(process.args[-1], "said").read_bytes() or process.poll() is not None, 240)
     process.send_signal(signal.SIGINT)
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path,
                 assert len(list(folder.glob("r/session_latest/logs/worker-*.out"))) == 3  # Ray started no processes beside the ranks
                 assert len([line for line in marked(mark.encode()) if "forking/client.py" in line]) == 3  # each beside a fork
             end(process)
-            assert until(lambda: process.poll() is not None, 60), "the driver goes on"
+            assert until(lambda: process.poll() is not None, 240), "the driver goes on"
             assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (marked(mark.encode()), said.read_text())
             assert until(lambda: not folder.exists(), LEFT_SECONDS), list(folder.rglob("*"))
         finally:

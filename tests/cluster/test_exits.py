@@ -40,7 +40,7 @@ def test_a_stage_that_forks_on_a_worker_gives_what_it_would_and_what_it_starts_e
     for found, wanted in zip(metrics(forked.folder), metrics(run(tmp_path, "straight", "").folder), strict=True):
         assert found == pytest.approx(wanted, rel=1e-12)  # sums of two ranks are rounded differently
     assert (tmp_path / "forked.calls").stat().st_size == 6
-    assert until(lambda: not asleep(), 20)
+    assert until(lambda: not asleep(), 240)
 
 
 def asleep():
@@ -75,7 +75,7 @@ def iterations(tmp_path):
 def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
     process, mark, said = started(tmp_path, "--save-every", 5)
     try:
-        assert until(lambda: iterations(tmp_path) > 7, 120), said.read_text()
+        assert until(lambda: iterations(tmp_path) > 7, 240), said.read_text()
         (pid,) = [int(text.split()[0]) for text in marked(mark.encode()) if os.path.basename(kin.command(int(text.split()[0]))) == name]
         os.kill(pid, signal.SIGKILL)
         assert process.wait(60) == 1

@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "d.jsonl")
 
 
-def judged(pool, data, reward, timeout=60.0, **fields):
+def judged(pool, data, reward, timeout=240.0, **fields):
     spec = parse_reward(reward)
     opened = open_data(data, wanted=wanted([spec]), fields=fields or None)
     batch = opened.batch(range(len(opened)))

@@ -82,7 +82,7 @@ class Terminal:
 
     def wait_for(self, text):
         with self._changed:
-            assert self._changed.wait_for(lambda: text.encode() in self.seen, timeout=60), self.seen
+            assert self._changed.wait_for(lambda: text.encode() in self.seen, timeout=240), self.seen
 
     def end(self):
         """All that was shown, once the writing end is closed."""

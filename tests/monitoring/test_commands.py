@@ -192,7 +192,7 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
     words = [sys.executable, "-c", server, "rlflow"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         port = process.stdout.readline().strip()
-        done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, cwd=tmp_path, timeout=90)
+        done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, cwd=tmp_path, timeout=240)
         process.communicate("")
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]

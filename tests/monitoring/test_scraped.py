@@ -23,7 +23,7 @@ def test_the_last_numbers_of_a_run_are_served():
     for number in range(2):
         numbers = {"reward/mean": number / 2, "iterations": 5.0, "a/b_c": 1.0, "a_b/c": 2.0}
         reporter.iteration(number, figures(numbers), [], {"actor.update": 0.25})
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=240) as answer:
         text = answer.read().decode()
     reporter.close("done")
     for line in ("rlflow_iterations 9.0", "rlflow_iteration 2.0", "rlflow_reward_mean 0.5", "rlflow_node_seconds_actor_update 0.25",

@@ -100,7 +100,7 @@ reporter.close("done")
 def test_wandb_leaves_an_offline_run_without_secrets(info):
     """In a process of its own: the library starts a service that lives as long as its process."""
     words = [sys.executable, "-c", WANDB, str(info.folder), json.dumps(SAMPLES), "--password=canary-on-the-command-line"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, "HF_TOKEN": "canary-in-environment"})
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env={**os.environ, "HF_TOKEN": "canary-in-environment"})
     assert done.returncode == 0, done.stderr
     assert "wandb: offline; wandb sync" in done.stdout
     [file] = (info.folder / "wandb").glob("offline-run-*/run-*.wandb")

@@ -216,7 +216,7 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate
     with RewardPool(1) as pool:
         for task in plain.EVALUATING:
             few = marks.payloads(SHORT, ("{}",))
-            found = list(payloads.judge(pool, payloads.task_row(task), few[:2] if "integration" in task else few, timeout=60))
+            found = list(payloads.judge(pool, payloads.task_row(task), few[:2] if "integration" in task else few, timeout=240))
             assert not [each for each in found if each.scored or each.neighbours], task
             assert not marks.acted(), task
 
@@ -224,7 +224,7 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate
 def test_programs_as_answers_do_nothing_and_score_nothing_in_mathematics_and_users_rewards(marks, tmp_path):
     with RewardPool(1) as pool:
         for row in (payloads.MATHS, payloads.user_row(tmp_path, "compared")):
-            found = list(payloads.judge(pool, row, marks.payloads(SHORT, ("{}", "\\boxed{{{}}}")), timeout=60))
+            found = list(payloads.judge(pool, row, marks.payloads(SHORT, ("{}", "\\boxed{{{}}}")), timeout=240))
             assert not [each for each in found if each.scored or each.neighbours]
             assert not marks.acted()
 

@@ -60,7 +60,7 @@ def pool():
         yield pool
 
 
-def scores(pool, file, completions, timeout=60.0):
+def scores(pool, file, completions, timeout=240.0):
     (reward,) = bind([parse_reward(f"{file}:judge")], pool, timeout=timeout)
     return reward.score(Batch.of(completion=completions))
 
@@ -122,7 +122,7 @@ with dog.marking():
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "os._exit(0)", "sys.exit(0)"])
 def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, ending):
     words = [sys.executable, "-c", OWNER.replace("{ending}", ending), str(forking)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 3
     assert all(map(gone, pids))

@@ -183,7 +183,7 @@ def test_workers_end_with_their_parent_however_it_ends(hostile, ending):
         "pool.score(reward.scorer, ['completion'], [['1']] * 64)\nprint(*pool.pids(), flush=True)\n"
         "pool.submit(reward.scorer, ['completion'], [['hold'], ['hang']])\n" + ending
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     processes = [int(process) for process in ended.stdout.split()]
     assert processes
     assert all(gone(process) for process in processes)

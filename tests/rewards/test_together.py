@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "judge.py")
 
 
-def answers(pool, file, *texts, timeout=60.0):
+def answers(pool, file, *texts, timeout=240.0):
     return bind([parse_reward(f"{file}:uneven")], pool, timeout=timeout)[0].score(rlflow.Batch.of(completion=list(texts)))
 
 

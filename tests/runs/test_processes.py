@@ -70,7 +70,7 @@ def test_a_stage_that_ends_the_run_has_failed(tmp_path, straight, fault, code, s
 @pytest.mark.parametrize("terminal", [False, True])
 def test_ctrl_c_ends_a_run_whose_interpreter_is_held(tmp_path, straight, terminal):
     run = launch(tmp_path, "run", fault="hold", terminal=terminal)
-    until((tmp_path / "run.once").exists, 120.0)
+    until((tmp_path / "run.once").exists, 240.0)
     if terminal:
         os.write(run.terminal, b"\x03")
     else:
@@ -85,7 +85,7 @@ def test_a_stopped_run_passes_no_deadline(tmp_path, straight, monkeypatch):
     """The stage takes a fifth of its deadline; the process is stopped for longer than that."""
     monkeypatch.setenv(SECONDS, "5")
     run = launch(tmp_path, "run", fault="sleep")
-    until((tmp_path / "run.once").exists, 120.0)
+    until((tmp_path / "run.once").exists, 240.0)
     os.killpg(run.pid, signal.SIGSTOP)
     time.sleep(6)
     os.killpg(run.pid, signal.SIGCONT)
@@ -96,7 +96,7 @@ def test_a_stopped_run_passes_no_deadline(tmp_path, straight, monkeypatch):
 @pytest.mark.parametrize("fault", ["asked", "speak"])
 def test_a_run_whose_terminal_hangs_up_is_saved_whatever_its_stages_print(tmp_path, straight, fault):
     run = launch(tmp_path, "run", fault=fault, terminal=True)
-    until((tmp_path / "run.once").exists, 120.0)
+    until((tmp_path / "run.once").exists, 240.0)
     run.hang_up()
     assert run.ended() == 130
     assert (run.status["state"], run.status["iteration"]) == ("interrupted", 2)  # what it was in is done again

@@ -26,7 +26,7 @@ LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
 
 
 def asked(url, path="/health"):
-    with urllib.request.urlopen(url + path, timeout=10) as answer:
+    with urllib.request.urlopen(url + path, timeout=240) as answer:
         return json.load(answer)
 
 
@@ -63,8 +63,8 @@ def running(tmp_path, **flags):
 
 
 def until(holds):
-    """Look again and again, for at most a minute."""
-    limit, turn = time.monotonic() + 60, threading.Event()
+    """Look again and again, for at most four minutes."""
+    limit, turn = time.monotonic() + 240, threading.Event()
     while not holds():
         assert time.monotonic() < limit
         turn.wait(0.05)

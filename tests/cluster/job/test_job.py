@@ -222,4 +222,4 @@ def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothi
     finally:
         process.kill()
         process.communicate()
-    assert until(lambda: not kin.still(processes) and not marked(str(tmp_path).encode()), 30.0), marked(str(tmp_path).encode())
+    assert until(lambda: not kin.still(processes) and not marked(str(tmp_path).encode()), 240.0), marked(str(tmp_path).encode())

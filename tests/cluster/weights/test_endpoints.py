@@ -98,7 +98,7 @@ def bits(pool):
         own = host.instance.engine.models["actor"].generator.network.own()
         return hashlib.sha256(b"".join(tensor.numpy().tobytes() for _, tensor in own)).hexdigest()
 
-    return ray.get([actor.__ray_call__.remote(told) for actor in pool.actors], timeout=60)
+    return ray.get([actor.__ray_call__.remote(told) for actor in pool.actors], timeout=240)
 
 
 def scaled(state, factor):

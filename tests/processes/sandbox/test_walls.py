@@ -14,7 +14,7 @@ walled = pytest.mark.skipif(probe.missing() != (), reason="this kernel lacks a w
 
 def within(code, *words):
     """What a process prints that runs this; it has a folder of its own."""
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

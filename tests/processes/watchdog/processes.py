@@ -17,7 +17,7 @@ def gone(pid, seconds=10.0):
     return True
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=240.0):
     """What the condition gives once it holds."""
     limit = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < limit:

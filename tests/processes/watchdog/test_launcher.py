@@ -43,7 +43,7 @@ def apart(run, seen=60.0):
 
 
 def ended(run, **options):
-    return subprocess.run([sys.executable, "-c", apart(run)], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run([sys.executable, "-c", apart(run)], capture_output=True, text=True, timeout=240, **options)
 
 
 def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(monkeypatch):
@@ -107,7 +107,7 @@ def test_who_asks_is_heard_once(number, whom):
         else:
             os.kill(process.pid if whom == "launcher" else run, number)
         try:
-            out, error = process.communicate(timeout=60)
+            out, error = process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -149,5 +149,5 @@ def test_where_there_are_threads_all_stays_in_one_process():
     text = ("import threading, os, time\nfrom rlflow.processes.watchdog import launcher\n"
             "threading.Thread(target=time.sleep, args=(0.5,)).start()\nbefore = os.getpid()\n"
             "print(launcher.apart(), os.getpid() == before, launcher.pipe())")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240)
     assert done.stdout == "None True -1\n"

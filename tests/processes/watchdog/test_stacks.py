@@ -58,7 +58,7 @@ print(ctypes.CDLL(None).read(reading, ctypes.create_string_buffer(1), 1))  # Pyt
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are written on Linux alone")
 def test_a_system_call_goes_on_after_stacks_were_written():
-    done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 

@@ -23,7 +23,7 @@ class Client:
 
     def _asked(self, request):
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=240) as answer:
                 return answer.status, self._content(answer)
         except urllib.error.HTTPError as error:
             with error:

@@ -142,7 +142,7 @@ def test_bodies_are_bounded_whether_they_say_their_length_or_not():
 def status_of(client, header, body):
     """The status of the answer to as much of a request."""
     host, _, port = client.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n\r\n%s" % (header, body))
         return int(connection.recv(12).split()[1])
 
