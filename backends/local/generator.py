@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch, Data, flatten
-from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.batch import Batch, Data, flatten, group_column
+from rlflow.author.columns import Kind, Level
 from rlflow.author.seeds import uniforms
 from rlflow.backends.local.decode import Drawn, block_of, can_branch, check_cache, decode, sent
 from rlflow.backends.local.endings import Endings, ends_of_call, eos_of
@@ -104,7 +104,7 @@ class Generator:
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn, sampling)
-        return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.group_numbers)})
+        return Batch(axis, columns | {"group": group_column(axis)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
         """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""

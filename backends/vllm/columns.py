@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch, Data
-from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.batch import Batch, Data, group_column
+from rlflow.author.columns import TABLE, Kind, Level
 from rlflow.backends.vllm.engine import Row
 from rlflow.data.spoken import completions
 from rlflow.training.protocols import Sampling
@@ -35,13 +35,7 @@ def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[
     columns |= {
         "completion": Data(Kind(Level.TEXT), tuple(said)),
         "finish": Data(Kind(Level.TEXT), tuple("stop" if row.stopped else "length" for row in rows)),
-        "temperature": Data(_kind("temperature"), torch.full((len(rows),), sampling.temperature or 1.0)),
-        "group": Data(_kind("group"), axis.group_numbers),
+        "temperature": Data(TABLE["temperature"].kind, torch.full((len(rows),), sampling.temperature or 1.0)),
+        "group": group_column(axis),
     }
     return Batch(axis, columns)
-
-
-def _kind(name: str) -> Kind:
-    kind = standard_kind(name)
-    assert kind is not None
-    return kind

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.axis import Axis, stacked, starts
-from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.columns import TABLE, Kind, Level, standard_kind
 from rlflow.author.copy_on_write import lent
 from rlflow.author.messages import unpacked
 from rlflow.author.scope import number
@@ -113,6 +113,11 @@ class Data:
             case Level.GROUP:
                 return Data(kind, value[axis.heads].contiguous())
         return Data(kind, value)
+
+
+def group_column(axis: Axis) -> Data:
+    """The column ``group``: the number of each row's group."""
+    return Data(TABLE["group"].kind, axis.group_numbers)
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
@@ -236,9 +241,13 @@ class Batch:
     def repeat(self, times: int) -> Batch:
         """``times`` adjacent rows for each row, one group; adds ``group``."""
         axis = self.axis.repeat(times)
-        assert axis.index is not None
-        data = {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
-        return Batch(axis, data | {"group": Data(standard_kind("group"), axis.group_numbers)})  # type: ignore[arg-type]
+        return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
+
+    def carried(self, axis: Axis) -> dict[str, Data]:
+        """The columns over an axis that was made of this batch's. Raises ValueError for an axis whose rows came from none."""
+        if axis.index is None:
+            raise ValueError("found an axis of rows that came from no others, expected one that was made of the batch's")
+        return {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
 
     def chunk(self, count: int) -> list[Batch]:
         """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch without rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,10 +21,7 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 
     reporter = make_reporter(quiet, as_json, flags.get("track", ()), metrics_port=flags.get("metrics_port"))
     result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter, trust)
-    report(result, reporter)
-    if as_json:
-        print(json.dumps(result.as_json()))
-    return 1 if result.unsaved else 0
+    return report(result, reporter, as_json)
 
 
 def export_model(run: str, out: str, role: str | None) -> int:

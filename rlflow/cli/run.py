@@ -71,10 +71,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
             raise
         reporter.note(str(error))
         return 0
-    report(result, reporter)
-    if as_json:
-        print(json.dumps(result.as_json()))
-    return 1 if result.unsaved else 0
+    return report(result, reporter, as_json)
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
@@ -89,11 +86,14 @@ def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any])
     return f"task: packaged '{task}': {data}, model {used['model']} (--model or --data for others); it sets {' '.join(flags)}"
 
 
-def report(result: RunResult, reporter: Reporter) -> None:
-    """Print the summary of a run that has ended, where the reporter prints."""
+def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
+    """Print the summary of a run that has ended, where the reporter prints, and with ``as_json`` its results. Gives the exit code."""
     from rlflow.runs.report import summary
 
     reporter.note(summary(result))
+    if as_json:
+        print(json.dumps(result.as_json()))
+    return 1 if result.unsaved else 0
 
 
 def help_text(file: str, flow: Flow) -> str:

@@ -191,14 +191,9 @@ class Worker:
 
     def stage(self, call: Call, batch: Batch) -> Answer:
         """Run a stage of the flow, and store its columns."""
-        stage = self._stage(call)
+        stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
         return self._keep(call, result, tallies)
-
-    def _stage(self, call: Call) -> Stage:
-        stage = self.program.functions[call.arguments["function"]]
-        assert isinstance(stage, Stage)
-        return stage
 
     def _on(self, stage: Stage) -> Trainer | None:
         """The trainer of the role that a stage works on, with all its parts in memory; None for other stages."""
@@ -206,7 +201,7 @@ class Worker:
 
     def split(self, call: Call, batch: Batch) -> Answer:
         """Split a batch by a dispatch mode of the author. Each piece is stored, and the answer has the keys of its rows."""
-        split = self._stage(call).dispatch.split
+        split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
         pieces = split(batch, self.setup.ranks)
         keys = call.arguments["keys"]
@@ -218,19 +213,19 @@ class Worker:
 
     def piece(self, call: Call, batch: Batch) -> Answer:
         """Run a stage on a piece of a dispatch mode of the author, and store its columns."""
-        stage = self._stage(call)
+        stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
         """Merge the outputs of pieces by a dispatch mode of the author, and store them."""
         outputs = [self.store.get(key) for key in call.arguments["outputs"]]
-        return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
+        return self._keep(call, merge_pieces(self.program.stage(call.arguments["function"]), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Facts of each row that an update is balanced by: the column that keeps it from being learned from, its tokens that count, all
         its tokens, its group, and of several losses whether the row is its. The rows stay for the update."""
-        loss = self._loss(call)
+        loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
         facts = torch.stack([broken_columns(batch, loss), mask_counts(batch), token_counts(batch), self._groups(batch), *own], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
@@ -240,7 +235,7 @@ class Worker:
 
     def update(self, call: Call, batch: Batch) -> Answer:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""
-        loss, role = self._loss(call), call.arguments["role"]
+        loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [self._share(batch, loss, torch.tensor(rows), MinibatchTotals(*totals)) for rows, totals in call.arguments["steps"]]
         trainer = self._trainer(role, learning(role))
         learned = trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
@@ -253,11 +248,6 @@ class Worker:
             return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
         groups = group_of(batch)[rows]
         return RankShare(list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals)
-
-    def _loss(self, call: Call) -> Loss:
-        loss = self.program.functions[call.arguments["function"]]
-        assert isinstance(loss, Loss)
-        return loss
 
     def slices(self, call: Call, batch: Batch) -> Answer:
         """Rows for other workers on this machine. ``parts``: of each transfer the key, names and rows. The answer has a parcel for each,

@@ -203,8 +203,7 @@ class Session:
         self.log(node, metrics)
         if not len(rows) and not self.within:
             raise SkipIteration(f"{node} left none of {len(batch)} rows")
-        assert rows.axis.index is not None
-        return Batch(rows.axis, {name: data.take(rows.axis.index, batch.axis) for name, data in batch.data.items()})
+        return Batch(rows.axis, batch.carried(rows.axis))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
         """Join rows of several batches."""
@@ -270,9 +269,7 @@ class Role:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
             rows = self._engine.generate(self._name, prompts, Sampling(**bound), call)
-            assert rows.axis.index is not None
-            carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
-        return Batch(rows.axis, carried | rows.data)
+        return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
         """Score rows with the role's trainer: log-probabilities, and entropies where ``gives`` names two columns."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch, Data
-from rlflow.author.columns import Kind, Level, field_column, standard_kind
+from rlflow.author.batch import Batch, Data, group_column
+from rlflow.author.columns import TABLE, Kind, Level, field_column
 from rlflow.author.messages import CHANGES, Message, ToolCall
 from rlflow.author.seeds import derived, row_seeds, turn_seeds
 from rlflow.errors import listed
@@ -313,10 +313,10 @@ class Episodes:
         texts = {"completion": completions, "finish": [row.finish for row in rows], "said": [row.text for row in rows],
                  "failed": [row.failure.cause if row.failure else "" for row in rows], "episode": [_transcript(row) for row in rows]}
         data |= {name: Data(Kind(Level.TEXT), tuple(values)) for name, values in texts.items()}
-        data["turns"] = Data(_kind("turns"), torch.tensor([len(row.turns) for row in rows], dtype=torch.int64))
-        data["episode_score"] = Data(_kind("episode_score"), torch.tensor([_score(row) for row in rows]))
+        data["turns"] = Data(TABLE["turns"].kind, torch.tensor([len(row.turns) for row in rows], dtype=torch.int64))
+        data["episode_score"] = Data(TABLE["episode_score"].kind, torch.tensor([_score(row) for row in rows]))
         data["temperature"] = Data(first.data["temperature"].kind, first.data["temperature"].value)
-        return Batch(axis, data | {"group": Data(_kind("group"), axis.group_numbers)})
+        return Batch(axis, data | {"group": group_column(axis)})
 
 
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
@@ -349,12 +349,6 @@ def _transcript(row: _Row) -> str:
 
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat([part.to(dtype) for part in parts]) if parts else torch.zeros(0, dtype=dtype)
-
-
-def _kind(name: str) -> Kind:
-    kind = standard_kind(name)
-    assert kind is not None
-    return kind
 
 
 def read_columns(columns: Mapping[str, Any], pool: EnvironmentPool) -> tuple[str, ...]:

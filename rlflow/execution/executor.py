@@ -17,9 +17,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, spread
 from rlflow.author.columns import Kind, Level
 from rlflow.author.figures import Figure, Of
-from rlflow.author.loss import Loss
 from rlflow.author.node_options import AskOptions, ChooseOptions, GenerateOptions, RepeatOptions, UpdateOptions
-from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Instruction, Scheduler, StartNode
@@ -411,8 +409,7 @@ class _Run:
         return self.engine.reward(node.role or "", batch, self._terms(node, batch))
 
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
-        loss = self.plan.program.functions[node.name]
-        assert isinstance(loss, Loss)
+        loss = self.plan.program.loss(node.name)
         settings, batch = with_numbers(self._settings(node), batch, loss.signature)
         options, terms = node.options(UpdateOptions), self._terms(node)
         metrics, rows = self.engine.update(node.role or "", batch, loss, options, settings, node.call, terms)
@@ -421,8 +418,7 @@ class _Run:
         return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        stage = self.plan.program.functions[node.name]
-        assert isinstance(stage, Stage)
+        stage = self.plan.program.stage(node.name)
         settings, batch = with_numbers(self._settings(node), batch, stage.signature)
         result, metrics = self.engine.stage(stage, batch, settings, node.call, self._terms(node))
         self._keep_state(node, result)

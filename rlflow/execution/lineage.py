@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch, Data, ramp
-from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.batch import Batch, Data, group_column, ramp
+from rlflow.author.columns import Kind, Level
 from rlflow.author.node_options import ChooseOptions
 from rlflow.compiler.trace.rules import joined_kinds
 from rlflow.errors import FlowError
@@ -107,9 +107,7 @@ def joined_rows(parts: Sequence[Batch]) -> Batch:
 
 def group_of_joined(axis: Axis, parts: Sequence[Batch]) -> dict[str, Data]:
     """The column ``group`` of joined rows, where all parts have groups."""
-    kind = standard_kind("group")
-    assert kind is not None
-    return {"group": Data(kind, axis.group_numbers)} if all(part.axis.grouped for part in parts) else {}
+    return {"group": group_column(axis)} if all(part.axis.grouped for part in parts) else {}
 
 
 def _joined(pieces: Sequence[Data]) -> Data:

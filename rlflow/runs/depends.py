@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from rlflow.author.load import algorithms_folder
+from rlflow.checkpoints.logs import as_object
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
 from rlflow.compiler.placement import in_threads
 from rlflow.config.names import SHIPPED, source_files
@@ -123,20 +124,12 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
     """(file, or file and key, value) of the files that say what a model and its tokenizer are."""
     for path in [*small_files(folder, (*CONFIG, *TOKENIZER)), *index_files(folder)]:
         data = path.read_bytes()
-        values = _object(data) if path.name in BY_KEY else None
+        values = as_object(data) if path.name in BY_KEY else None
         if values is None:
             yield path.name, _digest(data)
             continue
         for key in sorted(values.keys() - NO_MATTER):
             yield from _leaves(f"{path.name} {key}", values[key])
-
-
-def _object(data: bytes) -> dict[str, object] | None:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:

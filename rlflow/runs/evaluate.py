@@ -143,9 +143,7 @@ class Evaluation:
         """The prompts' rows with completions, adjacent for each prompt, from seeds that are the same at every evaluation."""
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(self.role, self.engine.to_sample(self.role, prompts), sampling, derived(self.engine.seed, "evaluation"))
-        assert rows.axis.index is not None
-        carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
-        return Batch(rows.axis, carried | rows.data)
+        return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
 
 @dataclass(frozen=True)

@@ -187,11 +187,9 @@ def replies(program: Program, placed: PlacedRoles, tokenizer: str | None, data: 
 def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note) -> Program:
     """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises FlowError."""
     traced = trace(flow, hp, options)
-    errors = [problem for problem in traced.problems if problem.severity == "error"]
-    if errors or traced.program is None:
-        raise FlowError(*errors)
+    program = traced.sound()
     note_warnings(traced.problems, note)
-    return traced.program
+    return program
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:

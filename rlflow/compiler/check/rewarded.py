@@ -42,11 +42,9 @@ def reward_problems(program: Program) -> Iterator[Problem]:
 
 
 def _terms(program: Program, node: Node) -> list[LossTerm]:
-    loss = program.functions[node.name]
-    assert isinstance(loss, Loss)
     from rlflow.compiler.check.losses import loss_terms
 
-    return loss_terms(program, node, loss)
+    return loss_terms(program, node, program.loss(node.name))
 
 
 def _influences(program: Program, node: Node) -> frozenset[str]:
@@ -96,8 +94,7 @@ def _broken(program: Program, arrival: Arrival | None, walk: Walk) -> tuple[str,
     if arrival is None:
         return f"{walk.furthest}, which no update reads", walk.furthest.place
     name, hop = max(arrival.columns.items(), key=lambda item: item[1].steps)
-    loss = program.functions[arrival.node.name]
-    assert isinstance(loss, Loss)
+    loss = program.loss(arrival.node.name)
     end = Hop(f"{arrival.node.name} reads '{name}', and the gradient of loss '{loss.name}' is the same whatever it is", loss.place, hop)
     return str(end), loss.place
 

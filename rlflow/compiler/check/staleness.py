@@ -100,8 +100,7 @@ def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
 
 def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
     """The losses of an update that read no column that depends on `sampled_logprobs` of the rows that they are about."""
-    loss = program.functions[update.name]
-    assert isinstance(loss, Loss)
+    loss = program.loss(update.name)
     from_sampling = depends_on_sampling(program.graph, update.axis)
     read = {item.parameter for item in update.inputs if item.column in from_sampling and not item.parameter.startswith(SETTING)}
     if read - set(loss.signature.column_names):  # such as the mask, which every loss is averaged under

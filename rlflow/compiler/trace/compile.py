@@ -53,6 +53,18 @@ class Program:
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
     weighed: frozenset[str] = frozenset()  # those of them whose weight the flow reads, so that their scores come without it
 
+    def loss(self, name: str) -> Loss:
+        """The loss of an update, by the name of its node."""
+        loss = self.functions[name]
+        assert isinstance(loss, Loss)
+        return loss
+
+    def stage(self, name: str) -> Stage:
+        """The stage that a node calls, by the node's name."""
+        stage = self.functions[name]
+        assert isinstance(stage, Stage)
+        return stage
+
 
 @dataclass(frozen=True)
 class TraceResult:
@@ -61,14 +73,17 @@ class TraceResult:
     program: Program | None
     problems: tuple[Problem, ...]
 
+    def sound(self) -> Program:
+        """The program of a trace without errors. Raises FlowError with every error."""
+        errors = [problem for problem in self.problems if problem.severity == "error"]
+        if errors or self.program is None:
+            raise FlowError(*errors)
+        return self.program
+
 
 def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Program:
     """Trace a flow. Raises FlowError with every error found."""
-    traced = trace(flow, hp, options)
-    errors = [problem for problem in traced.problems if problem.severity == "error"]
-    if errors or traced.program is None:
-        raise FlowError(*errors)
-    return traced.program
+    return trace(flow, hp, options).sound()
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
