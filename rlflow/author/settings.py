@@ -101,6 +101,8 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
             parsed[name] = parse(known[name].type, value)
             if finite and _infinite(parsed[name]) and not _infinite(known[name].default):
                 raise ValueError(f"{described(known[name].type)}: input should be finite")
+        except PlanError as error:
+            problems += error.problems
         except ValueError as error:
             place = known[name].place if name not in changes else None
             problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
@@ -171,6 +173,8 @@ def described(type_: Any) -> str:
         return " | ".join(repr(choice) for choice in typing.get_args(type_))
     if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union:
         return " | ".join(described(part) for part in typing.get_args(type_))
+    if isinstance(type_, type) and issubclass(type_, str):
+        return "str"
     return "None" if type_ is type(None) else getattr(type_, "__name__", str(type_))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from rlflow.author.columns import Kind, Level
 from rlflow.compiler.graph.model import HALVES, Graph, Node, Op
@@ -68,59 +69,53 @@ class Placement:
         return self.parallel.get((role, half), Parallel())
 
 
-def parse_pools(text: str) -> dict[str, int]:
-    """``train=4,rollout=2@gpu0.5`` → name → ranks. Raises PlanError."""
-    return {name: ranks for name, (ranks, _, _) in _pools(text).items()}
-
-
-def parse_shares(text: str) -> dict[str, Fraction]:
-    """``actor=2@gpu0.5,critic=2@gpu0.5`` → name → its exact part of each of its devices, for pools that name one. Raises PlanError for
-    parts of several kinds of devices."""
-    pools = {name: pool for name, pool in _pools(text).items() if pool[1] != THREADS}
-    kinds = sorted({kind for _, kind, _ in pools.values() if kind})
-    if len(kinds) > 1:
-        raise PlanError.of("pools", "pools share devices of several kinds", found=f"--pools {text}", expected="gpu for all, or cpu for all",
-                           remedy="ranks of a run are on one kind of device (--device)")
-    return {name: part for name, (_, kind, part) in pools.items() if kind}
-
-
-def shared_kind(text: str) -> str:
-    """The kind of device that pools share: gpu, cpu, or empty. Raises PlanError."""
-    return next((kind for _, kind, _ in _pools(text).values() if kind and kind != THREADS), "")
-
-
-def in_threads(text: str) -> bool:
-    """Whether the ranks of all pools are threads of the run's own process, as in ``all=2@threads``. Raises PlanError where only some
-    are."""
-    pools = _pools(text)
-    apart = [name for name, (_, kind, _) in pools.items() if kind != THREADS]
-    if 0 < len(apart) < len(pools):
-        raise PlanError.of("pools", "some pools are threads of this process and others are not", found=f"--pools {text}",
-                           expected=f"@{THREADS} after every pool, or after none", remedy=f"add @{THREADS} to {listed(apart)}")
-    return not apart
-
-
 THREADS = "threads"
 POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?([0-9]*\.?[0-9]+)))?")
 
 
-def _pools(text: str) -> dict[str, tuple[int, str, Fraction]]:
-    """Name → (ranks, kind of device that is named or ``threads``, part of the device)."""
-    pools: dict[str, tuple[int, str, Fraction]] = {}
-    for item in text.split(","):
-        match = POOL.fullmatch(item.strip())
-        name = match[1] if match else ""
-        part = Fraction(match[5]) if match and match[5] else Fraction(1)
-        if match is None or not 1 <= int(match[2]) <= MOST or name in pools:
-            raise PlanError.of("pools", f"'{item.strip()}' names no pool", found=f"--pools {text}",
-                               expected=f"NAME=RANKS or NAME=RANKS@threads, 1 to {MOST} ranks, several with commas, each name once",
-                               remedy="--pools all=2, or --pools train=4,rollout=4")
-        if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
-            raise PlanError.of("pools", f"'{item.strip()}' names no part of a device", found=f"--pools {text}",
-                               expected="more than 0 and at most 1, in ten-thousandths",
-                               remedy=f"{name}={match[2]}@{match[4]}0.5 has half of each of {match[2]} devices")
-        pools[name] = int(match[2]), match[3] or match[4] or "", part
-    return pools
+class Pools(str):
+    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``, and what that says; empty for a run without.
+    Raises PlanError for any other text."""
+
+    def __init__(self, text: str) -> None:
+        named = {name: (ranks, kind, part) for name, ranks, kind, part in self._named()}
+        kinds = {name: kind for name, (_, kind, _) in named.items()}
+        shared = sorted({*kinds.values()} - {"", THREADS})
+        apart = [name for name, kind in kinds.items() if kind != THREADS]
+        if len(shared) > 1:
+            raise PlanError.of("pools", "pools share devices of several kinds", found=f"--pools {text}",
+                               expected="gpu for all, or cpu for all", remedy="ranks of a run are on one kind of device (--device)")
+        if 0 < len(apart) < len(named):
+            raise PlanError.of("pools", "some pools are threads of this process and others are not", found=f"--pools {text}",
+                               expected=f"@{THREADS} after every pool, or after none", remedy=f"add @{THREADS} to {listed(apart)}")
+        self.ranks = {name: ranks for name, (ranks, _, _) in named.items()}  # in their order
+        self.shares = {name: named[name][2] for name in apart if kinds[name]}  # a pool's exact part of each of its devices, where named
+        self.kind = shared[0] if shared else ""  # of device that pools share: gpu, cpu, or empty
+        self.threads = bool(named) and not apart  # whether all ranks are threads of the run's own process
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+
+    def _named(self) -> Iterator[tuple[str, int, str, Fraction]]:
+        """(name, ranks, kind of device that is named or ``threads``, part of the device) of each pool."""
+        names: set[str] = set()
+        for item in map(str.strip, self.split(",") if self else ()):
+            match = POOL.fullmatch(item)
+            name = match[1] if match else ""
+            part = Fraction(match[5]) if match and match[5] else Fraction(1)
+            if match is None or not 1 <= int(match[2]) <= MOST or name in names:
+                raise PlanError.of("pools", f"'{item}' names no pool", found=f"--pools {self}",
+                                   expected=f"NAME=RANKS or NAME=RANKS@threads, 1 to {MOST} ranks, several with commas, each name once",
+                                   remedy="--pools all=2, or --pools train=4,rollout=4")
+            if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
+                raise PlanError.of("pools", f"'{item}' names no part of a device", found=f"--pools {self}",
+                                   expected="more than 0 and at most 1, in ten-thousandths",
+                                   remedy=f"{name}={match[2]}@{match[4]}0.5 has half of each of {match[2]} devices")
+            names.add(name)
+            yield name, int(match[2]), match[3] or match[4] or "", part
 
 
 def place(

@@ -190,7 +190,6 @@ def sort_values(
     hp, data, every = {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
     calls, problems = sampling_of({name: value for name, value in values.items() if _of_a_call(name, roles)})
-    pools: list[str] = []
     environments: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         head, dot, rest = name.partition(".")
@@ -207,9 +206,7 @@ def sort_values(
             problems += [unknown_own(rest, known)] if known.own and rest not in known.own else []
         elif head == "data":
             data[rest] = value
-        elif head == "pools":  # a table of a configuration file
-            pools.append(f"{rest}={value}")
-        elif _of_a_call(name, roles):
+        elif head == "pools" or _of_a_call(name, roles):
             continue
         elif head in roles:
             by_role.setdefault(head, {})[rest] = value
@@ -217,13 +214,18 @@ def sort_values(
             problems.append(belongs_nowhere(name, ["hp", "data", HEAD, *roles], known))
     if problems:
         raise PlanError(*problems)
-    if pools:
-        options["pools"] = ",".join(pools)
+    options["pools"] = pools_of(values)
     rewards, judges = sort_rewards(options)
     if judges:
         options["reward"] = rewards
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), known.own, calls, judges, environments,
                      services)  # fmt: skip
+
+
+def pools_of(values: Mapping[str, Any]) -> Any:
+    """The pools as ``--pools`` names them, also where a table of a configuration file does; None where there are none."""
+    table = [f"{name.removeprefix('pools.')}={ranks}" for name, ranks in values.items() if name.startswith("pools.")]
+    return ",".join(table) or values.get("pools")
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import ByteSize
 
+from rlflow.compiler.placement import Pools
+
 
 @dataclass(frozen=True)
 class Options:
@@ -48,7 +50,7 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the models' arithmetic
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
-    pools: str | None = None  # NAME=RANKS,…: on pools of Ray workers; NAME=RANKS@threads: of threads; without, in this process
+    pools: Pools | None = None  # NAME=RANKS,…: on pools of Ray workers; NAME=RANKS@threads: of threads; without, in this process
     ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
     interface: str | None = None  # of ranks on several machines: its name, or a network such as 10.0.0.0/8; without, the route to Ray
     insecure: bool = False  # use a Ray that asks for no token, and addresses that the whole internet may reach

@@ -17,7 +17,6 @@ import torch
 from rlflow.author.load import algorithms_folder
 from rlflow.checkpoints.logs import as_object
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
-from rlflow.compiler.placement import in_threads
 from rlflow.config.names import SHIPPED, source_files
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_of
@@ -198,7 +197,7 @@ def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, 
     """Versions of packages, and what the machine computes with."""
     packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
     packages += ["reasoning-gym"] if any(parse_source(data).path.startswith(PREFIX) for data in options.data) else []
-    packages += ["ray"] if options.pools and not in_threads(options.pools) else []
+    packages += ["ray"] if options.pools and not options.pools.threads else []
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}

@@ -17,7 +17,7 @@ from rlflow.compiler.graph.lineage import chosen_from
 from rlflow.compiler.graph.model import Graph, Op
 from rlflow.compiler.passes import plan
 from rlflow.compiler.passes.share import share
-from rlflow.compiler.placement import THREADS, Placement, in_threads, parse_pools, parse_shares, place, shared_kind
+from rlflow.compiler.placement import THREADS, Placement, Pools, place
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.explanation import here
 from rlflow.compiler.preview.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
@@ -146,8 +146,7 @@ def problems_before_backends(graph: Graph, options: Options, values: Callable[[s
     if options.pools:
         uses = model_uses(graph)
         try:
-            in_threads(options.pools)
-            placement = place(graph, {use.name: needed_halves(graph, use) for use in uses}, parse_pools(options.pools),
+            placement = place(graph, {use.name: needed_halves(graph, use) for use in uses}, options.pools.ranks,
                               {use.name: values(use.name) for use in uses})
         except PlanError as error:
             yield from error.problems
@@ -171,21 +170,21 @@ def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
     placement = None
     if options.pools:
-        placement = replace(place(program.graph, needs, parse_pools(options.pools), flags), shares=parse_shares(options.pools),
-                            threads=in_threads(options.pools))
-        problems = [*share_problems(placement, shared_kind(options.pools), options), *thread_problems(placement, roles, options)]
+        placement = replace(place(program.graph, needs, options.pools.ranks, flags), shares=options.pools.shares,
+                            threads=options.pools.threads)
+        problems = [*share_problems(options.pools, options), *thread_problems(placement, roles, options)]
         if problems:
             raise PlanError(*problems)
     return with_parallelism(placement, program.graph, roles)
 
 
-def share_problems(placement: Placement, kind: str, options: Options) -> Iterator[Problem]:
-    """Parts of devices of which a run uses none: ``kind`` is what ``--pools`` names, gpu or cpu."""
+def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
+    """Parts of devices of which a run uses none."""
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
-    if kind and device != kind:
-        yield Problem("pool-device", f"--pools shares a {kind} and the ranks compute on a {device}", found=f"--pools {options.pools}",
-                      expected=f"parts of a {device}, or --device {'cuda' if kind == 'gpu' else 'cpu'}",
-                      remedy=f"--pools {str(options.pools).replace(f'@{kind}', f'@{device}')}")
+    if pools.kind and device != pools.kind:
+        yield Problem("pool-device", f"--pools shares a {pools.kind} and the ranks compute on a {device}", found=f"--pools {pools}",
+                      expected=f"parts of a {device}, or --device {'cuda' if pools.kind == 'gpu' else 'cpu'}",
+                      remedy=f"--pools {pools.replace(f'@{pools.kind}', f'@{device}')}")
 
 
 def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:

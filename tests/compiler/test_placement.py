@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlflow import PlanError
 from rlflow.author.columns import row, text, token
-from rlflow.compiler.placement import GRAIN, Placement, in_threads, parse_pools, parse_shares, shared_kind, typical_bytes
+from rlflow.compiler.placement import GRAIN, Placement, Pools, typical_bytes
 
 
 def test_a_column_of_unknown_kind_counts_as_a_number_for_each_row():
@@ -23,21 +23,21 @@ def test_what_has_more_bytes_as_a_rule_counts_for_more(heavy, light):
 
 def test_pools_name_their_part_of_each_device():
     text = "actor=2@gpu0.5, critic=2@gpu=0.25,rest=3@gpus.25,all=1"
-    assert parse_pools(text) == {"actor": 2, "critic": 2, "rest": 3, "all": 1}
-    assert parse_shares(text) == {"actor": Fraction(1, 2), "critic": Fraction(1, 4), "rest": Fraction(1, 4)}
-    assert (shared_kind(text), shared_kind("all=2"), shared_kind("a=1@cpus=0.5")) == ("gpu", "", "cpu")
-    assert parse_shares("train=2,rollout=2") == {}
+    pools = Pools(text)
+    assert (pools, list(pools.ranks)) == (text, ["actor", "critic", "rest", "all"])
+    assert pools.ranks == {"actor": 2, "critic": 2, "rest": 3, "all": 1}
+    assert pools.shares == {"actor": Fraction(1, 2), "critic": Fraction(1, 4), "rest": Fraction(1, 4)}
+    assert (pools.kind, Pools("all=2").kind, Pools("a=1@cpus=0.5").kind) == ("gpu", "", "cpu")
+    assert Pools("train=2,rollout=2").shares == {}
 
 
 def test_ranks_of_all_pools_are_threads_or_none_are():
     text = "train=2@threads, rollout=1@threads"
-    assert in_threads(text)
-    assert parse_pools(text) == {"train": 2, "rollout": 1}
-    assert (parse_shares(text), shared_kind(text)) == ({}, "")
-    assert not in_threads("all=2")
-    assert not in_threads("a=1@gpu0.5,b=1@gpu0.5")
+    pools = Pools(text)
+    assert (pools.threads, pools.ranks, pools.shares, pools.kind) == (True, {"train": 2, "rollout": 1}, {}, "")
+    assert not any(Pools(other).threads for other in ("all=2", "a=1@gpu0.5,b=1@gpu0.5", ""))
     with pytest.raises(PlanError, match="some pools are threads of this process and others are not") as refused:
-        in_threads("train=2@threads,rollout=1,rest=1@cpu0.5")
+        Pools("train=2@threads,rollout=1,rest=1@cpu0.5")
     assert refused.value.problems[0].remedy == "add @threads to rollout, rest"
 
 
@@ -49,7 +49,7 @@ def test_ranks_of_all_pools_are_threads_or_none_are():
 ])  # fmt: skip
 def test_parts_that_cannot_be_had_are_refused(text, told):
     with pytest.raises(PlanError, match=told):
-        parse_shares(text)
+        Pools(text)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, GRAIN)), min_size=1, max_size=6))

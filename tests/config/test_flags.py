@@ -1,3 +1,8 @@
+import copy
+import dataclasses
+import json
+from fractions import Fraction
+
 import pytest
 
 from rlflow.backends import local, null
@@ -55,6 +60,29 @@ def test_a_table_is_the_same_as_dotted_names(tmp_path):
     path.write_text('seed = 1\nreward = "task"\n[data]\nsource = "sums.jsonl"\nchat = true\n[actor]\nlr = 1e-5\n')
     assert read_toml(path) == {"seed": 1, "reward": ("task",), "data": ("sums.jsonl",), "data.chat": True, "actor.lr": 1e-5}
     assert flat({"actor": {"lr": 1}}) == {"actor.lr": 1}
+
+
+def test_pools_are_the_same_by_a_flag_and_by_a_table_and_are_read_once():
+    table = sort_values(flat({"pools": {"train": 2, "rollout": "2@gpu0.5"}}), []).options.pools
+    flag = sort_values(parse_flags(["--pools", "train=2,rollout=2@gpu0.5"]), []).options.pools
+    assert flag == table == "train=2,rollout=2@gpu0.5"
+    assert flag.ranks == table.ranks == {"train": 2, "rollout": 2}
+    assert copy.deepcopy(flag).shares == {"rollout": Fraction(1, 2)}  # as a record of the options has it
+    assert json.dumps(dataclasses.asdict(sort_values({"pools": "all=2"}, []).options)["pools"]) == '"all=2"'
+
+
+@pytest.mark.parametrize(("value", "pools"), [("", ""), ("none", None), (None, None)])
+def test_a_run_can_be_without_pools(value, pools):
+    assert sort_values({"pools": value}, []).options.pools == pools
+
+
+def test_a_wrong_text_of_pools_is_refused_together_with_other_options():
+    with pytest.raises(PlanError) as caught:
+        sort_values({"pools": "all=0", "prompts": 0}, [])
+    assert [problem.code for problem in caught.value.problems] == ["setting-range", "pools"]
+    with pytest.raises(PlanError) as caught:
+        sort_values({"pools": 3}, [])
+    assert caught.value.problems[0].expected == "str | None: input should be a valid string"
 
 
 def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):

@@ -15,7 +15,8 @@ from annotated_types import Ge
 from rlflow.author.settings import override
 from rlflow.cluster.submit.keeping import FLAG as KEEP
 from rlflow.cluster.submit.keeping import Keep, keep_of, warning
-from rlflow.compiler.placement import in_threads
+from rlflow.compiler.placement import Pools
+from rlflow.config.flags import pools_of
 from rlflow.config.meant import SWITCHES
 from rlflow.errors import PlanError, listed, printable
 from rlflow.monitoring.secrets import masked, telling
@@ -110,7 +111,7 @@ def _words(flag: str, value: Any) -> list[str]:
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
     """Whether the flags of a run name pools of Ray workers: none, and pools of threads, are one process. Raises PlanError."""
-    return bool(flags.get("pools")) and not in_threads(str(flags["pools"]))
+    return bool(pools := pools_of(flags)) and not Pools(str(pools)).threads
 
 
 def _of_service(service: Service, url: str | None, started: bool) -> list[str]:

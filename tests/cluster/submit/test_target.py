@@ -286,6 +286,12 @@ def test_loops_of_a_job_group_have_a_deadline_and_join_the_ray_that_it_started(c
     assert '"auto"' not in calls.read_text()
 
 
+def test_pools_of_a_table_are_pools_too(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text("[pools]\ntrain = 8\nrollout = 8\n")
+    assert print_job("grpo", ["--config", str(tmp_path / "run.toml"), "--for", "ray", "--job.nodes", "2"]) == 0
+    assert "--pools.train 8 --pools.rollout 8 --ray-address auto" in capsys.readouterr().out
+
+
 def test_pools_of_threads_join_no_ray(capsys):
     for pools, joins in (("all=2", True), ("all=2@threads", False)):
         assert print_job("grpo", ["--pools", pools, "--for", "ray"]) == 0
