@@ -80,6 +80,7 @@ class Trainer:
         """What it can do. A subclass may need a process for each rank."""
         return Capabilities(
             threads=cls is Trainer, movable=("weights", "optimizer"), passing=("gradient",), live=True, divided=(),
+            adapters=settings.lora > 0,
             packs=settings.packed and device == "cpu",  # docs/gpu.md has what a GPU gains
         )
 

@@ -56,6 +56,7 @@ class Capabilities:
     passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
     # of a trainer
     row_exact: bool = False  # numbers of a row are the same bits whichever rows are computed with it
+    adapters: bool = False  # it trains adapters in addition to weights that stay as they are
     live: bool = False  # ``weights()`` are the tensors that it trains and no copies, if it trains no adapters
     packs: bool = False  # it computes once what prompts begin with alike
     divided: tuple[str, ...] | None = None  # parts of its memory that ranks divide; None: nothing is known of its memory

@@ -228,5 +228,4 @@ def shares_weights(role: BoundRole, options: Options) -> bool:
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
     same = options.dtype != "bfloat16" or not role.use.trained  # what learns, learns in float32
     can = role.trainer.can.live and role.generator.can.shares
-    adapters = role.use.trained and bool(getattr(role.trainer.settings, "lora", False))
-    return beside and same and can and not adapters
+    return beside and same and can and not (role.use.trained and role.trainer.can.adapters)
