@@ -20,10 +20,10 @@ from rlflow.execution.engine import Model
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.layout import TensorShard, WeightLayout, join
-from rlflow.training.weight_sync.mailbox import Mailbox, SharedFile, opened
+from rlflow.training.weight_sync.mailbox import Mailbox
 from rlflow.training.weight_sync.plan import TransferPlan
 from rlflow.training.weight_sync.planner import BUCKET, make_plan
-from rlflow.training.weight_sync.segment import machine
+from rlflow.training.weight_sync.segment import SharedFile, machine
 from rlflow.training.weight_sync.shards import held
 from rlflow.training.weight_sync.transport import Parcels, TransferError, Transport
 
@@ -146,7 +146,7 @@ class Receiver:
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
         """Make the plan and buffers. ``places``: the senders' shared memory; None for one that has none."""
         self.resharder = Resharder(offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1)
-        self.files = [None if place is None else opened(place) for place in places]
+        self.files = [None if place is None else place.opened() for place in places]
 
     def take(self, index: int, senders: list[int], *messages: Message) -> None:
         """Take the messages of bucket ``index``, one from each of these senders."""

@@ -7,23 +7,12 @@ The file is unlinked as soon as all receivers have opened it (``hide``): memory 
 from __future__ import annotations
 
 import os
-import re
-import secrets
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from rlflow.training.weight_sync.segment import HEAD, ROOT, check_room, create, sweep
+from rlflow.training.weight_sync.segment import HEAD, ROOT, SharedFile, check_room
 from rlflow.training.weight_sync.transport import Parcels
-
-
-class SharedFile(NamedTuple):
-    """A file of shared memory."""
-
-    path: str
-    size: int
 
 
 class Mailbox(Parcels):
@@ -31,17 +20,15 @@ class Mailbox(Parcels):
 
     def __init__(self, run: str, root: Path = ROOT) -> None:
         super().__init__()
-        self.run, self.root, self.place = re.sub(r"[^A-Za-z0-9]", "-", run), root, SharedFile("", 0)
+        self.run, self.root, self.place = run, root, SharedFile("", 0)
 
     def open(self, send: int, receive: int, slots: int) -> None:
         """Raises PlanError where shared memory is too small."""
-        sweep(self.run, self.root)
         self.room = -(-send // HEAD) * HEAD
-        path = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
-        self.place = SharedFile(str(path), max(slots * self.room, HEAD))
+        self.place = SharedFile.named(self.run, max(slots * self.room, HEAD), self.root)
         try:
-            check_room({f"process {os.getpid()}": create(path, self.place.size)})
-            self._out = opened(self.place)
+            check_room({f"process {os.getpid()}": self.place.create()})
+            self._out = self.place.opened()
         except BaseException:
             self.hide()
             raise
@@ -57,14 +44,9 @@ class Mailbox(Parcels):
 
     def hide(self) -> None:
         """All receivers have the file open."""
-        Path(self.place.path).unlink(missing_ok=True)
+        self.place.hide()
 
     def close(self) -> None:
         """Give the memory back."""
         self.hide()
         super().close()
-
-
-def opened(place: SharedFile) -> Tensor:
-    """[size] uint8, shared with all who open it."""
-    return torch.from_file(place.path, shared=True, size=place.size, dtype=torch.uint8)

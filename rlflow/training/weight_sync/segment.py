@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,41 @@ ROOT = Path("/dev/shm")
 FILE = TypeAdapter(tuple[str, int, str, str])  # path, bytes, machine, and what is wrong, if anything is
 
 
+class SharedFile(NamedTuple):
+    """A file of shared memory: plain numbers and text, which travel to whoever opens it."""
+
+    path: str
+    size: int  # bytes
+
+    @classmethod
+    def named(cls, run: str, size: int, root: Path = ROOT) -> SharedFile:
+        """A file of this process that is not there yet. Those that the dead of this run have left are removed."""
+        name = re.sub(r"[^A-Za-z0-9]", "-", run)
+        sweep(name, root)
+        return cls(str(root / f"rlflow-{name}-{secrets.token_hex(4)}-{Process.this().tag()}"), size)
+
+    def create(self) -> str:
+        """Make it for this user alone, its memory taken at once: a full disk of shared memory would else kill the process that writes.
+        What is wrong, if anything is, since all ranks have to know."""
+        try:
+            handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, self.size)
+            finally:
+                os.close(handle)
+        except OSError as problem:
+            return f"{self.size} bytes in {os.path.dirname(self.path)}: {problem.strerror}"
+        return ""
+
+    def opened(self) -> Tensor:
+        """[size] uint8, shared with all who open it."""
+        return torch.from_file(self.path, shared=True, size=self.size, dtype=torch.uint8)
+
+    def hide(self) -> None:
+        """All who need it have it open: its memory goes with the last of them, however that ends."""
+        Path(self.path).unlink(missing_ok=True)
+
+
 class Segment:
     """run: names the files; group: the ranks, all on one machine, over gloo (None: the default group). A barrier of the group stands
     between packing and copying, and its timeout is the deadline."""
@@ -39,7 +75,7 @@ class Segment:
     copies = False
 
     def __init__(self, run: str, group: dist.ProcessGroup | None = None, root: Path = ROOT) -> None:
-        self.run, self.group, self.root, self.received = re.sub(r"[^A-Za-z0-9]", "-", run), group, root, 0
+        self.run, self.group, self.root, self.received = run, group, root, 0
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._memory: list[Tensor] = []
         self._slots = 0
@@ -52,18 +88,17 @@ class Segment:
     def open(self, send: int, receive: int, slots: int) -> None:
         """Raises PlanError where the ranks are on several machines, or shared memory is too small."""
         self._slots = slots
-        sweep(self.run, self.root)
         room = -(-send // HEAD) * HEAD
-        file = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{Process.this().tag()}"
+        file = SharedFile.named(self.run, HEAD + slots * room, self.root)
         try:
-            problem = create(file, HEAD + slots * room)
-            offers = exchange((str(file), HEAD + slots * room, machine(), problem), FILE, self.group)
+            problem = file.create()
+            offers = exchange((*file, machine(), problem), FILE, self.group)
             check_machines(where for _, _, where, _ in offers)
             check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(offers)})
-            self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in offers]
+            self._memory = [SharedFile(path, size).opened() for path, size, _, _ in offers]
             dist.barrier(self.group)
         finally:
-            file.unlink(missing_ok=True)
+            file.hide()
 
     def _slot(self, rank: int, slot: int) -> Tensor:
         memory = self._memory[rank]
@@ -117,20 +152,6 @@ class Segment:
     def close(self) -> None:
         """Give the shared memory back."""
         self._memory = []
-
-
-def create(path: Path, size: int) -> str:
-    """A file of this user alone, its memory taken at once: a full disk of shared memory would else kill the process that writes. What
-    is wrong, if anything is, since all ranks have to know."""
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        try:
-            os.posix_fallocate(handle, 0, size)
-        finally:
-            os.close(handle)
-    except OSError as problem:
-        return f"{size} bytes in {path.parent}: {problem.strerror}"
-    return ""
 
 
 def machine() -> str:
