@@ -44,7 +44,11 @@ class Process:
             return None if elsewhere else False  # False: this machine has been started anew since
         if self.space != _space():
             return None
-        return kin.lives(self.pid, self.started) if self.started else _exists(self.pid)
+        if self.started:
+            return kin.lives(self.pid, self.started)
+        import psutil  # takes longer than all else here, and is needed where the system does not say when a process was started
+
+        return psutil.pid_exists(self.pid)
 
     def tag(self) -> str:
         """The process as part of a file's name, unique on this machine until it is started anew: ``PID.STARTED.SPACE``."""
@@ -63,17 +67,6 @@ def parsed(values: object) -> Process | None:
     if not all(isinstance(word, str) for word in words):
         return None
     return Process(values["pid"], *map(str, words))
-
-
-def _exists(pid: int) -> bool:
-    """Whether any process has this pid: the best answer for a process whose start time is unknown."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def boot() -> str:

@@ -1,6 +1,8 @@
 """By which interface ranks on several machines talk: the one that is named, else that of the route to the cluster, and never a public one
 unasked."""
 
+import ipaddress
+import socket
 
 import pytest
 
@@ -31,6 +33,15 @@ def test_without_a_choice_it_is_that_of_the_route():
     assert chosen(None, "127.0.0.1", False) == LO
     with pytest.raises(PlanError, match="leads to 127.0.0.1"):
         chosen(None, "127.0.0.1", False, [CLUSTER])
+
+
+def test_each_address_is_one_that_a_socket_can_have_and_those_of_ipv4_come_first():
+    found = interfaces()
+    assert {each.name for each in found} <= {name for _, name in socket.if_nameindex()}
+    versions = [ipaddress.ip_address(each.address).version for each in found]  # a zone would be no part of an address
+    assert versions == sorted(versions)
+    with socket.socket() as listening:
+        listening.bind((found[0].address, 0))
 
 
 def test_a_public_address_is_refused_unless_the_network_is_said_to_be_closed():
