@@ -48,7 +48,7 @@ class Process:
             return kin.lives(self.pid, self.started)
         import psutil  # takes longer than all else here, and is needed where the system does not say when a process was started
 
-        return psutil.pid_exists(self.pid)
+        return bool(psutil.pid_exists(self.pid))
 
     def tag(self) -> str:
         """The process as part of a file's name, unique on this machine until it is started anew: ``PID.STARTED.SPACE``."""
