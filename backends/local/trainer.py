@@ -60,9 +60,10 @@ class Trainer:
         if self.settings.compile:
             check_compiler(torch.device(spec.device).type)  # missed before the weights are read
         self.network = self._network()
-        self.packs = self.can.packs and self._can_pack()
+        self.packs = self.can.packs and can_pack(self.network)
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
-        self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
+        own = self.settings
+        self.schedule = Schedule(own.lr, own.schedule, own.warmup, spec.updates) if spec.trained else Schedule(own.lr)
         self.steps = 0
         self.cached = CachedForward()
         self.away = Away()
@@ -71,9 +72,6 @@ class Trainer:
             checkpoint_layers(self.network.module)
         if self.settings.compile:
             compile_layers(self.network, packs=self.packs)
-
-    def _schedule(self) -> Schedule:
-        return Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, self.spec.updates)
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
@@ -94,9 +92,6 @@ class Trainer:
         if self.can.live:
             add_by_rows(network)
         return network
-
-    def _can_pack(self) -> bool:
-        return can_pack(self.network)
 
     @property
     def device(self) -> torch.device:

@@ -54,7 +54,7 @@ class Writer:
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
         self._busy = self._closed = False
-        self._attempt("clearing away what earlier writers left", self._clear)
+        self._attempt("clearing away what earlier writers left", lambda: durable.clear(self.folder))
         self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
         self._thread.start()
 
@@ -186,9 +186,6 @@ class Writer:
     def _remove(self, path: Path) -> None:
         durable.remove(path)
         self._good.pop(path, None)
-
-    def _clear(self) -> None:
-        durable.clear(self.folder)
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:

@@ -227,11 +227,9 @@ class Worker:
         its tokens, its group, and of several losses whether the row is its. The rows stay for the update."""
         loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
-        facts = torch.stack([broken_columns(batch, loss), mask_counts(batch), token_counts(batch), self._groups(batch), *own], 1)
+        groups = batch.data["group"].value if "group" in batch else batch.axis.group_numbers
+        facts = torch.stack([broken_columns(batch, loss), mask_counts(batch), token_counts(batch), groups, *own], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
-
-    def _groups(self, batch: Batch) -> torch.Tensor:
-        return batch.data["group"].value if "group" in batch else batch.axis.group_numbers
 
     def update(self, call: Call, batch: Batch) -> Answer:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""

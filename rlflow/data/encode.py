@@ -240,7 +240,8 @@ class TokenizerEncoder:
 
     def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
         """The text of each prompt; messages go through the chat template, which writes special tokens too. Raises PlanError."""
-        chats = iter(self._chats([item for item in wordings if not isinstance(item, str)]))
+        conversations = [item for item in wordings if not isinstance(item, str)]
+        chats = iter(self._template.render(conversations) if conversations else ())
         return [item if isinstance(item, str) else next(chats) for item in wordings]
 
     @cached_property
@@ -338,9 +339,6 @@ class TokenizerEncoder:
             except Exception:
                 return text
         return texts[0]
-
-    def _chats(self, conversations: list[list[Message]]) -> list[str]:
-        return self._template.render(conversations) if conversations else []
 
     def check_variables(self) -> None:
         """Raises PlanError for variables that rlflow sets or that the chat template does not read."""

@@ -120,7 +120,8 @@ class Services:
             if self._folder is None or not self.services:
                 return
             try:
-                served.write(self._folder, [*map(self._shown, self.members), *_shown_elsewhere(self.services)])
+                elsewhere = [ServedProcess(each.name, each.run, each.run, "elsewhere") for each in self.services if each.external]
+                served.write(self._folder, [*map(self._shown, self.members), *elsewhere])
             except OSError as error:
                 self._note(f"{served.FILE} cannot be written: {error.strerror}")
 
@@ -128,10 +129,6 @@ class Services:
         log = member.log if self._folder is None or not member.log.is_relative_to(self._folder) else member.log.relative_to(self._folder)
         return ServedProcess(member.recipe.name, shlex.join(member.recipe.command), member.recipe.url, member.state, member.starts,
                              member.process.pid if member.process else 0, str(log))  # fmt: skip
-
-
-def _shown_elsewhere(services: Iterable[Service]) -> list[ServedProcess]:
-    return [ServedProcess(each.name, each.run, each.run, "elsewhere") for each in services if each.external]
 
 
 def _start(member: Member) -> None:

@@ -31,8 +31,8 @@ def assigned_to_engines():
 
 
 def test_an_engine_has_all_that_it_needs_as_soon_as_it_is_made():
-    """Later on, only the iteration and the flow's state change, and a recovery may place pools on other machines."""
-    assert set(assigned_to_engines()) == {"iteration", "state", "placement"}
+    """Later on, only the iteration and the flow's state change."""
+    assert set(assigned_to_engines()) == {"iteration", "state"}
 
 
 def test_no_call_fills_more_than_twelve_parameters_by_position():

@@ -131,16 +131,14 @@ class Job:
         if self._started is not None or not self._roles:
             raise _misuse("job-start", f"job '{self.name}' cannot start", "it runs" if self._roles else "it has no role",
                           "a job with roles that does not run", "job.role(NAME, CLASS) declares a role")
-        terms = Terms(self.name, self.address, self.seconds, self.heartbeat, self.threads or self._threads(), self.interface, self.insecure)
+        threads = self.threads or max((os.cpu_count() or 1) // sum(role.needs.ranks for role in self._roles.values()), 1)
+        terms = Terms(self.name, self.address, self.seconds, self.heartbeat, threads, self.interface, self.insecure)
         roles = {name: RoleStart(role.kind, role.arguments, role.env, role.distributed) for name, role in self._roles.items()}
         with ExitStack() as over:
             started = start(terms, roles, self.layouts(), over)
             started.watch()
             self._started, self._over = started, over.pop_all()
         return self
-
-    def _threads(self) -> int:
-        return max((os.cpu_count() or 1) // sum(role.needs.ranks for role in self._roles.values()), 1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._started = None

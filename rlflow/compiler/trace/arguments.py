@@ -28,16 +28,12 @@ def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], 
     """Positional and named arguments of the flow's function after the data; ``make(name)`` gives a role."""
     names = role_names(flow, rewards)
     rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
-    settings = {"hp": hp} if flow.parameters.hp is not None or _takes_hp(flow) else {}
+    settings = {"hp": hp} if flow.parameters.hp is not None or "hp" in inspect.signature(flow.function).parameters else {}
     if rest:  # what stands before *rewards must go by position
         return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
             **{name: make(name) for name in names if name not in _before_rest(flow)}, **settings
         }
     return [], {name: make(name) for name in names} | settings
-
-
-def _takes_hp(flow: Flow) -> bool:
-    return "hp" in inspect.signature(flow.function).parameters
 
 
 def _before_rest(flow: Flow) -> list[str]:

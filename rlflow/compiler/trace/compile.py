@@ -119,7 +119,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     evaluation = trace_evaluation(tracer, flow, hp, options.rewards, columns) if flow.evaluate and not stopped else None
     graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
     problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
-    distinct = tuple(_distinct([*tracer.problems, *problems]))
+    distinct = tuple(dict.fromkeys([*tracer.problems, *problems]))
     program = Program(flow, hp, graph, tracer.functions, tracer.bound, weights, frozenset(tracer.weighed))
     return TraceResult(program, distinct), tracer.reads_prompt_id and not numbered
 
@@ -294,8 +294,4 @@ def _truncates(node: Node) -> str:
     settings = node.options(GenerateOptions)
     return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ()))
                      if getattr(settings, name) != off)  # fmt: skip
-
-
-def _distinct(problems: list[Problem]) -> list[Problem]:
-    return list(dict.fromkeys(problems))
 
