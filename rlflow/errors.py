@@ -63,6 +63,12 @@ class _Reported(Exception):
         super().__init__(*problems)
         self.problems = problems
 
+    @classmethod
+    def refuse(cls, problems: Iterable[Problem]) -> None:
+        """Raise this error with all of the problems, where there are any."""
+        if found := tuple(problems):
+            raise cls(*found)
+
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
 

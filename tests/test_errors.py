@@ -79,3 +79,11 @@ def test_long_lists_are_cut_and_counted():
     assert listed([]) == "none"
     assert listed(["a", "b"]) == "a, b"
     assert listed(map(str, range(20)), limit=2) == "0, 1, … (20 in all)"
+
+
+def test_an_error_is_raised_for_all_problems_and_for_none_there_is_no_error():
+    problems = [Problem("one", "the first"), Problem("two", "the second")]
+    with pytest.raises(PlanError) as refused:
+        PlanError.refuse(problem for problem in problems)
+    assert refused.value.problems == tuple(problems)
+    PlanError.refuse(())

@@ -107,8 +107,7 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
             place = known[name].place if name not in changes else None
             problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
                                     expected=str(error), remedy=f"change --{prefix}{name}" if not place else "change the default"))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.refuse(problems)
     try:
         return type(settings)(**parsed)
     except PlanError:  # says all

@@ -78,8 +78,7 @@ KINDS = {name: standard_kind(name) for name in ("prompt_tokens", *GENERATE_GIVES
 def bind(what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
     """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range ones, all at once."""
     bound, problems = judged(what, specification, settings, place)
-    if problems:
-        raise FlowError(*problems)
+    FlowError.refuse(problems)
     return bound
 
 

@@ -56,8 +56,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     check_name(config.options.name)
     roles = roles_of(flow, config.options.reward)
     check_names(config, flow, roles)
-    if problems := pool_flag_problems(roles, config):
-        raise PlanError(*problems)
+    PlanError.refuse(pool_flag_problems(roles, config))
     options = trace_options(config)
     default = packaged(flow.name)[1].get("model") if uses_packaged(config.values) else config.tokenizer_folder
     own = {name: str(values["model"]) for name, values in config.roles.items() if "model" in values}
@@ -152,5 +151,4 @@ def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
     for role in map(config.role, roles):
         problems += setting_problems(role, role_types(role.backends), known)
         problems += [problem for backend in role.backends.values() if (problem := missing(backend, config.options.device))]
-    if problems:
-        raise PlanError(*dict.fromkeys(problems))
+    PlanError.refuse(dict.fromkeys(problems))

@@ -23,8 +23,7 @@ def import_settings(project: str, file: Path, out: Path) -> int:
     _check_out(file, out)
     settings = projects[project].imported(projects[project].read(_text(file), str(file)))
     print(printable("\n".join(settings.report())))
-    if refusals := settings.refusals(str(file)):
-        raise PlanError(*refusals)
+    PlanError.refuse(settings.refusals(str(file)))
     durable.replace(out, settings.toml(str(out)).encode())
     print(f"wrote {printable(str(out))}: rlflow run {settings.flow} --config {printable(str(out))}")
     return 0

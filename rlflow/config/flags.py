@@ -212,8 +212,7 @@ def sort_values(
             by_role.setdefault(head, {})[rest] = value
         else:
             problems.append(belongs_nowhere(name, ["hp", "data", HEAD, *roles], known))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.refuse(problems)
     options["pools"] = pools_of(values)
     rewards, judges = sort_rewards(options)
     if judges:

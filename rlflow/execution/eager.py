@@ -101,8 +101,7 @@ def suits(what: str, signature: Signature, batch: Batch, place: Place | None, de
             problems.append(rules.missing(what, parameter.name, list(batch.data), place, definition, ()))
         elif parameter.name in batch and not fits(batch.columns[parameter.name], parameter.kind):
             problems.append(rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, definition))
-    if problems:
-        raise FlowError(*problems)
+    FlowError.refuse(problems)
 
 
 def checked(what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -111,8 +110,7 @@ def checked(what: str, signature: Signature, settings: Mapping[str, Any], skip: 
     place = call_place()
     problems = [verbs.unknown_setting(what, name, known, place) for name in settings if name not in known and not signature.open_settings]
     problems += [verbs.missing_setting(what, n, "a value", place) for n, d in known.items() if d is REQUIRED and n not in settings]
-    if problems:
-        raise FlowError(*problems)
+    FlowError.refuse(problems)
     values = computed_settings(what, settings, signature.takes_float, signature)
     return {name: default for name, default in known.items() if default is not REQUIRED} | values
 
@@ -128,10 +126,9 @@ def computed_settings(what: str, settings: Mapping[str, Any], takes: Callable[[s
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
     """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not fit."""
-    if forbidden := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
-        raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in forbidden))
-    if forbidden := [name for name in gives or batch.data if name in rules.OF_THE_RUN]:
-        raise FlowError(*(rules.gives_run(what, name, call_place(), None) for name in forbidden))
+    names = gives or tuple(batch.data)
+    FlowError.refuse(rules.gives_prompt(what, name, call_place(), None) for name in names if name in rules.OF_THE_DATA)
+    FlowError.refuse(rules.gives_run(what, name, call_place(), None) for name in names if name in rules.OF_THE_RUN)
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
@@ -263,8 +260,7 @@ class Role:
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
         sampling, verb = self._engine.sampling, f"{self._name}.generate"
         bound = verbs.resampled(bound, verbs.sampling_of(sampling, verb, node))
-        if problems := verbs.too_short(bound, sampling, verb, node, call_place()):
-            raise FlowError(*problems)
+        FlowError.refuse(verbs.too_short(bound, sampling, verb, node, call_place()))
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
@@ -301,8 +297,7 @@ class Role:
             raise FlowError(rules.not_a_loss(node, wrong[0], call_place()))
         if not isinstance(loss, Loss):
             loss, problems = joined(node, loss, settings, call_place())
-            if problems:
-                raise FlowError(*problems)
+            FlowError.refuse(problems)
         batch, specified = real(node, batch), specification(loss)
         own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
         rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
@@ -310,8 +305,7 @@ class Role:
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
-        if problems := list(rules.torn_groups(loss, levels, node, call_place())):
-            raise FlowError(*problems)
+        FlowError.refuse(rules.torn_groups(loss, levels, node, call_place()))
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
             metrics, rows = self._engine.update(self._name, inputs, loss, UpdateOptions(**own), rest, call)

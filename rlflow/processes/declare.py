@@ -91,8 +91,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
             problems += error.problems
     problems += [*_alike(written), *_unknown(others, written)]
     problems += [problem for each in services for problem in _commands(each, written)]
-    if problems or (problems := _circle(services)):
-        raise PlanError(*problems)
+    PlanError.refuse(problems or _circle(services))
     return tuple(services), others
 
 

@@ -24,9 +24,7 @@ def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) ->
                 can = role.half(half).can
                 how = halves[name, half] = Parallel(can.tensor, can.collective)
                 problems += _unfit(name, half, how, pool, pools)
-    problems += [*_lone_stages(graph, halves), *_lone_changes(graph, placement)]
-    if problems:
-        raise PlanError(*problems)
+    PlanError.refuse([*problems, *_lone_stages(graph, halves), *_lone_changes(graph, placement)])
     return replace(placement, parallel={key: how for key, how in halves.items() if how != Parallel()}) if placement is not None else None
 
 

@@ -133,8 +133,7 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
         placed = _placed(program, roles, rewards, options)
     except PlanError as error:
         raise PlanError(*problems, *error.problems) from None
-    if problems := [*problems, *overlap_problems(program.graph, placed.placement, options.staleness)]:
-        raise PlanError(*problems)
+    PlanError.refuse([*problems, *overlap_problems(program.graph, placed.placement, options.staleness)])
     return placed
 
 
@@ -172,9 +171,7 @@ def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[
     if options.pools:
         placement = replace(place(program.graph, needs, options.pools.ranks, flags), shares=options.pools.shares,
                             threads=options.pools.threads)
-        problems = [*share_problems(options.pools, options), *thread_problems(placement, roles, options)]
-        if problems:
-            raise PlanError(*problems)
+        PlanError.refuse([*share_problems(options.pools, options), *thread_problems(placement, roles, options)])
     return with_parallelism(placement, program.graph, roles)
 
 
@@ -227,8 +224,7 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
     packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
     passed = share(plan(program, placed.placement, chunks), packing)
-    if problems := list(stream_problems(passed, options.staleness)):
-        raise PlanError(*problems)
+    PlanError.refuse(stream_problems(passed, options.staleness))
     return within_memory(passed, placed.roles, placed.rewards, placed.where, options, placed.evaluated)
 
 

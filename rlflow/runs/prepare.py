@@ -179,8 +179,7 @@ def replies(program: Program, placed: PlacedRoles, tokenizer: str | None, data: 
     folders = {name: role.folder for name, role in placed.roles.items()}
     problems = [*reply_problems(program.graph, tokenizer, folders, specs, data.wording.chat, data.wording.template_kwargs),
                 *stop_problems(program, tokenizer, folders)]
-    if errors := [problem for problem in problems if problem.severity == "error"]:
-        raise PlanError(*errors)
+    PlanError.refuse(problem for problem in problems if problem.severity == "error")
     return problems
 
 

@@ -66,9 +66,7 @@ class Services:
 
     def ready(self) -> None:
         """Wait until all serve, and keep them up from then on. Raises PlanError with each that does not within its ``wait``."""
-        problems = [*filter(None, map(_unready, self.members)), *_elsewhere(self.services)]
-        if problems:
-            raise PlanError(*problems)
+        PlanError.refuse([*filter(None, map(_unready, self.members)), *_elsewhere(self.services)])
         for member in self.members:
             member.keep()
 

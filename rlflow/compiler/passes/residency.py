@@ -63,9 +63,7 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     """The fewest moves with which every pool keeps to the limit. ``where``: the plan's placement, or that of one process. Raises PlanError
     with all that cannot fit, or of which the size is not known."""
     courses = [_course(plan, pool, memory) for pool in where.pools]
-    problems = [*_unknown(memory), *(problem for course in courses for problem in too_large(course))]
-    if problems:
-        raise PlanError(*problems)
+    PlanError.refuse([*_unknown(memory), *(problem for course in courses for problem in too_large(course))])
     courses = [replace(course, awake=fewest(course)) for course in courses]
     peaks = [f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses]
     notes = PassNote("residency", "; ".join(map(_told, courses))), PassNote("verify", "counted again, at most " + ", ".join(peaks))

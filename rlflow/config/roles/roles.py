@@ -93,8 +93,7 @@ def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
     """Bind the roles of a graph that are models. Raises PlanError with every name, value, folder and package that does not fit, before any
     data or model is loaded."""
     roles = bind({use: needed_halves(graph, use) for use in model_uses(graph)}, config)
-    if problems := list(temperature_problems(graph, roles)):
-        raise PlanError(*problems)
+    PlanError.refuse(temperature_problems(graph, roles))
     return roles
 
 
@@ -124,8 +123,7 @@ def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRo
         problems += wrong
         if role is not None:
             roles[use.name] = role
-    if problems:
-        raise PlanError(*dict.fromkeys(problems))
+    PlanError.refuse(dict.fromkeys(problems))
     return roles
 
 

@@ -153,6 +153,5 @@ def _settings(source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str
         if setting.default is REQUIRED and name not in texts:
             problems.append(Problem("env-setting", f"the environment '{cls}' needs the setting '{name}'", source.place, found="nothing",
                                     expected=f"--{flag}.{name} VALUE", remedy=f"--{flag}.{name} VALUE, or give it a default in __init__"))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.refuse(problems)
     return values, tuple(paths)
