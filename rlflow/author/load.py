@@ -128,7 +128,9 @@ def _module_name(path: Path) -> str:
 
 
 def _executed(name: str, path: Path, loader: importlib.machinery.SourceFileLoader) -> ModuleType:
-    module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         loader.exec_module(module)
     except BaseException:

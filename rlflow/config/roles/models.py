@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from rlflow.author.settings import fields
 from rlflow.config.options import Options
@@ -11,7 +11,7 @@ from rlflow.config.roles.backends import backend, keep_whole_products
 from rlflow.config.roles.roles import BoundRole, Halves, shares_weights
 from rlflow.data.ends import ends_of
 from rlflow.execution.engine import Model
-from rlflow.training.protocols import ModelSpec, SharesWeights, Trainer
+from rlflow.training.protocols import Head, ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Halves]
 Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
@@ -36,7 +36,7 @@ def make_models(
     models = {}
     for role in roles:
         use = role.use
-        spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
+        spec = ModelSpec(role.folder, cast(Head, use.head), use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),
                          options.longest_row, group, ends(role))
         model = models[use.name] = Model()
         for half, wanted in zip(role.halves, placed(role), strict=True):
@@ -59,6 +59,6 @@ def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
     the role's settings that it has. Its numbers are what several ranks have to agree with. ``updates``: as of ``make_models``."""
     kind, use = backend("local").Trainer, role.use
     settings = {name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)}
-    spec = ModelSpec(role.folder, use.head, use.trained, "cpu", options.dtype, options.seed, updates,  # type: ignore[arg-type]
+    spec = ModelSpec(role.folder, cast(Head, use.head), use.trained, "cpu", options.dtype, options.seed, updates,
                      longest=options.longest_row)
     return kind(spec, kind.Settings(**settings))  # type: ignore[no-any-return]
