@@ -16,7 +16,7 @@ from rlflow.author.verbs import MODEL_READS
 from rlflow.compiler.check.check import Report, check
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
-from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
+from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
 from rlflow.config.meant import Known
 from rlflow.config.names import role_types, setting_problems
 from rlflow.config.roles.environments import default_rewards, environments_of
@@ -51,7 +51,7 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
 def check_flow(file: str, arguments: Sequence[str]) -> Report:
     """Judge a file's flow with the flags of a run. Raises FlowError and PlanError for files and flags that do not load."""
     flow = load_flow(file)
-    config = read_config(flow, parse_flags(arguments))
+    config = read_config(flow, read_flags(arguments))
     hp = settings(flow, config.hp)
     check_name(config.options.name)
     roles = roles_of(flow, config.options.reward)
@@ -82,12 +82,9 @@ def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
     return [name for names in role_names(flow, max(len(rewards), 1)).values() for name in names]
 
 
-def read_config(flow: Flow, flags: Mapping[str, Any]) -> RunConfig:
-    """Sort flags and the configuration file that they name; flags go before the file. Raises PlanError."""
-    values = dict(flags)
-    file = values.pop("config", None)
-    values = (read_toml(Path(file)) if file else {}) | values
-    values = environment_beneath(flow.name, values) | values
+def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
+    """Sort the flags of a command. Raises PlanError."""
+    values = environment_beneath(flow.name, values) | dict(values)
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
     return sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp,

@@ -9,7 +9,7 @@ from rlflow.cli.check import check_names, read_config, roles_of, settings, trace
 from rlflow.compiler.graph.diff import diff, same_shape
 from rlflow.compiler.graph.draw import FORMATS
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.config.flags import parse_flags
+from rlflow.config.flags import read_flags
 from rlflow.errors import PlanError, nearest
 
 
@@ -19,7 +19,7 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
         raise PlanError.of("graph-format", f"there is no graph format '{format}'", found=format, expected=", ".join(FORMATS),
                            nearest=nearest(format, FORMATS), remedy="choose one of them")
     flow = load_flow(file)
-    config = read_config(flow, parse_flags(arguments))
+    config = read_config(flow, read_flags(arguments))
     check_names(config, flow, roles_of(flow, config.options.reward))
     print(FORMATS[format](compile_flow(flow, settings(flow, config.hp), trace_options(config)).graph))
     return 0

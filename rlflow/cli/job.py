@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlflow.cluster.submit.kuberay import ray_job
 from rlflow.cluster.submit.ray_submit import submission
 from rlflow.cluster.submit.skypilot import job_group
 from rlflow.cluster.submit.target import target_of
-from rlflow.config.flags import parse_flags, read_toml
+from rlflow.config.flags import read_flags
 
 FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission}
 
 
 def print_job(file: str, arguments: Sequence[str]) -> int:
     """Print what starts a run of the file elsewhere. Raises PlanError for what cannot be started there."""
-    flags = parse_flags(arguments)
-    config = flags.pop("config", None)
-    kind, target = target_of(file, (read_toml(Path(config)) if config else {}) | flags)
+    kind, target = target_of(file, read_flags(arguments))
     for line in target.warnings:
         print(line, file=sys.stderr)
     sys.stdout.flush()

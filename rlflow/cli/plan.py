@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import RenderableType
 from rich.filesize import decimal
@@ -19,7 +18,7 @@ from rlflow.compiler.preview.explanation import Explanation, devices
 from rlflow.compiler.preview.sizes import LETTERS
 from rlflow.compiler.sizes import MemoryItem
 from rlflow.compiler.trace.compile import TraceOptions, used_nodes
-from rlflow.config.flags import RunConfig, parse_flags, read_toml
+from rlflow.config.flags import RunConfig, read_flags
 from rlflow.monitoring.tables import output, plain
 from rlflow.processes.declare import Service
 
@@ -29,9 +28,7 @@ TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "al
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
     """Print the plan of a run of the file. Raises FlowError and PlanError for what does not fit."""
-    flow, flags = load_flow(file), parse_flags(arguments)
-    config = flags.pop("config", None)
-    values = (read_toml(Path(config)) if config else {}) | flags
+    flow, values = load_flow(file), read_flags(arguments)
     as_json = bool(values.pop("json", False))
 
     from rlflow.runs.api import resolve_config

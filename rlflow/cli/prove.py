@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author.load import load_flow
-from rlflow.config.flags import parse_flags, read_toml
+from rlflow.config.flags import parse_flags, read_flags
 from rlflow.errors import PlanError, StageError
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def prove_file(file: str, arguments: Sequence[str]) -> int:
     """Print each claim with its verdict; 2 where one is falsified. Takes the flags of `run`. Raises FlowError, PlanError, StageError."""
     plans, arguments = apart(arguments)
-    flow, values = load_flow(file), parse_flags(arguments)
-    config_file = values.pop("config", None)
-    values = (read_toml(Path(config_file)) if config_file else {}) | values
+    flow, values = load_flow(file), read_flags(arguments)
     if plans:
         return compare_plans(file, plans, values)
     from rlflow.runs.api import resolve_config

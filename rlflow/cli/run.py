@@ -12,7 +12,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
 from rlflow.compiler.trace.arguments import role_names
-from rlflow.config.flags import parse_flags, read_toml
+from rlflow.config.flags import read_flags
 from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
@@ -34,12 +34,10 @@ def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str
     if wants_help:
         print(help_text(file, flow))
         return 0
-    return _run(flow, parse_flags(arguments))
+    return _run(flow, read_flags(arguments))
 
 
-def _run(flow: Flow, flags: dict[str, Any]) -> int:
-    file = flags.pop("config", None)
-    values = (read_toml(Path(file)) if file else {}) | flags
+def _run(flow: Flow, values: dict[str, Any]) -> int:
     quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
     from rlflow.monitoring.outputs import make_reporter

@@ -47,6 +47,13 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
     return flags
 
 
+def read_flags(arguments: Iterable[str]) -> dict[str, Any]:
+    """The flags of a command, and what the configuration file of ``--config`` says beside them. Raises PlanError."""
+    flags = parse_flags(arguments)
+    file = flags.pop("config", None)
+    return (read_toml(Path(file)) if file else {}) | flags
+
+
 def _put(flags: dict[str, Any], name: str, value: str) -> None:
     if name in REPEATED or repeatable(name):
         flags[name] = (*flags.get(name, ()), value)

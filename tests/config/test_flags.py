@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from rlflow.backends import local, null
-from rlflow.config.flags import flat, parse_flags, read_toml, sort_values
+from rlflow.config.flags import flat, parse_flags, read_flags, read_toml, sort_values
 from rlflow.config.roles.roles import class_types, settings
 from rlflow.errors import PlanError
 
@@ -83,6 +83,13 @@ def test_a_wrong_text_of_pools_is_refused_together_with_other_options():
     with pytest.raises(PlanError) as caught:
         sort_values({"pools": 3}, [])
     assert caught.value.problems[0].expected == "str | None: input should be a valid string"
+
+
+def test_flags_go_before_the_configuration_file_that_they_name(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 1\nprompts = 4\nreward = "task"\n')
+    assert read_flags(["--seed", "2", "--config", str(path)]) == {"seed": "2", "prompts": 4, "reward": ("task",)}
+    assert read_flags(["--seed", "2"]) == {"seed": "2"}
 
 
 def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
