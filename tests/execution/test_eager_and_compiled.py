@@ -23,6 +23,11 @@ def question(completion):
     return completion
 
 
+@loss
+def scored(new, scores, *, slope=3.0):
+    return -new.logprobs * scores[:, None] * slope, {}
+
+
 EMA = load(Path(__file__).parent / "ema.py")
 NAMES = ["adaptive", "remax", "chancy", "warm", "clocked"]
 
@@ -160,6 +165,31 @@ def test_an_eager_update_needs_the_columns_of_its_loss_and_the_mask(world, flows
     batch |= actor.logprobs(batch, gives="advantages")
     with pytest.raises(FlowError, match="no column 'mask'"):
         actor.update(batch.drop("mask"), flows.policy_loss)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_trainer_gets_the_settings_of_the_update_and_those_of_the_loss_each_once(world, learner, together):
+    given = []
+
+    class Noting(learner):
+        def update(self, batch, loss, **options):
+            given.append(options)
+            return super().update(batch, loss, **options)
+
+    @loss
+    def capped(new, *, mean="rows", after=7, cap=1.0, **more):
+        return -new.logprobs * cap, {}
+
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, max_tokens=3)
+        batch |= reward(batch)
+        actor.update(batch, (capped, scored) if together else capped, mean=2, cap=0.5)
+
+    ran_both_ways(world, f, iterations=1, trainer=Noting)
+    own = {"cap": 0.5, "slope": 3.0} if together else {"cap": 0.5}
+    assert [{name: value for name, value in options.items() if name != "seed"} for options in given] == [
+        {"epochs": 1, "minibatch": None, "mean": 2, **own}] * 2  # fmt: skip
 
 
 def test_state_is_as_it_was_after_an_eager_iteration_that_raised(world, flows, learner):
