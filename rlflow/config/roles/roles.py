@@ -177,12 +177,15 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
     """What a backend's class can do with these settings. One without ``capabilities`` can do no more than its protocol asks. Raises
     PlanError if it returns something else."""
-    can = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
-    if not isinstance(can, Capabilities):
-        raise PlanError.of("backend-capabilities", f"{kind.__module__}.{kind.__qualname__} does not say what it can do",
-                           found=f"capabilities(settings, device) gave {can!r}", expected="a rlflow.training.protocols.Capabilities",
-                           remedy="return Capabilities(...) from it")
-    return can
+    try:
+        can: object = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
+    except TypeError as error:  # such as of a method that is no class method
+        can = error
+    if isinstance(can, Capabilities):
+        return can
+    raise PlanError.of("backend-capabilities", f"{kind.__module__}.{kind.__qualname__} does not say what it can do",
+                       found=f"capabilities(settings, device) gave {can!r}", expected="a rlflow.training.protocols.Capabilities",
+                       remedy="return Capabilities(...) from a class method of this name")
 
 
 def usual(name: str, half: str) -> Capabilities:

@@ -95,14 +95,20 @@ def test_what_a_class_does_not_declare_it_does_not_do():
     assert capabilities(Plain, object(), "cpu") == capabilities(None, None, "cpu") == Capabilities()
 
 
-def test_a_class_that_does_not_return_capabilities_is_named():
+def test_a_class_that_returns_no_capabilities_is_named_with_what_to_do():
     class Forgets:
         @classmethod
         def capabilities(cls, settings, device):
             """Returns nothing."""
 
+    class NotOfTheClass:
+        def capabilities(self, settings, device):
+            return Capabilities()
+
     with pytest.raises(PlanError, match=r"Forgets does not say what it can do(?s:.*)gave None"):
         capabilities(Forgets, object(), "cpu")
+    with pytest.raises(PlanError, match=r"NotOfTheClass does not say(?s:.*)gave TypeError(?s:.*)remedy: +return .* from a class method"):
+        capabilities(NotOfTheClass, object(), "cpu")
 
 
 @pytest.mark.parametrize("kind", [local.Trainer, local.Generator, null.Trainer, null.Generator])
