@@ -11,10 +11,9 @@ import os
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from rlflow.checkpoints import durable
 from rlflow.checkpoints.folder import SMALL
+from rlflow.checkpoints.logs import read_object
 from rlflow.errors import PlanError, RunHeld
 from rlflow.processes.process import Process, parsed
 
@@ -40,7 +39,7 @@ class Lock:
         deadline = time.monotonic() + self.patience
         try:
             while not self._attempt():
-                holder = _read(self._said_in)
+                holder = read_object(self._said_in, SMALL)
                 process = parsed(holder)
                 if (process and process.alive() is not False) or time.monotonic() > deadline:
                     raise self._held(process, str(holder.get("since")))
@@ -105,7 +104,7 @@ class Lock:
 
     def _is_stale(self) -> bool:
         """Whether the owner's file is a dead process's, or came here as a copy of a folder."""
-        values = _read(self._owner)
+        values = read_object(self._owner, SMALL)
         process = parsed(values)
         try:
             return process is not None and (process.alive() is False or values.get("file") != os.lstat(self._owner).st_ino)
@@ -147,12 +146,3 @@ def _create(path: Path) -> bool:
     finally:
         os.close(file)
     return True
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a lock's file; empty where it is missing or half written."""
-    try:
-        values = json.loads(durable.read(path, SMALL))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

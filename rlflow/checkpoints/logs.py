@@ -185,3 +185,11 @@ def as_object(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def read_object(path: Path, limit: int = 1 << 30) -> dict[str, Any]:
+    """The JSON object in a file of at most ``limit`` bytes; an empty one where the file has none or cannot be read."""
+    try:
+        return as_object(durable.read(path, limit)) or {}
+    except OSError:
+        return {}

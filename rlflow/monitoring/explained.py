@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.checkpoints import durable
+from rlflow.checkpoints.logs import read_object
 from rlflow.monitoring.diagnosis.evidence import Evidence
 from rlflow.monitoring.diagnosis.findings import LEAST, Finding, findings
 from rlflow.monitoring.diagnosis.proved import falsified
 from rlflow.monitoring.funnel import funnel_lines
-from rlflow.monitoring.history import read_object
 from rlflow.monitoring.keys import by_figure
 from rlflow.monitoring.recorded import Recorded, recorded
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.figures import Figure
-from rlflow.checkpoints import durable
-from rlflow.checkpoints.logs import as_object, objects, tail
+from rlflow.checkpoints.logs import as_object, objects, read_object, tail
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring import keys, status
 
@@ -148,14 +147,6 @@ def stage_seconds(folder: Path) -> dict[str, float]:
         if number == last and isinstance(event.get("name"), str) and is_number(event.get("dur")):
             seconds[event["name"]] = seconds.get(event["name"], 0.0) + event["dur"] / 1e6
     return seconds
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where the file has none or cannot be read."""
-    try:
-        return as_object(durable.read(path)) or {}
-    except OSError:
-        return {}
 
 
 def is_number(value: Any) -> bool:

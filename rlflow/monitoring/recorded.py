@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.figures import HELD_OUT, Figure, Of
-from rlflow.checkpoints.logs import Growing, objects
+from rlflow.checkpoints.logs import Growing, objects, read_object
 from rlflow.monitoring import keys
-from rlflow.monitoring.history import History, RunSummary, is_number, read_object, summarised
+from rlflow.monitoring.history import History, RunSummary, is_number, summarised
 from rlflow.monitoring.keys import Figures
 
 Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration

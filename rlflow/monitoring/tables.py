@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rlflow.author.figures import SCORE
 from rlflow.checkpoints import durable
+from rlflow.checkpoints.logs import read_object
 from rlflow.errors import listed, printable
 from rlflow.monitoring import served
 from rlflow.monitoring.chart import ALONE, chart
@@ -20,7 +21,7 @@ from rlflow.monitoring.choosing import ListedRun
 from rlflow.monitoring.explained import bound_lines, pointer
 from rlflow.monitoring.frame import OWN, Frame, figures, spoken
 from rlflow.monitoring.funnel import funnel_lines
-from rlflow.monitoring.history import RunSummary, read_object, stage_seconds
+from rlflow.monitoring.history import RunSummary, stage_seconds
 from rlflow.monitoring.keys import Figures, by_figure
 from rlflow.monitoring.names import accuracies, change, is_mean, is_own, means, share
 from rlflow.monitoring.played import last_episode

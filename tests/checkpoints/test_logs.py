@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.checkpoints import logs
-from rlflow.checkpoints.logs import TAIL, Growing, Log, cut, objects, tail
+from rlflow.checkpoints.logs import TAIL, Growing, Log, cut, objects, read_object, tail
 
 NUMBERS, JUNK = st.integers(0, 9).map(lambda n: b"%d\n" % n), st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"") + b"\n")
 LINES = st.lists(st.one_of(NUMBERS, JUNK))
@@ -158,3 +158,13 @@ def test_the_last_lines_are_whole_and_within_the_end_of_the_file(tmp_path):
 
 def test_lines_that_hold_no_object_are_passed_over():
     assert objects([b'{"a": 1}', b"[1]", b'{"a": ', b"\xff", b"[" * 100_000, b"{}"]) == [{"a": 1}, {}]
+
+
+def test_a_file_that_is_not_there_is_no_object_or_is_too_long_is_read_as_an_empty_one(tmp_path):
+    path = tmp_path / "settings.json"
+    assert read_object(path) == {}
+    path.write_bytes(b'{"a": 1}')
+    assert read_object(path) == {"a": 1}
+    assert read_object(path, 6) == {}
+    path.write_bytes(b"[1]")
+    assert read_object(path) == read_object(tmp_path) == {}
