@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlflow.author.scope import with_value
 from rlflow.backends.local.branches import StepMask, attend_step
 from rlflow.backends.local.packing import Block, Run
 from rlflow.backends.local.positions import Visible, by_positions
@@ -65,14 +66,9 @@ def _positions(block: Block) -> Tensor:
     return torch.cat([torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs])
 
 
-@contextlib.contextmanager
-def over(blocks: tuple[Block, ...]) -> Iterator[None]:
+def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
     """A time in which models compute packed rows."""
-    before = _PACKED.set(blocks)
-    try:
-        yield
-    finally:
-        _PACKED.reset(before)
+    return with_value(_PACKED, blocks)
 
 
 def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:

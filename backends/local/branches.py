@@ -10,14 +10,14 @@ those of the rows' own tokens.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from rlflow.author.scope import with_value
 from rlflow.backends.local.cache import GrowingLayer
 from rlflow.backends.local.positions import Visible, by_positions
 
@@ -109,14 +109,9 @@ class StepMask:
 _STEP: ContextVar[Branches | None] = ContextVar("step", default=None)
 
 
-@contextlib.contextmanager
-def stepping(branches: Branches | None) -> Iterator[None]:
+def stepping(branches: Branches | None) -> AbstractContextManager[None]:
     """A time in which a model computes one token for each row of ``branches``; with None nothing is different."""
-    before = _STEP.set(branches)
-    try:
-        yield
-    finally:
-        _STEP.reset(before)
+    return with_value(_STEP, branches)
 
 
 def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> StepMask | None:

@@ -6,28 +6,23 @@ answer. A decode loop knows it: it gives a mask where there is padding, and none
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
 from transformers import masking_utils
 
+from rlflow.author.scope import with_value
 from rlflow.backends.local.attention import PackedMask, mask_of_packed
 from rlflow.backends.local.branches import StepMask, mask_of_step
 
 _KNOWN = ContextVar("known", default=False)
 
 
-@contextlib.contextmanager
-def known() -> Iterator[None]:
+def known() -> AbstractContextManager[None]:
     """A time in which each padding mask that is given hides something."""
-    before = _KNOWN.set(True)
-    try:
-        yield
-    finally:
-        _KNOWN.reset(before)
+    return with_value(_KNOWN, True)
 
 
 def _sdpa_mask(

@@ -6,11 +6,11 @@ Stages and losses see tensors padded on the right to the longest row of the call
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,23 +21,18 @@ from rlflow.author.axis import Axis, stacked, starts
 from rlflow.author.columns import TABLE, Kind, Level, standard_kind
 from rlflow.author.copy_on_write import lent
 from rlflow.author.messages import unpacked
-from rlflow.author.scope import number
+from rlflow.author.scope import number, with_value
 from rlflow.author.source import call_place
 from rlflow.author.words import column_meant
 from rlflow.errors import FlowError, Problem, listed
 
-_fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
+_fill: ContextVar[float] = ContextVar("padding", default=0.0)
 DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 
 
-@contextlib.contextmanager
-def padding(value: float) -> Iterator[None]:
+def padding(value: float) -> AbstractContextManager[None]:
     """Fill float padding with ``value`` inside the block, for tests that show that nothing depends on it."""
-    token = _fill.set(value)
-    try:
-        yield
-    finally:
-        _fill.reset(token)
+    return with_value(_fill, value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rlflow.author.node_options import ChooseOptions
     from rlflow.author.stage import Stage
 
+T = TypeVar("T")
 AskWay = Literal["text", "after", "until"]  # a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
 
 
@@ -71,7 +73,7 @@ def engines() -> Engines:
     return _engines[0]
 
 
-_current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
+_current: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 
 def current() -> Scope:
@@ -79,14 +81,19 @@ def current() -> Scope:
     return _current.get() or engines().interpreter().bare()
 
 
-@contextlib.contextmanager
-def entered(scope: Scope) -> Iterator[None]:
+def entered(scope: Scope) -> AbstractContextManager[None]:
     """Send calls inside the ``with`` block to this scope."""
-    token = _current.set(scope)
+    return with_value(_current, scope)
+
+
+@contextlib.contextmanager
+def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a context variable this value inside the ``with`` block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _current.reset(token)
+        variable.reset(token)
 
 
 def number(name: str) -> Any:

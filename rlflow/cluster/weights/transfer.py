@@ -115,6 +115,12 @@ class WeightTransfer:
         self._each(self.target, "bind", lambda rank: (route.senders + rank, offers, places), seconds)
         self._all(self.source, "hide", seconds=seconds)
 
+    @property
+    def bound_route(self) -> Route:
+        """The plan of a transfer that was bound."""
+        assert self.route is not None
+        return self.route
+
     def unbind(self) -> None:
         """Forget the plan, since workers may have been replaced."""
         self.bound, self.route = False, None
@@ -123,8 +129,7 @@ class WeightTransfer:
 
     def freeze(self, version: int) -> TransferResult:
         """Begin to pack all weights of a transfer, before any later call of these workers, so that later updates do not change them."""
-        assert self.route is not None
-        return TransferResult(tuple(self._pack(index, version, True) for index in range(len(self.route.plan.buckets))), self._terms())
+        return TransferResult(tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))), self._terms())
 
     def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
         """Move weights that were packed by ``freeze`` to the generator. Gives metrics of the transfer."""
@@ -133,19 +138,16 @@ class WeightTransfer:
 
     def move(self, version: int, seconds: float) -> dict[str, Any]:
         """Move the trainer's newest weights to the generator. Gives metrics of the transfer."""
-        assert self.route is not None
         metrics = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
-        return metrics | self._how(self.route.transport)
+        return metrics | self._how(self.bound_route.transport)
 
     def _how(self, transport: str) -> dict[str, Any]:
         """Metrics: the most bytes that a transfer takes on any rank beside the model, and its transport."""
-        assert self.route is not None
-        return {"extra": float(self.route.plan.stats.extra(transport)), "transport": transport}
+        return {"extra": float(self.bound_route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
         """Move all buckets; each is packed while the one before it is taken."""
-        assert self.route is not None
-        limit, count = Deadline(seconds), len(self.route.plan.buckets)
+        limit, count = Deadline(seconds), len(self.bound_route.plan.buckets)
         futures: list[Future[Any]] = []
         packed = bucket(0) if count else None
         for index in range(count):
@@ -160,10 +162,9 @@ class WeightTransfer:
         return self._finish(version, terms, limit)
 
     def _pack(self, index: int, version: int, lasting: bool) -> PackedBucket:
-        assert self.route is not None
         done: dict[int, Any] = {}
         messages: dict[tuple[int, int], Any] = {}
-        for sender, letters in self.route.letters[index].items():
+        for sender, letters in self.bound_route.letters[index].items():
             if letters:
                 done[sender], *references = self.source.send(sender, "passing", self.role, "pack", index, version, lasting, group="model",
                                                        answers=1 + len(letters))
@@ -171,11 +172,10 @@ class WeightTransfer:
         return PackedBucket(done, messages)
 
     def _take(self, index: int, coming: PackedBucket, limit: Deadline) -> Future[Any]:
-        assert self.route is not None
         refs = {}
-        for receiver, letters in self.route.addressed(index).items():
+        for receiver, letters in self.bound_route.addressed(index).items():
             senders, messages = [sender for sender, _ in letters], [coming.messages[letter] for letter in letters]
-            rank = receiver - self.route.senders
+            rank = receiver - self.bound_route.senders
             refs[rank] = self.target.send(rank, "passing", self.role, "take", index, senders, *messages, group="model")
         return self._future(self.target, refs, limit)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rlflow.author.scope import with_value
 from rlflow.processes.clients import outages
 
 T = TypeVar("T")
@@ -65,14 +66,9 @@ def _counted(tries: int) -> str:
     return "1 try" if tries == 1 else f"{tries} tries"
 
 
-@contextlib.contextmanager
-def within(seconds: float, clock: Callable[[], float] = outages.clock) -> Iterator[None]:
+def within(seconds: float, clock: Callable[[], float] = outages.clock) -> AbstractContextManager[None]:
     """While inside, questions of this thread or task end a little before so many seconds have passed."""
-    token = _limit.set(clock() + seconds * (1 - MARGIN))
-    try:
-        yield
-    finally:
-        _limit.reset(token)
+    return with_value(_limit, clock() + seconds * (1 - MARGIN))
 
 
 def left(clock: Callable[[], float] = outages.clock) -> float:
