@@ -40,7 +40,6 @@ from rlflow.author.functional import kl
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
 EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even
 SAME = 1e-6  # of the largest value of a column: differences that are rounding
-READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 
 
 @dataclass(frozen=True)

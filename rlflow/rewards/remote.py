@@ -23,7 +23,6 @@ from rlflow.rewards.pool import NAN, STEP, Results
 
 BATCH = 64  # rows of a request
 IN_FLIGHT = 8  # requests at a time
-CAUSES = ("connection", "status", "timeout", "reply", "count")  # why the rows of a batch are missing, beside those of a single number
 
 
 @dataclass(frozen=True)

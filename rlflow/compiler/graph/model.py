@@ -250,14 +250,6 @@ class Graph:
         """Names of all nodes that run before the one named."""
         return {self.nodes[i].name for i in nx.ancestors(self.order, self.by_name[name].id)}
 
-    def concurrent(self, one: str, other: str) -> bool:
-        """Whether neither of two nodes has to wait for the other."""
-        return one not in self.before(other) and other not in self.before(one)
-
-    def longest_path(self) -> list[str]:
-        """Names along a longest chain of nodes."""
-        return [self.nodes[i].name for i in nx.dag_longest_path(self.order, weight="")]
-
 
 def _edge(graph: nx.DiGraph, before: int, after: int, why: str, name: str) -> None:
     if not graph.has_edge(before, after):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from rlflow.author.figures import Cause
@@ -57,11 +56,6 @@ def sampling_roles(graph: Graph) -> list[str]:
 def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
     """Role → its environment, for roles that sample."""
     return {role: spec for role in sampling_roles(graph) if (spec := specs.get(role) or specs.get("")) is not None}
-
-
-def files(specs: Iterable[EnvironmentSpec]) -> Iterator[tuple[str, Path, str]]:
-    """(name, file, module) of each environment that is a user's own."""
-    yield from ((spec.name, Path(spec.path), spec.module) for spec in specs)
 
 
 class Environments:

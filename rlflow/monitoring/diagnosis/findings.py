@@ -44,11 +44,6 @@ def findings(run: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
     return [_finding(rule, run, values) for rule in sorted(holding, key=lambda rule: not rule.alarm)]
 
 
-def alarms(run: Evidence) -> list[Finding]:
-    """The findings that are alarms."""
-    return [finding for finding in findings(run) if finding.alarm]
-
-
 def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> Finding:
     known = {name: value for name, value in values.items() if value is not None}
     words, remedy = (_filled(text, known) for text in (rule.words, rule.remedy))

@@ -45,7 +45,6 @@ class Rule:
     since: Measured | None = None  # a figure whose first value beyond the first condition's threshold dates the finding
 
 
-SEED_0 = "seed 0"
 STALLED = RuleCondition("improvement", "below", 0.1, "seed 0: runs that learn rise by more than 0.2 of the scores' width")
 IN_STEP = RuleCondition("staleness", "at most", 0, "with a staleness the sampler's weights are meant to be older")
 

@@ -53,11 +53,6 @@ class Push:
             total, left, followed = total + float(push.abs().sum()), left + float(sums.abs().sum()), followed + float(certain.abs().sum())
         return (left / total, followed / total) if total else (1.0, 1.0)
 
-    def equals(self, other: Push) -> bool:
-        """Whether both push the same rows by the same bits."""
-        same = len(self.rows) == len(other.rows) and keys(self.rows) == keys(other.rows)
-        return same and all(torch.equal(push, other.by[name]) for name, push in self.by.items())
-
     def apart(self, other: Push) -> float:
         """How far the two are apart, over the size of the first; infinite where they push other rows."""
         if len(self.rows) != len(other.rows) or self.main.shape != other.main.shape or keys(self.rows) != keys(other.rows):

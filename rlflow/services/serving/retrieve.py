@@ -16,7 +16,6 @@ from pydantic import BaseModel, model_validator
 from rlflow.rewards.environments.shipped.passages import Passages
 from rlflow.services.serving.server import application
 
-TOPK = 3
 MOST = 1000  # queries of a request, and documents of a query
 LONGEST = 1 << 18  # characters of all queries of a request: to cut more into words takes seconds, in which others wait
 

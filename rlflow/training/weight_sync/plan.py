@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,40 +234,10 @@ class Stats:
         return {"segment": 2 * sent, "handles": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received),
                 "frozen": max(sent + int(self.outbound.max(initial=0)), 2 * received)}[transport]  # fmt: skip
 
-    def as_json(self) -> dict[str, Any]:
-        """Numbers of the rank with the most of each, in bytes."""
-        names = {"inbound": self.inbound, "outbound": self.outbound, "local": self.local, "bound": self.bound}
-        numbers: dict[str, Any] = {name: int(column.max(initial=0)) for name, column in names.items()}
-        peak = max((self.peak(rank, 1) for rank in range(len(self.inbound))), default=0)
-        return numbers | {"total": int(self.inbound.sum()), "across_nodes": self.across, "peak_single": peak, "peak_double": 2 * peak}
-
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
     """int64 [ranks]: the sum of ``elements`` of each rank."""
     return np.bincount(rank, elements, ranks).astype(np.int64)
-
-
-def summary(plan: TransferPlan) -> dict[str, Any]:
-    """The plan's numbers as plain values; ``describe`` says them in words."""
-    return {
-        "tensors": len(plan.names), "model_bytes": plan.target.nbytes, "ranks": plan.ranks, "buckets": len(plan.buckets),
-        "bucket_bytes": plan.limit, "unused": list(plan.unused), **plan.stats.as_json(),
-    }  # fmt: skip
-
-
-def describe(plan: TransferPlan) -> str:
-    """The plan's numbers in words, for people."""
-    facts = summary(plan)
-    size = {name: readable(value) for name, value in facts.items() if isinstance(value, int)}
-    lines = [
-        f"{facts['tensors']} tensors of {size['model_bytes']} over {facts['ranks']} ranks",
-        f"each rank receives at most {size['inbound']} (bound {size['bound']}), sends at most {size['outbound']}, "
-        f"copies at most {size['local']} from itself",
-        f"{size['total']} in all, {size['across_nodes']} of it between nodes",
-        f"{facts['buckets']} buckets of at most {size['bucket_bytes']}; peak extra memory {size['peak_single']} of a rank, "
-        f"{size['peak_double']} double-buffered",
-    ]
-    return "\n".join(lines + ([f"not needed: {len(plan.unused)} tensors of the trainer"] if plan.unused else []))
 
 
 def readable(count: int) -> str:

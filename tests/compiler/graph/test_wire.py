@@ -69,7 +69,7 @@ def test_damaged_bytes_are_a_plan_error_or_another_sound_graph(place, value, how
     with contextlib.suppress(PlanError):
         graph = unpack(changed)
         assert str(graph)
-        assert graph.longest_path()
+        assert graph.order.number_of_nodes() == len(graph.nodes)
 
 
 def edited(change):

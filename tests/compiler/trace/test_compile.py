@@ -51,7 +51,7 @@ def test_edges_are_columns_not_lines():
 
     graph = traced(f)
     assert [node.name for node in graph.nodes] == ["prompts", "actor.generate", "reward", "actor.logprobs", "actor.update"]
-    assert graph.concurrent("reward", "actor.logprobs")
+    assert graph.before("reward") == {"prompts", "actor.generate"}
     assert graph.before("actor.update") == {"prompts", "actor.generate", "actor.logprobs"}
 
 

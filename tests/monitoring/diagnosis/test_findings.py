@@ -8,7 +8,7 @@ from keyed import figures
 
 from rlflow.author.figures import Of
 from rlflow.monitoring.diagnosis.evidence import MEASURES, Evidence
-from rlflow.monitoring.diagnosis.findings import LEAST, alarms, findings
+from rlflow.monitoring.diagnosis.findings import LEAST, findings
 from rlflow.monitoring.diagnosis.rules import RULES, Rule, RuleCondition
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))  # by `python benchmarks/stalls.py fixtures`
@@ -66,5 +66,5 @@ def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_th
 
 def test_of_a_run_that_has_hardly_begun_nothing_is_said():
     assert findings(Evidence(RUN[: LEAST - 1])) == []
-    assert [finding.name for finding in alarms(Evidence(RUN))] == ["missing"]
+    assert [finding.name for finding in findings(Evidence(RUN)) if finding.alarm] == ["missing"]
     assert findings(Evidence(RUN, {"backend": "null"})) == []

@@ -119,11 +119,3 @@ def test_a_push_is_felt_where_rows_with_equal_tokens_do_not_take_it_back_and_the
     assert Push(equal, {"logprobs": torch.tensor([up, none, down])}).felt(certain) == pytest.approx((1.0, 1e-6), rel=0.1)
     assert Push(equal, {"logprobs": torch.tensor([none, none, none])}).felt(unsure) == (1.0, 1.0)
     assert Push(equal, {"scores": torch.tensor([1.0, -1.0, 2.0])}).felt(New(scores=torch.zeros(3))) == (0.5, 0.5)
-
-
-def test_pushes_are_equal_where_the_same_rows_are_pushed_by_the_same_bits():
-    one = pushed(update(), HERE)
-    assert one.equals(Push(rows(), {"logprobs": one.main.clone()}))
-    assert not one.equals(Push(rows(), {"logprobs": one.main * (1 + 1e-6)}))
-    assert not one.equals(Push(rows().rows(torch.tensor([1, 0])), one.by))
-    assert not one.equals(Push(one.rows.rows(torch.tensor([0])), one.by))
