@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -141,7 +141,6 @@ class TransferPlan:
     source: WeightLayout  # layout of the trainers
     target: WeightLayout  # layout of the generators
     unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
-    node_of: tuple[int, ...] = field(default=())  # machine of each rank
 
     def moves(self) -> Iterator[tuple[str, str, Moves]]:
         """(name, dtype on the wire, pieces) of all that is sent."""
@@ -196,30 +195,27 @@ class Stats:
     outbound: Numbers  # sent
     local: Numbers  # copied within the rank
     bound: Numbers  # needed and not held, below which no plan without compression can go
-    across: int  # bytes that go from machine to machine
     largest: tuple[Numbers, Numbers]  # (most that a rank sends in one bucket, most that it receives)
 
     @staticmethod
     def of(plan: TransferPlan) -> Stats:
         """Counted from the plan alone; nothing is moved."""
-        zero, node = np.zeros(plan.ranks, np.int64), np.array(plan.node_of)
+        zero = np.zeros(plan.ranks, np.int64)
         inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
-        sent, received, across = zero.copy(), zero.copy(), 0
-        far = [[int(p.elements[node[p.sender] != node[p.receiver]].sum()) for p in template.parts] for template in plan.templates]
+        sent, received = zero.copy(), zero.copy()
         for bucket in plan.buckets:
             out, into, size = zero.copy(), zero.copy(), width(bucket.dtype)
             for item in bucket.items:
                 template = plan.templates[item.template]
                 out += template.outbound[item.part] * size
                 into += template.inbound[item.part] * size
-                across += far[item.template][item.part] * size
             inbound, outbound = inbound + into, outbound + out
             sent, received = np.maximum(sent, out), np.maximum(received, into)
         local_elements = [by_rank(t.local.receiver, t.local.elements, plan.ranks) for t in plan.templates]
         for index, dtype in plan.names.values():
             local += local_elements[index] * width(dtype)
             bound += plan.templates[index].missing * width(dtype)
-        return Stats(inbound, outbound, local, bound, across, (sent, received))
+        return Stats(inbound, outbound, local, bound, (sent, received))
 
     def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
         """Bytes that a transfer takes beside the model: at most 2 buckets with one buffer each way, 4 with two. receives: whether the

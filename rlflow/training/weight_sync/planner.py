@@ -60,7 +60,7 @@ def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bu
     names = {name: names[name] for name in target.tensors}
     unused = tuple(name for name in source.tensors if name not in target.tensors)
     buckets = tuple(_buckets(names, templates, bucket))
-    return TransferPlan(source.ranks, bucket, tuple(templates), names, buckets, source, target, unused, nodes)
+    return TransferPlan(source.ranks, bucket, tuple(templates), names, buckets, source, target, unused)
 
 
 def wire(source: str, wanted: str) -> str:

@@ -54,7 +54,7 @@ def moves_exactly(case: Case) -> None:
 def test_what_a_transfer_takes_beside_the_model_follows_from_the_largest_buckets():
     nothing = np.zeros(2, np.int64)
     largest = np.array([30, 10]), np.array([5, 70])  # sent and received by each of two ranks
-    stats = Stats(nothing, np.array([400, 900]), nothing, nothing, 0, largest)
+    stats = Stats(nothing, np.array([400, 900]), nothing, nothing, largest)
     assert [stats.peak(rank) for rank in (0, 1)] == [2 * 35, 2 * 80]
     assert [stats.peak(rank, 1, receives=False) for rank in (0, 1)] == [30, 10]
     assert {name: stats.extra(name) for name in ("segment", "handles", "alltoall", "store", "frozen")} == {
