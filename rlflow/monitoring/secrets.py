@@ -21,7 +21,8 @@ TELLING = {
     "credentials", "creds", "pat", "pass", "auth", "authorization", "pwd", "bearer", "cookie", "jwt",
 }  # fmt: skip
 ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # ends of a part: PGPASSWORD, authtoken
-ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url"}  # last parts of names that are about a secret without being one
+# last parts of names that are about a secret, or about tokens of text, without being a secret
+ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url", "ids"}
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}  # telling in running text even without another part
 KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}  # before 'key': no name of a field
 TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special", "think"}

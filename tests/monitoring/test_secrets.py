@@ -28,7 +28,7 @@ def test_a_telling_name_hides_its_value(name):
     assert redacted({name: 12345678}) == {name: "***"}
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "prompt_tokens", "tokens_per_second", "tokenizer", "monkey", "keyboard", "keep", "passes",
+@pytest.mark.parametrize("name", ["max_tokens", "prompt_tokens", "stop_token_ids", "tokens_per_second", "tokenizer", "monkey", "keyboard", "keep", "passes",
                                   "secretary", "TOKENIZERS_PARALLELISM", "hockey", "path", "PATH", "PYTHONPATH", "author", "authored",
                                   "compass", "bypass", "pattern", "patience", "forbearer", "RAY_AUTH_MODE", "SSH_AUTH_SOCK",
                                   "RAY_AUTH_TOKEN_PATH", "API_KEY_FILE",
