@@ -45,7 +45,8 @@ def normalise(advantages, mask):
 @loss
 def policy_loss(new, logprobs, advantages, weights, *, clip, high=None, dual=None):
     ratio, high = (new.logprobs - logprobs).exp(), clip if high is None else high
-    return -weights * clipped_gain(ratio, advantages, clip, high, dual), {"clipped": (ratio < 1 - clip) | (ratio > 1 + high)}
+    clipped = (ratio < 1 - clip) | (ratio > 1 + high)
+    return -weights * clipped_gain(ratio, advantages, clip, high, dual), {"clipped": clipped}
 
 
 @loss(new="values")
@@ -68,6 +69,7 @@ def ppo(prompts, actor, critic, reference, reward, hp=PPO()):
     batch |= charge_kl(batch, beta=hp.beta)
     batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
     batch |= normalise(batch)
-    critic.update(batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, policy_loss, clip=hp.clip, high=hp.clip_high, dual=hp.dual_clip,
-                 epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)
+    passes = {"epochs": hp.epochs, "minibatch": hp.minibatch}
+    critic.update(batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, **passes)
+    clips = {"clip": hp.clip, "high": hp.clip_high, "dual": hp.dual_clip}
+    actor.update(batch, policy_loss, **clips, **passes, after=hp.warmup)
