@@ -32,7 +32,7 @@ class PPO:
 
 
 @stage(gives="rewards", dispatch=DP_COMPUTE)
-def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # an optional column: absent when beta is 0
+def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # absent when beta is 0
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
 
