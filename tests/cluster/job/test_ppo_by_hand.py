@@ -13,7 +13,7 @@ FLAGS = {"iterations": 2, "prompts": 16, "held_out": 0, "threads": 1, "hp.miniba
 
 
 def test_it_stays_an_example():
-    assert len(inspect.getsource(ppo_by_hand).splitlines()) < 120
+    assert len(inspect.getsource(ppo_by_hand).splitlines()) < 140
 
 
 @pytest.mark.long
