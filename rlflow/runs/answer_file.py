@@ -12,12 +12,12 @@ from typing import Any
 from rlflow.checkpoints import durable
 from rlflow.runs.evaluate import KeepAnswers
 
-FOLDER = "evaluations"  # of a run, with a file for each evaluation
+ANSWERS = "evaluations"  # of a run, with a file for each evaluation
 
 
 def name_of(iteration: int) -> str:
     """The file of the evaluation after so many iterations."""
-    return f"{FOLDER}/after-{iteration:06}.jsonl"
+    return f"{ANSWERS}/after-{iteration:06}.jsonl"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine
 
 ROWS = 4
-LONGEST = 64  # tokens of a canary
+CANARY_TOKENS = 64  # tokens of a canary
 ROUNDING = {"bfloat16": 3.0}  # times by which the mean factor may be further from 1 than in float32: tokens of a prompt may be unlikely,
 # and those round by the most. Gemma 3 270M has factors of 1.03 to 1.08 between two engines that are both as close to float32.
 
@@ -56,7 +56,7 @@ def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Can
 
 def canary_rows(prompts: Batch) -> Batch:
     """Each prompt cut in two: tokens that are read, and tokens that are scored."""
-    tokens = [row[:LONGEST] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
+    tokens = [row[:CANARY_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(prompt_tokens=[row[: len(row) // 2] for row in tokens], tokens=[row[len(row) // 2 :] for row in tokens])
 
 

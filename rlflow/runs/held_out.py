@@ -15,7 +15,7 @@ from rlflow.compiler.trace.evaluation import RESPONSES
 from rlflow.config.flags import NULL
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_of
-from rlflow.config.roles.models import Loaded, make_models
+from rlflow.config.roles.models import LoadedModels, make_models
 from rlflow.config.roles.positions import room
 from rlflow.config.roles.rewards import Rewards
 from rlflow.config.roles.roles import BoundRole, Halves, Roles
@@ -131,7 +131,7 @@ def evaluation(
     return Evaluation(lanes, engine, role.name, sets, sampling)
 
 
-def _generator_for_evaluation(role: BoundRole, options: Options, loaded: Loaded) -> Any:
+def _generator_for_evaluation(role: BoundRole, options: Options, loaded: LoadedModels) -> Any:
     """A generator for a flow that never samples."""
     return make_models([role], options, device_of(options.device), {}, lambda role: Halves(False, True), loaded)[role.name].generator
 

@@ -215,7 +215,7 @@ def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
     """Remove what a process that was killed here left half written."""
     try:
-        for where in (folder, folder / answer_file.FOLDER):
+        for where in (folder, folder / answer_file.ANSWERS):
             durable.clear(where)
     except OSError as error:
         reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")

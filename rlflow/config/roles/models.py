@@ -14,7 +14,7 @@ from rlflow.execution.engine import Model
 from rlflow.training.protocols import Head, ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Halves]
-Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
+LoadedModels = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
 
 
 def needed(role: BoundRole) -> Halves:
@@ -28,7 +28,7 @@ def nothing(role: str, half: str, model: Any) -> None:
 
 def make_models(
     roles: Iterable[BoundRole], options: Options, device: str, updates: Mapping[str, int], placed: Placed = needed,
-    loaded: Loaded = nothing, group: Any = None,
+    loaded: LoadedModels = nothing, group: Any = None,
 ) -> dict[str, Model]:
     """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``: optimizer steps of each role over
     the run; ``group``: as in ``ModelSpec``."""

@@ -13,7 +13,7 @@ from rlflow.extras import require
 from rlflow.training import pretrained
 
 BATCH = 32  # texts that are encoded at a time
-LONGEST = 256  # tokens of a text that are read
+READ_TOKENS = 256  # tokens of a text that are read
 
 
 class Vectors:
@@ -43,7 +43,7 @@ class Vectors:
     @torch.inference_mode()
     def _encoded(self, texts: Sequence[str]) -> torch.Tensor:
         """float32 [texts, width], each of length 1."""
-        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt")
         mask = tokens["attention_mask"].unsqueeze(-1)
         hidden = self._model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state.float()
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=-1)
