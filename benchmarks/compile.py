@@ -7,7 +7,7 @@ import statistics
 import time
 
 from rlflow.author.load import load_flow
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.trace.compile import compile_flow
 
 

@@ -27,10 +27,10 @@ MOST_FUNCTIONS = 20  # that may take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
 PROTOCOLS = "rlflow/training/protocols.py"  # what backends can do, as fields and methods
 COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what → (module, function, of what, from its arguments)
-    "settings": ("rlflow.config.roles.roles", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
-    "headers": ("rlflow.compiler.sizes", "ModelFacts.of", lambda local: str(local["folder"])),
+    "settings": ("rlflow.config.roles.bound", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
+    "headers": ("rlflow.compiler.byte_sizes", "ModelFacts.of", lambda local: str(local["folder"])),
     "placement": ("rlflow.compiler.placement", "place", lambda local: ""),
-    "layouts": ("rlflow.runs.parallelism", "with_parallelism", lambda local: ""),
+    "layouts": ("rlflow.runs.planning", "with_parallelism", lambda local: ""),
     "passes": ("rlflow.compiler.passes", "plan", lambda local: ""),
 }
 

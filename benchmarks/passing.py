@@ -29,13 +29,13 @@ from reshard import copier, empty, exact, small, weight
 
 from rlflow.cluster import launch
 from rlflow.cluster.rpc.pool import Pool, make_pool
-from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights.endpoints import End, Receiver, Sender
 from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.training.weight_sync.kinds import Cut, sharded, tensor_parallel
-from rlflow.training.weight_sync.plan import readable
 from rlflow.training.weight_sync.proof import Destinations
 from rlflow.training.weight_sync.shards import ShardView, TensorViews
+from rlflow.training.weight_sync.transfer_plan import readable
 
 RANKS = 2
 WAYS = ("whole", "store", "segment", "memcpy")

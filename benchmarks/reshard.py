@@ -40,10 +40,10 @@ from rlflow.training.weight_sync.exchange import exchange
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.training.weight_sync.layout import HELD, WeightLayout, join
-from rlflow.training.weight_sync.plan import readable
 from rlflow.training.weight_sync.planner import BUCKET, make_plan
 from rlflow.training.weight_sync.segment import Segment
 from rlflow.training.weight_sync.shards import ShardView, TensorViews, from_flat, held, pieces_of
+from rlflow.training.weight_sync.transfer_plan import readable
 from rlflow.training.weight_sync.transport import AllToAll
 
 CELLS = ("FSDP2 → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")

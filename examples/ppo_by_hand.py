@@ -19,8 +19,8 @@ from rlflow.author.functional import gae, truncated_weights
 from rlflow.author.seeds import derived, row_seeds
 from rlflow.cluster import Job, gather
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
-from rlflow.config.roles.models import make_models
-from rlflow.config.roles.roles import Halves, bind_roles
+from rlflow.config.roles.bound import Halves, bind_roles
+from rlflow.config.roles.loaded_models import make_models
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import expected_steps, prepare
 from rlflow.training.protocols import Sampling

@@ -30,7 +30,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import flows_of, load
 from rlflow.author.stage import Stage
 from rlflow.cli.main import exit_code
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 
 pytestmark = pytest.mark.slow
 

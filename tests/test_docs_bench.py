@@ -13,7 +13,7 @@ from sources import ROOT
 from rlflow.benchmarks import by_seed
 from rlflow.benchmarks.by_seed import SeedRow
 from rlflow.benchmarks.cells import PEERS, compile_cells
-from rlflow.benchmarks.history import OF_ROWS
+from rlflow.benchmarks.past_results import OF_ROWS
 from rlflow.benchmarks.report import heads
 from rlflow.benchmarks.suite import SHIPPED, Gate, Goal, Settings, Suite, read_suite
 from rlflow.cli.main import exit_code

@@ -14,9 +14,9 @@ from test_docs_runs import normal, pattern, run_command
 
 from rlflow.author.columns import TABLE
 from rlflow.author.verbs import EPISODE_GIVES
-from rlflow.rewards.environments.pool import CAUSES, EnvironmentPool
-from rlflow.rewards.environments.source import OWN, read_class
-from rlflow.rewards.environments.spec import ADAPTERS, SHIPPED, Bounds, parse_environment
+from rlflow.rewards.environments.environment_pool import CAUSES, EnvironmentPool
+from rlflow.rewards.environments.environment_source import OWN, read_class
+from rlflow.rewards.environments.environment_spec import ADAPTERS, SHIPPED, Bounds, parse_environment
 
 PAGE = (ROOT / "docs" / "environments.md").read_text()
 

@@ -14,8 +14,8 @@ from test_docs_runs import normal, pattern, run_command
 
 from rlflow.monitoring.diagnosis.rules import RULES
 from rlflow.monitoring.funnel import funnel_lines
-from rlflow.runs import funnel
-from rlflow.training import signal
+from rlflow.runs import outcomes
+from rlflow.training import learning
 
 PAGE = (ROOT / "docs" / "explain.md").read_text()
 
@@ -33,9 +33,9 @@ def test_the_table_of_findings_is_that_of_the_rules() -> None:
 
 def test_the_tables_of_the_funnel_are_those_of_the_source() -> None:
     of_rows = [cells[0].strip("`") for cells in rows("## The funnel")]
-    assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", funnel.__doc__ or "", re.M)
+    assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.M)
     of_tokens = re.findall(r"`(?:ROLE\.update/|…)([^`]+)`", " ".join(cells[0] for cells in rows("and of each update the tokens")))
-    named = re.findall(r"^    (funnel/\w+) ", signal.token_funnel.__doc__ or "", re.M)
+    named = re.findall(r"^    (funnel/\w+) ", learning.token_funnel.__doc__ or "", re.M)
     assert [name for name in of_tokens if not name.startswith("_")] == named
 
 

@@ -17,7 +17,7 @@ from sources import ROOT
 from rlflow.author.load import load
 from rlflow.cli.main import exit_code
 from rlflow.config.options import Options
-from rlflow.execution import health
+from rlflow.execution import row_figures
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.resume import MAY_CHANGE
 
@@ -80,7 +80,7 @@ def first_column(after: str) -> list[str]:
 
 
 def test_the_table_of_metrics_is_that_of_the_source() -> None:
-    named = re.findall(r"\b(?:policy|critic|reward|response)/\w+", health.__doc__ or "")
+    named = re.findall(r"\b(?:policy|critic|reward|response)/\w+", row_figures.__doc__ or "")
     assert first_column("These are in every iteration's metrics") == named
 
 

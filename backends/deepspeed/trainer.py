@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlflow.author.batch import Batch
 from rlflow.author.loss import Quantity
 from rlflow.backends import local
-from rlflow.backends.deepspeed import residency
+from rlflow.backends.deepspeed import moving
 from rlflow.backends.deepspeed.partitions import (
     MOMENTS,
     Parts,
@@ -107,7 +107,7 @@ class Trainer(local.Trainer):
             self.engine = engine(package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings)
         if self.settings.zero == 3 and spec.head == "logprobs":
             self._read_as_one(package)
-        residency.move_rest(self.network, torch.device(spec.device))
+        moving.move_rest(self.network, torch.device(spec.device))
 
     def _read_as_one(self, package: Any) -> None:
         head = self.network.module.get_output_embeddings()
@@ -319,4 +319,4 @@ class Trainer(local.Trainer):
         optimizer = self.engine.optimizer if self.engine is not None else None
         if part == "weights" and hasattr(optimizer, "empty_partition_cache"):
             optimizer.empty_partition_cache()
-        return residency.held(part, self.network, optimizer if self.learning else None)
+        return moving.held(part, self.network, optimizer if self.learning else None)

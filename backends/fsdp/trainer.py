@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlflow.author.batch import Batch
 from rlflow.backends import local
-from rlflow.backends.fsdp.folder import Files
+from rlflow.backends.fsdp.files import Files
 from rlflow.backends.fsdp.network import load_sharded
 from rlflow.backends.fsdp.ranks import Ranks, copies, own
 from rlflow.backends.fsdp.settings import TrainerSettings

@@ -7,22 +7,51 @@ tokens, finds out afterwards where in the block each row ended, and nothing else
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 from transformers.cache_utils import Cache
 
-from rlflow.backends.local.attention import without_cudnn
-from rlflow.backends.local.branches import Branches, branched, stepping
+from rlflow.author.scope import with_value
+from rlflow.backends.local.attention import PackedMask, mask_of_packed, without_cudnn
+from rlflow.backends.local.branches import Branches, StepMask, branched, mask_of_step, stepping
 from rlflow.backends.local.cache import new_cache
 from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.network import Network
-from rlflow.backends.local.padding import known
 from rlflow.backends.local.passes import alike
 from rlflow.backends.local.sampling import draw
 from rlflow.errors import PlanError
 from rlflow.training.protocols import Sampling
+
+_KNOWN = ContextVar("known", default=False)
+
+
+def known() -> AbstractContextManager[None]:
+    """A time in which each padding mask that is given hides something."""
+    return with_value(_KNOWN, True)
+
+
+def _sdpa_mask(
+    *args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, use_vmap: bool = False, **options: Any
+) -> Tensor | PackedMask | StepMask | None:
+    """transformers' own; outside of ``known``, and where no rows are packed or branched, nothing is different."""
+    visible = options.get("mask_function", masking_utils.causal_mask_function)
+    if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
+        return packed
+    if (step := mask_of_step(options.get("local_size"), visible, use_vmap)) is not None:
+        return step
+    look = attention_mask is None or not _KNOWN.get()
+    return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look,
+                                   use_vmap=use_vmap, **options)  # fmt: skip
+
+
+masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask
+
 
 IDLE = 0.2  # share of rows that may have ended before the cache is copied without them
 TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]  # prompts, and tokens of three rows in three steps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.batch import Batch, ramp
-from rlflow.training.rows import token_counts
+from rlflow.training.loss_rows import token_counts
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from rlflow.checkpoints.models import TOKENIZER, small_files
+from rlflow.checkpoints.model_files import TOKENIZER, small_files
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 

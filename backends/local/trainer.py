@@ -30,13 +30,13 @@ from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.errors import PlanError, listed
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
+from rlflow.training.loss_rows import token_counts
 from rlflow.training.metrics import MERGE_ROUNDING
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import Means, New
 from rlflow.training.peers import Peers
 from rlflow.training.prefixes import packed_microbatches
 from rlflow.training.protocols import Capabilities, ModelSpec
-from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
 from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch
+from rlflow.author.batch import Batch, Data, group_column
+from rlflow.author.columns import TABLE, Kind, Level
 from rlflow.backends.local.endings import ends_of_call, eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.room import longest as room_of
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.backends.vllm.columns import batch_of, token_column
-from rlflow.backends.vllm.engine import CPU_CACHE, Row, VllmEngine, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
+from rlflow.backends.vllm.vllm_engine import CPU_CACHE, Row, VllmEngine, settled, whole
+from rlflow.data.spoken import completions
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 from rlflow.training.chunks import chunked
@@ -28,6 +30,32 @@ from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 from rlflow.training.weight_sync.layout import Spread
 from rlflow.training.weight_sync.proof import Destinations, prove
 from rlflow.training.weight_sync.trace import trace
+
+
+def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
+    """Entries of each row as a column."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=dtype)
+    return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
+
+
+def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any) -> Batch:
+    """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over ``axis``."""
+    columns = {
+        "tokens": token_column([row.tokens for row in rows], torch.int64),
+        "mask": token_column([[True] * len(row.tokens) for row in rows], torch.bool),
+        "sampled_logprobs": token_column([row.logprobs for row in rows]),
+        "policy_version": token_column([row.versions for row in rows], torch.int64),
+    }
+    said = completions(tokenizer, [row.tokens for row in rows], eos, sampling.skip_special_tokens)
+    columns |= {
+        "completion": Data(Kind(Level.TEXT), tuple(said)),
+        "finish": Data(Kind(Level.TEXT), tuple("stop" if row.stopped else "length" for row in rows)),
+        "temperature": Data(TABLE["temperature"].kind, torch.full((len(rows),), sampling.temperature or 1.0)),
+        "group": group_column(axis),
+    }
+    return Batch(axis, columns)
+
 
 PAUSE_SECONDS = 600.0
 TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them

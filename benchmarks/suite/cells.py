@@ -24,13 +24,13 @@ from rlflow.author.load import load_flow
 from rlflow.benchmarks.suite import RLFLOW, Cell, Settings, Suite
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.trace.compile import TraceOptions
+from rlflow.config.backend_names import source_files
 from rlflow.config.flags import RunConfig
-from rlflow.config.names import source_files
 from rlflow.errors import FlowError, PlanError, Problem, listed, nearest
 from rlflow.runs.api import resolve_config
 from rlflow.runs.depends import module_version
-from rlflow.runs.modules import imports
 from rlflow.runs.preview import preview
+from rlflow.runs.trust import imports
 
 Shape = Callable[[RunConfig], TraceOptions]  # what of a run's flags shapes its graph, as `rlflow plan` reads them
 PEERS = Path(__file__).parent / "peers"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rlflow.benchmarks.process import CellFailed
+from rlflow.benchmarks.measured_process import CellFailed
 
 LAST = 500  # letters of what pip said
 INDEX = "RLFLOW_PEER_INDEX"  # the variable that names a further package index, where PyPI has not this build of torch

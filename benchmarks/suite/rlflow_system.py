@@ -13,10 +13,10 @@ from typing import Any
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.logs import Growing, objects
 from rlflow.execution.account import Account
-from rlflow.monitoring.names import plainly
+from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.recorder import Recorder
 from rlflow.monitoring.reporter import Metrics, Quiet, Reporter, Rows, RunInfo, Several, State
-from rlflow.runs import fates
+from rlflow.runs import outcomes
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.records import TRAFFIC
@@ -140,8 +140,8 @@ class System:
 
     def observe(self) -> dict[str, Any]:
         """The fates of everything that was sampled, and whether the sums close."""
-        account = fates.run_account(self.folder)
-        return {"fates": fates.fates_text(account), "closes": account.closes}
+        account = outcomes.run_account(self.folder)
+        return {"fates": outcomes.fates_text(account), "closes": account.closes}
 
     def close(self) -> None:
         """End the process; a run that has not come to its end is left as a killed one is."""
@@ -169,7 +169,7 @@ def begin_anew(folder: Path) -> None:
 def sampled_tokens(folder: Path) -> dict[int, int]:
     """Iteration → tokens that all roles sampled in it, from the run's account."""
     tokens: dict[int, int] = {}
-    for values in objects(Growing(folder / fates.FILE).lines()):
+    for values in objects(Growing(folder / outcomes.FILE).lines()):
         tokens[values["iteration"]] = sum(count.tokens for count in Account.from_json(values).sampled.values())
     return tokens
 

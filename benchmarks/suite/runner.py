@@ -14,7 +14,7 @@ from typing import Any
 from rlflow.benchmarks import peer
 from rlflow.benchmarks.cells import Compiled
 from rlflow.benchmarks.journal import Journal, Measured, read
-from rlflow.benchmarks.process import CellFailed, CellProcess
+from rlflow.benchmarks.measured_process import CellFailed, CellProcess
 from rlflow.benchmarks.results import once
 from rlflow.benchmarks.suite import Suite
 

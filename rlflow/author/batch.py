@@ -22,7 +22,7 @@ from rlflow.author.columns import TABLE, Kind, Level, standard_kind
 from rlflow.author.copy_on_write import lent
 from rlflow.author.messages import unpacked
 from rlflow.author.scope import number, with_value
-from rlflow.author.source import call_place
+from rlflow.author.source_lines import call_place
 from rlflow.author.words import column_meant
 from rlflow.errors import FlowError, Problem, listed
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
-from rlflow.author import source
+from rlflow.author import source_lines
 from rlflow.author.columns import Kind, checked_kinds
 from rlflow.author.scope import current, engines
 from rlflow.errors import FlowError, Place, Problem
@@ -54,7 +54,7 @@ class Flow:
     @property
     def place(self) -> Place:
         """File and line of the definition."""
-        return source.definition_place(self.function)
+        return source_lines.definition_place(self.function)
 
     @cached_property
     def parameters(self) -> Parameters:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, overload
 
-from rlflow.author import signature, source
+from rlflow.author import signature, source_lines
 from rlflow.author.signature import Signature
 from rlflow.errors import Place
 
@@ -55,12 +55,12 @@ class Loss:
     @property
     def place(self) -> Place:
         """File and line of the definition."""
-        return source.definition_place(self.function)
+        return source_lines.definition_place(self.function)
 
     @property
     def digest(self) -> str:
         """A digest of the function's source and of what it uses, by which a changed loss is recognised."""
-        return source.digest(self.function)
+        return source_lines.digest(self.function)
 
 
 @overload

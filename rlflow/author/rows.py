@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rlflow.author.node_options import ChooseOptions
 from rlflow.author.scope import current
-from rlflow.author.source import call_place
+from rlflow.author.source_lines import call_place
 from rlflow.errors import FlowError, Problem
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, overload
 
-from rlflow.author import signature, source
+from rlflow.author import signature, source_lines
 from rlflow.author.columns import Kind, checked_kinds, standard_kind
 from rlflow.author.dispatch import DP_COMPUTE, Dispatch
 from rlflow.author.scope import batch_like, symbolic
@@ -41,7 +41,7 @@ class Stage:
             names = (gives,) if isinstance(gives, str) else gives
             return current().stage(self, arguments[0], names, settings)
         if any(symbolic(argument) for argument in arguments):
-            raise FlowError(Problem("not-a-batch", f"stage '{self.name}' takes one batch", source.call_place(), self.place,
+            raise FlowError(Problem("not-a-batch", f"stage '{self.name}' takes one batch", source_lines.call_place(), self.place,
                                     found=", ".join(type(argument).__name__ for argument in arguments), expected="a batch",
                                     remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings go by name"))
         return self.function(*arguments, **settings)
@@ -59,12 +59,12 @@ class Stage:
     @property
     def place(self) -> Place:
         """File and line of the definition."""
-        return source.definition_place(self.function)
+        return source_lines.definition_place(self.function)
 
     @property
     def digest(self) -> str:
         """A digest of the function's source and of what it uses, by which a changed stage is recognised."""
-        return source.digest(self.function)
+        return source_lines.digest(self.function)
 
     @property
     def draws(self) -> bool:

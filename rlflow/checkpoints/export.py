@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlflow.checkpoints import durable, names, tensors
-from rlflow.checkpoints.load import Damaged, Loaded, load_latest, read
-from rlflow.checkpoints.roles import PARAMETERS, no_role, roles_of
+from rlflow.checkpoints import durable, file_names, tensors
+from rlflow.checkpoints.reading import Damaged, Loaded, load_latest, read
+from rlflow.checkpoints.role_tensors import PARAMETERS, no_role, roles_of
 from rlflow.errors import PlanError
 
 SHARD = 5 << 30  # bytes of a weights file
@@ -51,7 +51,7 @@ def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]
         states[group] = {}
         return group == f"{role}.{PARAMETERS}" if role else group.endswith("." + PARAMETERS)
 
-    if not (source / names.MANIFEST).is_file():
+    if not (source / file_names.MANIFEST).is_file():
         return load_latest(source, wanted)
     try:
         return Loaded(read(source, wanted), source, [])

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow.checkpoints import durable, names
+from rlflow.checkpoints import durable, file_names
 from rlflow.errors import PlanError
 
 FOLDER = "checkpoints"
@@ -46,18 +46,18 @@ def of_run(run_folder: Path) -> Path:
 def steps(folder: Path) -> list[Path]:
     """Everything named as a checkpoint is, newest first. Raises OSError."""
     try:
-        entries = [name for name in os.listdir(folder) if names.of_step(name)]
+        entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:
         return []
-    return [folder / name for name in sorted(entries, key=lambda name: names.of_step(name) or (0, 0), reverse=True)]
+    return [folder / name for name in sorted(entries, key=lambda name: file_names.of_step(name) or (0, 0), reverse=True)]
 
 
 def free_name(folder: Path, iteration: int) -> Path:
     """The path of the next checkpoint after ``iteration``: a new revision where there are some already."""
     revision = 1
-    while os.path.lexists(folder / names.step(iteration, revision)):
+    while os.path.lexists(folder / file_names.step(iteration, revision)):
         revision += 1
-    return folder / names.step(iteration, revision)
+    return folder / file_names.step(iteration, revision)
 
 
 def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
@@ -76,7 +76,7 @@ def read_pointer(folder: Path) -> Pointer:
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror}") from error
     match = _POINTER.fullmatch(data)
-    if not match or not names.of_step(match[1].decode()):
+    if not match or not file_names.of_step(match[1].decode()):
         raise ValueError("it is damaged: not the name of a checkpoint and two digests")
     pointer = Pointer(match[1].decode(), match[2].decode())
     if pointer.encode() != data:

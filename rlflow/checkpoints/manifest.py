@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlflow.checkpoints import names, state
+from rlflow.checkpoints import file_names, plain_state
 
 FORMAT = "rlflow-checkpoint"
 VERSION = 1
@@ -41,8 +41,8 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         for name in self.files:
-            if not names.is_file(name):
-                raise ValueError(f"the file name {name!r} is refused: expected {names.EXPECTED}")
+            if not file_names.is_file(name):
+                raise ValueError(f"the file name {name!r} is refused: expected {file_names.EXPECTED}")
         shards = [file for files in self.groups.values() for file in files]
         if len(set(shards)) != len(shards) or not set(shards) <= self.files.keys():
             raise ValueError("a group names a file twice, or one that is not listed")
@@ -55,7 +55,7 @@ class Manifest(BaseModel):
 
 def encode(manifest: Manifest) -> bytes:
     """The bytes of a manifest's file, which begin with a digest of the rest."""
-    body = state.dumps(manifest.model_dump())
+    body = plain_state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
 
@@ -64,7 +64,7 @@ def decode(data: bytes) -> Manifest:
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:
         raise ValueError("it is not what was written: its own digest differs")
-    content = state.loads(body)
+    content = plain_state.loads(body)
     kind = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
     if kind != (FORMAT, VERSION):
         raise ValueError(f"found {kind[0]} version {kind[1]}, expected {FORMAT} version {VERSION}")

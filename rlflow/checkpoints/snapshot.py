@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.checkpoints import names, tensors
-from rlflow.checkpoints.state import plain
+from rlflow.checkpoints import file_names, tensors
+from rlflow.checkpoints.plain_state import plain
 from rlflow.errors import PlanError
 
 Groups = Mapping[str, Mapping[str, Tensor]]
@@ -34,8 +34,8 @@ class Snapshot:
         for group, members in self.tensors.items():
             _check_group(group, members)
         for name in self.files:
-            if not names.is_file(name) or name.removesuffix(".safetensors") in self.tensors:
-                raise _refused("file", name, names.EXPECTED + ", unlike a group's")
+            if not file_names.is_file(name) or name.removesuffix(".safetensors") in self.tensors:
+                raise _refused("file", name, file_names.EXPECTED + ", unlike a group's")
         object.__setattr__(self, "state", plain(self.state))
 
     @property
@@ -45,7 +45,7 @@ class Snapshot:
 
 
 def _check_group(group: str, members: Mapping[str, Tensor]) -> None:
-    if not names.is_group(group) or names.of_step(group):
+    if not file_names.is_group(group) or file_names.of_step(group):
         raise _refused("group", group, "letters, digits, '.', '_' and '-'")
     for name, tensor in members.items():
         if name == "__metadata__" or "\0" in name:

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflow.checkpoints import durable, folder, names, tensors
-from rlflow.checkpoints.load import verify
+from rlflow.checkpoints import durable, file_names, folder, tensors
 from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
+from rlflow.checkpoints.reading import verify
 from rlflow.checkpoints.snapshot import Snapshot
 
 SHARD = 2 << 30  # bytes of a file of tensors
@@ -139,7 +139,7 @@ class Writer:
         self.before()
         durable.make_folder(self.folder)
         self._check_space(snapshot)
-        aside = durable.aside(self.folder / names.step(snapshot.iteration))
+        aside = durable.aside(self.folder / file_names.step(snapshot.iteration))
         pointer = aside.with_name(aside.name + "-latest")
         target = folder.free_name(self.folder, snapshot.iteration)
         try:
@@ -206,7 +206,7 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         durable.flush_folder(path / inner)
     manifest = encode(Manifest(iteration=snapshot.iteration, files=files, groups=groups, state=dict(snapshot.state)))
-    digest = durable.write(path / names.MANIFEST, [manifest]).sha256
+    digest = durable.write(path / file_names.MANIFEST, [manifest]).sha256
     durable.flush_folder(path)
     return digest
 

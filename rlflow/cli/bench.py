@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rlflow.benchmarks.by_seed import curve_rows, seed_rows
 from rlflow.benchmarks.cells import compile_cells
-from rlflow.benchmarks.history import gate_values, judge_gates, trust, write_result
 from rlflow.benchmarks.journal import Measured, read
 from rlflow.benchmarks.lengths import recorded_lengths
+from rlflow.benchmarks.past_results import gate_values, judge_gates, trust, write_result
 from rlflow.benchmarks.report import Learned, as_json, markdown, printed
 from rlflow.benchmarks.results import Row, row
 from rlflow.benchmarks.runner import Runner, stderr

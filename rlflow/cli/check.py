@@ -13,27 +13,27 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override_flow
 from rlflow.author.verbs import MODEL_READS
-from rlflow.compiler.check.check import Report, check
+from rlflow.compiler.check.checker import Report, check
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
+from rlflow.config.backend_names import role_types, setting_problems
 from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
 from rlflow.config.meant import Known
-from rlflow.config.names import role_types, setting_problems
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.replies import reply_problems, stop_problems
 from rlflow.config.roles.tool_prompts import template_problems
 from rlflow.config.template_kwargs import template_kwargs
+from rlflow.data.data_spec import SourceSpec, parse_sources
 from rlflow.data.fields import FIELDS
 from rlflow.data.records import read
-from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.monitoring.secrets import remember
 from rlflow.rewards.forms import OPENRLHF
-from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
+from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
+from rlflow.runs.api import environment_beneath, packaged, uses_packaged
 from rlflow.runs.directory import check_name
-from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:

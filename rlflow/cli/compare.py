@@ -15,7 +15,7 @@ from rlflow.compiler.graph import wire
 from rlflow.compiler.graph.diff import diff
 from rlflow.compiler.graph.model import Graph
 from rlflow.errors import PlanError
-from rlflow.monitoring.compare import compared, drawn
+from rlflow.monitoring.comparison import compared, drawn
 from rlflow.monitoring.history import find_run
 from rlflow.monitoring.recorded import Recorded, recorded
 from rlflow.monitoring.tables import output

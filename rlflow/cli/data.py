@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.config.flags import parse_flags
-from rlflow.config.roles.dataset import data_settings, own_settings
-from rlflow.config.roles.positions import positions_of
+from rlflow.config.roles.opened_data import data_settings, own_settings
+from rlflow.config.roles.prompt_room import positions_of
+from rlflow.data.data_preview import LengthSummary, Preview, PreviewRow, Text, preview
+from rlflow.data.data_spec import SourceSpec, parse_sources
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
-from rlflow.data.preview import LengthSummary, Preview, PreviewRow, Text, preview
 from rlflow.data.source import open_data
-from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from rlflow.checkpoints import names
-from rlflow.checkpoints.names import MANIFEST
+from rlflow.checkpoints import file_names
+from rlflow.checkpoints.file_names import MANIFEST
 from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError
 from rlflow.monitoring.history import find_run
-from rlflow.monitoring.names import accuracies, share
-from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.metric_names import accuracies, share
+from rlflow.monitoring.plain_display import Plain
 from rlflow.monitoring.reporter import Quiet
 from rlflow.monitoring.tables import output, plain
 
@@ -50,7 +50,7 @@ def _evaluated(what: Path, flags: dict[str, Any], checkpoint: int | None, out: P
 
         tokens = {"hp.max_tokens": flags.pop("max_tokens")} if "max_tokens" in flags else {}
         return evaluate_folder(what, {**flags, **tokens}, out, reporter)
-    if (what / MANIFEST).is_file() and (step := names.of_step(what.absolute().name)):
+    if (what / MANIFEST).is_file() and (step := file_names.of_step(what.absolute().name)):
         what, checkpoint = what.absolute().parent.parent, step[0]
     run = find_run(str(what))
 

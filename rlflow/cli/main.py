@@ -68,7 +68,7 @@ def graph(
     format: Annotated[str, typer.Option("--format", help="text, mermaid, dot or json")] = "text",
 ) -> None:
     """Print the graph of one iteration. Takes the flags of `run`, of which --hp.NAME and --reward shape it."""
-    from rlflow.cli.graphs import print_graph
+    from rlflow.cli.plan import print_graph
 
     raise typer.Exit(print_graph(file, format, context.args))
 
@@ -105,7 +105,7 @@ def data(
 @app.command()
 def diff(first: File, second: File) -> None:
     """Print what differs between two algorithms; exit 1 where something does."""
-    from rlflow.cli.graphs import print_diff
+    from rlflow.cli.plan import print_diff
 
     raise typer.Exit(print_diff(first, second))
 
@@ -117,7 +117,7 @@ def import_(
     out: Annotated[str, typer.Option("--out", "-o", help="the configuration file to write")] = "run.toml",
 ) -> None:
     """Write a configuration file from a script of another project, and say what became of each of its settings."""
-    from rlflow.cli.importing import import_settings
+    from rlflow.cli.new import import_settings
 
     raise typer.Exit(import_settings(project, Path(file), Path(out)))
 
@@ -223,7 +223,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON: findings with evidence and thresholds, and times")] = False,
 ) -> None:
     """Say why a run learns slowly or not at all, with the evidence and the setting that would change it; then what bounded its time."""
-    from rlflow.cli.explain import explain_run
+    from rlflow.cli.watch import explain_run
 
     raise typer.Exit(explain_run(run, as_json))
 

@@ -12,13 +12,16 @@ from rich.table import Table
 
 from rlflow.author.load import load_flow
 from rlflow.author.node_options import GenerateOptions
-from rlflow.cli.check import trace_options
+from rlflow.cli.check import check_names, read_config, roles_of, settings, trace_options
+from rlflow.compiler.byte_sizes import MemoryItem
+from rlflow.compiler.graph.diff import diff, same_shape
+from rlflow.compiler.graph.draw import FORMATS
 from rlflow.compiler.graph.model import HALVES
 from rlflow.compiler.preview.explanation import Explanation, devices
 from rlflow.compiler.preview.sizes import LETTERS
-from rlflow.compiler.sizes import MemoryItem
-from rlflow.compiler.trace.compile import TraceOptions, used_nodes
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow, used_nodes
 from rlflow.config.flags import RunConfig, read_flags
+from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 from rlflow.processes.declare import Service
 
@@ -259,3 +262,28 @@ def assumptions(explanation: Explanation) -> Iterator[str]:
         yield "a split is kept for the next node: a run makes a new one where tokens are more than 10 % off balance"
     if any(item.bytes is not None for item in explanation.memory):
         yield "each rank holds whole models but for what its engine divides; gradients and AdamW's two moments are as long as what learns"
+
+
+def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
+    """Print the graph of a file's flow in one of the formats. Raises FlowError and PlanError."""
+    if format not in FORMATS:
+        raise PlanError.of("graph-format", f"there is no graph format '{format}'", found=format, expected=", ".join(FORMATS),
+                           nearest=nearest(format, FORMATS), remedy="choose one of them")
+    flow = load_flow(file)
+    config = read_config(flow, read_flags(arguments))
+    check_names(config, flow, roles_of(flow, config.options.reward))
+    print(FORMATS[format](compile_flow(flow, settings(flow, config.hp), trace_options(config)).graph))
+    return 0
+
+
+def print_diff(first: str, second: str) -> int:
+    """Print what differs between the graphs of two files: 0 where nothing does, else 1. Raises FlowError."""
+    one, two = compile_flow(load_flow(first)).graph, compile_flow(load_flow(second)).graph
+    differences = diff(one, two)
+    for difference in differences:
+        print(difference)
+    if not differences:
+        print("no difference")
+    elif same_shape(one, two):
+        print("(the same functions wired alike: names and settings differ)")
+    return 1 if differences else 0

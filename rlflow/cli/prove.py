@@ -62,7 +62,7 @@ def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
     """Run the file under two plans and print in what they differ first; 2 where that is more than rounding."""
-    from rlflow.runs.plans_compared import compared
+    from rlflow.runs.preview import compared
 
     flow = load_flow(file)
     one, other = ({**values, **parse_flags(shlex.split(plan))} for plan in plans)

@@ -27,7 +27,7 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 def export_model(run: str, out: str, role: str | None) -> int:
     """Write a plain Hugging Face folder from a run's newest good checkpoint."""
     from rlflow.checkpoints.export import export
-    from rlflow.checkpoints.names import MANIFEST
+    from rlflow.checkpoints.file_names import MANIFEST
     from rlflow.monitoring.history import find_run
 
     source = Path(run)  # a checkpoint of a run will do

@@ -17,7 +17,7 @@ from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
 from rlflow.processes.declare import ServiceSettings
-from rlflow.rewards.environments.spec import Bounds
+from rlflow.rewards.environments.environment_spec import Bounds
 
 if TYPE_CHECKING:
     from rlflow.monitoring.reporter import Reporter
@@ -49,7 +49,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
     check_model_folders(values)
     reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
-    from rlflow.runs.packaged import uses_packaged
+    from rlflow.runs.api import uses_packaged
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
     from rlflow.runs.run import is_done, start_or_resume
     from rlflow.runs.session import start_run
@@ -75,7 +75,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """A line on the packaged task of a flow: its data and model, and as flags the values that are used though no flag gave them."""
     from rlflow.monitoring.recorded import as_text
-    from rlflow.runs.packaged import packaged
+    from rlflow.runs.api import packaged
 
     task, beneath = packaged(flow)
     flags = [f"--{name} {as_text(value)}" for name, value in beneath.items()
@@ -96,7 +96,7 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 def help_text(file: str, flow: Flow) -> str:
     """Every flag of a flow with its type, default and what it does."""
-    from rlflow.runs.packaged import packaged
+    from rlflow.runs.api import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
     task, beneath = packaged(flow.name)

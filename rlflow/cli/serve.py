@@ -44,9 +44,9 @@ def reward(
 ) -> None:
     """Judge rows: POST /get_reward, as OpenRLHF's remote reward models are asked, and as --reward URL asks."""
     from rlflow.rewards.confinement import Confinement
-    from rlflow.rewards.pool import RewardPool
-    from rlflow.rewards.spec import parse_reward
-    from rlflow.services.serving.reward import Judges, judge
+    from rlflow.rewards.reward_pool import RewardPool
+    from rlflow.rewards.reward_spec import parse_reward
+    from rlflow.services.serving.reward_server import Judges, judge
     from rlflow.services.serving.server import check_host, chosen_port, serve
 
     check_host(host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -14,11 +15,12 @@ from rlflow.errors import PlanError, nearest
 from rlflow.monitoring import tables
 from rlflow.monitoring.choosing import chosen, condition, full_name, listed_run
 from rlflow.monitoring.doctor import sections
+from rlflow.monitoring.explained import as_json, explanation
 from rlflow.monitoring.follow import ending, follow, frame
 from rlflow.monitoring.frame import draw
 from rlflow.monitoring.history import find_run, is_run, run_folders, summarised
 from rlflow.monitoring.live import Live, lively
-from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.plain_display import Plain
 from rlflow.monitoring.tables import output, plain, story
 
 
@@ -74,4 +76,14 @@ def print_doctor() -> int:
     """Print what is installed, what of it can be used, and what listens."""
     for title, lines in sections():
         output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
+    return 0
+
+
+def explain_run(text: str, wants_json: bool) -> int:
+    """Print why a run learns little and what bounded its time. Raises PlanError where there is no such run."""
+    folder = find_run(text)
+    if wants_json:
+        print(json.dumps(as_json(folder)))
+    else:
+        output(map(plain, explanation(folder)))
     return 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlflow.cluster.job.futures import gather, wait
     from rlflow.cluster.job.here import Here, here
     from rlflow.cluster.job.job import Job
-    from rlflow.cluster.job.roles import Group
+    from rlflow.cluster.job.job_roles import Group
     from rlflow.cluster.rpc.pool import Future
 
 _LAZY = {"Job": "job.job", "Group": "job.roles", "Future": "rpc.pool", "gather": "job.futures", "wait": "job.futures", "Here": "job.here",

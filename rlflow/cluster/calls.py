@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +25,32 @@ from rlflow.cluster.sharding.route import Routes, RowRequest, Transfer
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
-from rlflow.cluster.traffic import Traffic
 from rlflow.cluster.worker import Worker
 from rlflow.compiler.placement import Parallel
 from rlflow.compiler.spans import RankSpan
 from rlflow.execution.engine import CallOptions
+
+KINDS = ("columns", "weights", "commits")
+
+
+class Traffic:
+    """Counts bytes; several threads add to it. What ranks of a pool exchange while they compute together, such as gradients, is no part."""
+
+    def __init__(self) -> None:
+        self._bytes = dict.fromkeys(KINDS, 0)
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, size: int) -> None:
+        """Count so many bytes of one of KINDS."""
+        with self._lock:
+            self._bytes[kind] += size
+
+    def taken(self) -> dict[str, int]:
+        """The bytes of every kind since the last call."""
+        with self._lock:
+            counted, self._bytes = self._bytes, dict.fromkeys(KINDS, 0)
+        return counted
+
 
 NO_ARGUMENTS = pickled({})
 PUT_SECONDS = 300.0  # how long ranks may take to store what the driver puts there

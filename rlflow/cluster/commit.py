@@ -12,9 +12,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlflow.cluster.engine import ClusterEngine
-from rlflow.cluster.rpc.tensors import unpack_tensors
-from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
+from rlflow.cluster.cluster_engine import ClusterEngine
+from rlflow.cluster.rpc.wire_tensors import unpack_tensors
+from rlflow.cluster.weights.sharded_models import MOVE_SECONDS, RemoteTrainer
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.author.flow import Flow
-from rlflow.cluster.rpc import threads
+from rlflow.cluster.rpc import thread_pool
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
 from rlflow.cluster.setup import Setup
@@ -39,8 +39,8 @@ class ThreadFleet:
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
             store = cast(Any, dist).HashStore()
-            self.pools[name] = pool = threads.thread_pool(name, len(ranks))
-            threads.make(pool, own_thread, [(of_answer(setup), self.flow, store) for setup in ranks])
+            self.pools[name] = pool = thread_pool.thread_pool(name, len(ranks))
+            thread_pool.make(pool, own_thread, [(of_answer(setup), self.flow, store) for setup in ranks])
         try:
             for future in [pool.made(self.loading) for pool in self.pools.values()]:
                 future.result()
@@ -55,9 +55,9 @@ class ThreadFleet:
         for future in closing:
             with contextlib.suppress(RemoteError):
                 future.result()
-        if not threads.close(*self.pools.values(), seconds=ENDING_SECONDS):
-            threads.forget(*self.pools.values())
-            threads.close(*self.pools.values())
+        if not thread_pool.close(*self.pools.values(), seconds=ENDING_SECONDS):
+            thread_pool.forget(*self.pools.values())
+            thread_pool.close(*self.pools.values())
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:

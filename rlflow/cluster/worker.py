@@ -25,9 +25,9 @@ from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.rpc.parcels import Parcel, Payload, inline, packed, size_of
 from rlflow.cluster.rpc.replies import content
-from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.sharding.store import ShardStore
+from rlflow.cluster.sharding.shard_store import ShardStore
 from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.compiler.placement import reward_pools
@@ -36,10 +36,10 @@ from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.options import Options
 from rlflow.config.roles.asking import asking
 from rlflow.config.roles.backends import device_of
+from rlflow.config.roles.bound import BoundRole, Halves, bind_roles
 from rlflow.config.roles.environments import Environments
-from rlflow.config.roles.models import make_models
+from rlflow.config.roles.loaded_models import make_models
 from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
-from rlflow.config.roles.roles import BoundRole, Halves, bind_roles
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions, LocalEngine
 from rlflow.execution.mover import MemoryMover
@@ -49,9 +49,9 @@ from rlflow.monitoring.lines import WaitingLines
 from rlflow.monitoring.secrets import guard, remember
 from rlflow.processes.interfaces import Interface
 from rlflow.training.learning import RankShare
+from rlflow.training.loss_rows import broken_columns, group_of, mask_counts, own_rows, token_counts
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
-from rlflow.training.rows import broken_columns, group_of, mask_counts, own_rows, token_counts
 from rlflow.training.threads import others_alone
 
 

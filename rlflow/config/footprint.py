@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from rlflow.compiler.byte_sizes import ModelFacts, ModelFootprint
 from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.placement import Placement, reward_pools
-from rlflow.compiler.sizes import ModelFacts, ModelFootprint
+from rlflow.config.roles.bound import BoundRole, Roles
 from rlflow.config.roles.rewards import RewardNames
-from rlflow.config.roles.roles import BoundRole, Roles
 from rlflow.errors import PlanError
 
 

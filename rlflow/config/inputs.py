@@ -11,8 +11,8 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.residency_schedule import ModelPart
 from rlflow.config.footprint import footprint, reward_models
 from rlflow.config.options import Options
+from rlflow.config.roles.bound import BoundHalf, Roles, has_canary
 from rlflow.config.roles.rewards import RewardNames
-from rlflow.config.roles.roles import BoundHalf, Roles, has_canary
 from rlflow.training.protocols import Capabilities
 
 PARTS = {"adapters": "weights", "cache, at most": "cache"}  # what is called otherwise where it is listed

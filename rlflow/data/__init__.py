@@ -1,7 +1,7 @@
 """Data: records from files, folders or reasoning-gym tasks, and the cursor that serves them as rows.
 
 Here: reading and judging records, chat templates in a process of their own, tokens of prompts, the scorer that a task brings.
-Not here: which data set a run has (`rlflow.config.roles.dataset`), batches (`rlflow.author.batch`), rewards (`rlflow.rewards`).
+Not here: which data set a run has (`rlflow.config.roles.opened_data`), batches (`rlflow.author.batch`), rewards (`rlflow.rewards`).
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from torch import Tensor
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.author.node_options import ChooseOptions, UpdateOptions
-from rlflow.compiler.graph.lineage import chosen_from, sources
+from rlflow.compiler.graph.ancestry import chosen_from, sources
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.tally import PartialMetrics, known
-from rlflow.training.rows import NO_LOSS, WITH_GROUP
+from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
 
 REPLACED = "replaced by a stage"  # a column of what a `repeat` body returns: which rows have other tokens than were sampled; no author's
 

@@ -19,7 +19,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.node_options import ChooseOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
-from rlflow.author.source import call_place, definition_place
+from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.compiler.trace import rules
 from rlflow.compiler.trace.tracer import LEFT_BEHIND

@@ -32,15 +32,15 @@ from rlflow.errors import SkipIteration, listed
 from rlflow.execution import episodes
 from rlflow.execution.account import REPLACED, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
-from rlflow.execution.health import NO_REWARDS, JudgedRecords
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, whole_completions
 from rlflow.execution.mover import MemoryMover
+from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.chunks import chunked
+from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
 from rlflow.training.protocols import ForwardsAhead, Generator, GivesChunks, Sampling, ScoresTokens, Trainer, as_long
-from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
 
 Metrics = dict[Figure, float]
 

@@ -22,7 +22,7 @@ from rlflow.author.columns import TABLE, Kind, Level, field_column
 from rlflow.author.messages import CHANGES, Message, ToolCall
 from rlflow.author.seeds import derived, row_seeds, turn_seeds
 from rlflow.errors import listed
-from rlflow.rewards.environments.pool import Answer, EnvironmentPool, Episode, Failure
+from rlflow.rewards.environments.environment_pool import Answer, EnvironmentPool, Episode, Failure
 from rlflow.training.protocols import Sampling
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them

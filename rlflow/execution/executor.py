@@ -27,11 +27,10 @@ from rlflow.execution.account import REPLACED, Account, Ledger, PlacedRows, plac
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, RepeatNames
-from rlflow.execution.health import JudgedRecords
 from rlflow.execution.lanes import Lanes
-from rlflow.execution.moved import after_one_step
 from rlflow.execution.pieces import Pieces
-from rlflow.execution.store import Store
+from rlflow.execution.row_figures import JudgedRecords
+from rlflow.execution.store import Store, after_one_step
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.processes.deadline import LOOK, Deadline

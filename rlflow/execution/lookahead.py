@@ -9,7 +9,7 @@ the data of one begin and what it opens with follow from the one before.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -20,18 +20,64 @@ from rlflow.author.axis import AskedTokens, Axis
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
 from rlflow.author.node_options import GenerateOptions, RepeatOptions
-from rlflow.compiler.graph.lineage import ahead_of_training
+from rlflow.compiler.graph.ancestry import ahead_of_training
 from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import Account, End, Fate, placer_of, source_of
+from rlflow.execution.account import Account, Count, End, Fate, placer_of, source_of
 from rlflow.execution.computed import sampling_of
 from rlflow.execution.engine import CallOptions, Engine, RepeatNames, repeat_metrics
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
-from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
 from rlflow.execution.tally import known
+
+Versions = Mapping[str, int]  # role → how many updates are behind its weights
+
+
+@dataclass(frozen=True)
+class SurplusGroups:
+    """Whole groups that were sampled with the same weights."""
+
+    rows: Batch
+    versions: Versions  # of those weights
+
+
+@dataclass
+class Surplus:
+    """The surplus of one `repeat`, in prompt order."""
+
+    pieces: list[SurplusGroups] = field(default_factory=list)
+
+    def opening(self, oldest: Versions) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
+        """Take out what an iteration opens with: what was sampled with weights no older than these; and what is older, which goes."""
+        pieces, self.pieces = self.pieces, []
+        young = [piece for piece in pieces if all(piece.versions[role] >= version for role, version in oldest.items())]
+        return young, [piece for piece in pieces if piece not in young]
+
+
+def groups_of(pieces: Iterable[SurplusGroups]) -> int:
+    """The number of groups in all pieces."""
+    return sum(piece.rows.axis.groups for piece in pieces)
+
+
+def counted(engine: Engine, pieces: Iterable[SurplusGroups], names: RepeatNames) -> Iterator[tuple[str, Count]]:
+    """Groups, rows and tokens of each piece, by what an account has them under."""
+    for piece in pieces:
+        yield from engine.counts(piece.rows, names)
+
+
+def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
+    """The first ``groups`` groups, or as many as there are, and the rest."""
+    first: list[SurplusGroups] = []
+    rest: list[SurplusGroups] = []
+    for piece in pieces:
+        wanted = piece.rows.axis.slots < groups - groups_of(first)
+        for part, where in ((first, wanted), (rest, ~wanted)):
+            if where.any():
+                part.append(piece if where.all() else SurplusGroups(piece.rows.rows(where), piece.versions))
+    return first, rest
+
 
 CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to end
 

@@ -13,7 +13,7 @@ import torch
 from rlflow.author.batch import Batch
 from rlflow.author.columns import Level
 from rlflow.author.figures import Figure
-from rlflow.execution.health import NO_REWARDS, JudgedRecords, health
+from rlflow.execution.row_figures import NO_REWARDS, JudgedRecords, health
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")

@@ -17,7 +17,7 @@ from rlflow.errors import printable
 from rlflow.monitoring.chart import ALONE, chart
 from rlflow.monitoring.funnel import funnel_lines
 from rlflow.monitoring.keys import Figures
-from rlflow.monitoring.names import accuracies, means, own_metrics
+from rlflow.monitoring.metric_names import accuracies, means, own_metrics
 from rlflow.monitoring.recorded import Curve
 
 STAGES = 8  # nodes with a bar of their own, the slowest

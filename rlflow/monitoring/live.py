@@ -17,7 +17,7 @@ from rich.text import Text
 from rlflow.author.figures import HELD_OUT, SECONDS, Figure, Of
 from rlflow.errors import printable
 from rlflow.monitoring.frame import RECENT, Frame, draw
-from rlflow.monitoring.plain import accuracy
+from rlflow.monitoring.plain_display import accuracy
 from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 from rlflow.monitoring.secrets import masked
 

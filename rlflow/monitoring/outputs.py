@@ -17,7 +17,7 @@ def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[st
     Raises PlanError for a tracker that is unknown or not installed, and a port that is taken: before the run, not within it.
     """
     from rlflow.monitoring.live import Live, lively
-    from rlflow.monitoring.plain import Plain
+    from rlflow.monitoring.plain_display import Plain
     from rlflow.monitoring.recorder import Recorder
     from rlflow.monitoring.scraped import Scraped
     from rlflow.monitoring.trackers import Background, tracker

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from rlflow.errors import printable
-from rlflow.monitoring.names import is_mean
+from rlflow.monitoring.metric_names import is_mean
 from rlflow.monitoring.recorded import Curve, recorded
 
 WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlflow.checkpoints.logs import Log
 from rlflow.errors import printable
 from rlflow.monitoring import status
-from rlflow.monitoring.names import plainly
+from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 from rlflow.monitoring.secrets import masked
 

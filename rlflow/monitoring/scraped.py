@@ -8,7 +8,7 @@ from typing import Any
 
 from rlflow.errors import PlanError
 from rlflow.extras import require
-from rlflow.monitoring.names import plainly
+from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 
 LOOPBACK = "127.0.0.1"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from rlflow.author.figures import SCORE
 from rlflow.checkpoints import durable
-from rlflow.checkpoints.logs import read_object
+from rlflow.checkpoints.logs import objects, read_object, tail
 from rlflow.errors import listed, printable
 from rlflow.monitoring import served
 from rlflow.monitoring.chart import ALONE, chart
@@ -23,10 +24,50 @@ from rlflow.monitoring.frame import OWN, Frame, figures, spoken
 from rlflow.monitoring.funnel import funnel_lines
 from rlflow.monitoring.history import RunSummary, stage_seconds
 from rlflow.monitoring.keys import Figures, by_figure
-from rlflow.monitoring.names import accuracies, change, is_mean, is_own, means, share
-from rlflow.monitoring.played import last_episode
+from rlflow.monitoring.metric_names import accuracies, change, is_mean, is_own, means, share
 from rlflow.monitoring.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.monitoring.recorder import NOTES
+
+LONGEST = 400  # characters of what is said in a turn that are shown
+
+
+def last_episode(folder: Path) -> Text | None:
+    """The last sample of more than one turn, else the last of any; None where no sample is an episode."""
+    rows = [row for row in objects(tail(folder / "samples.jsonl")) if isinstance(row.get("episode"), dict)]
+    several = [row for row in rows if len(turns_of(row)) > 1]
+    row = next(iter((several or rows)[::-1]), None)
+    return Text("\n".join(lines(row))) if row is not None else None
+
+
+def turns_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The turns of a sample."""
+    turns = row["episode"].get("turns")
+    return [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+
+
+def lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """A line for the prompt, for each turn, and for its end."""
+    episode = row["episode"]
+    yield f"an episode of iteration {row.get('iteration')}: {shown(row.get('prompt'))}"
+    if "reset" in episode:
+        yield f"  environment: {shown(episode['reset'])}"
+    for turn in turns_of(row):
+        reward = f"  (reward {turn['reward']:g})" if isinstance(turn.get("reward"), int | float) else ""
+        yield f"  model: {shown(turn.get('said'))}{reward}"
+        if "says" in turn:
+            yield f"  environment: {shown(turn['says'])}"
+    score = row.get("scores")
+    yield f"  end: {row.get('finish')}" + (f", score {score:g}" if isinstance(score, int | float) else "") + (
+        f"; {shown(episode['failed'])}" if "failed" in episode else "")
+
+
+def shown(words: Any) -> str:
+    """Text, or messages, on one line."""
+    if isinstance(words, list):
+        words = " ".join(f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict))
+    text = repr(str(words))[1:-1]
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"

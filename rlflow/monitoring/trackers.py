@@ -5,6 +5,8 @@ A tracker works in a thread of its own, so that a slow disk or server delays not
 
 from __future__ import annotations
 
+import html
+import json
 import queue
 import threading
 import time
@@ -12,11 +14,56 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rlflow.errors import PlanError, nearest
-from rlflow.monitoring.names import renamed
+from rlflow.extras import require
+from rlflow.monitoring.metric_names import renamed
 from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 from rlflow.monitoring.secrets import redacted
 from rlflow.processes.watchdog import launcher
 from rlflow.processes.watchdog.signals import ending_at_once
+
+
+class TensorBoard:
+    """Scalars, and samples as a Markdown table of text. Raises PlanError where tensorboard is not installed."""
+
+    def __init__(self) -> None:
+        require("tensorboard", "trackers")
+        self._module = require("torch.utils.tensorboard", "trackers")
+        self._writer: Any = None
+
+    def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
+        """Open the event file of a run. Gives where to look for it."""
+        folder = run.folder / "tensorboard"
+        self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
+        self._writer.add_text("settings", f"<pre>{html.escape(json.dumps(settings, indent=1, default=str))}</pre>", 0)
+        return f"{folder} (tensorboard --logdir {run.folder.parent})"
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def table(self, step: int, rows: Rows) -> None:
+        """Write rows of samples."""
+        self._writer.add_text("samples", markdown(rows), step)
+
+    def close(self, state: State) -> None:
+        """Write what waits and close the file."""
+        self._writer.close()
+
+
+def markdown(rows: Rows) -> str:
+    """Rows as a Markdown table; whatever they hold, it stays text in its cell."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    text = html.escape("" if value is None else str(value))
+    for sign in "\\`*_[]|":
+        text = text.replace(sign, f"&#{ord(sign)};")
+    return " ".join(text.splitlines())
+
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
@@ -26,7 +73,7 @@ SLOW_SECONDS = 30.0  # that a record may take before the user is told
 
 
 class Tracker(Protocol):
-    """The interface of a tracker. Metrics have the names of `rlflow.monitoring.names`; a step is the number of finished iterations."""
+    """The interface of a tracker. Metrics have the names of `rlflow.monitoring.metric_names`; a step is the number of finished iterations."""
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
         """Begin a run. Gives a text that says where to look for it."""
@@ -46,10 +93,10 @@ def tracker(name: str) -> Tracker:
     if name not in NAMES:
         raise PlanError.of("tracker", f"there is no tracker '{name}'", found=name, expected=f"one of {', '.join(NAMES)}",
                            nearest=nearest(name, NAMES), remedy="--track tensorboard")
-    from rlflow.monitoring import mlflow_store, tensorboard_files, wandb_runs
+    from rlflow.monitoring import mlflow_store, wandb_runs
 
     makers: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": tensorboard_files.TensorBoard, "wandb": wandb_runs.WandB, "mlflow": mlflow_store.MLflow,
+        "tensorboard": TensorBoard, "wandb": wandb_runs.WandB, "mlflow": mlflow_store.MLflow,
     }
     return makers[name]()
 

@@ -8,11 +8,11 @@ The pool is our own, since pools of the libraries (Pebble, concurrent.futures) s
 environment, send pickles, which a reward's code could forge, both ways, and have a deadline for a task instead of one for each row.
 """
 
-from rlflow.rewards.pool import RewardPool
-from rlflow.rewards.process import in_worker
 from rlflow.rewards.reward import Reward, Scores, Sum, bind, score_all
-from rlflow.rewards.spec import RewardSpec, from_function, parse_reward
+from rlflow.rewards.reward_pool import RewardPool
+from rlflow.rewards.reward_spec import RewardSpec, from_function, parse_reward
 from rlflow.rewards.text import reads
+from rlflow.rewards.worker_pool import in_worker
 
 __all__ = [
     "Reward", "RewardPool", "RewardSpec", "Scores", "Sum", "bind", "from_function", "in_worker", "parse_reward", "reads", "score_all",

@@ -17,10 +17,10 @@ from rlflow.extras import require
 from rlflow.processes.sandbox import probe
 from rlflow.rewards import plain, text
 from rlflow.rewards.forms import OPENRLHF, Form
-from rlflow.rewards.pool import NAN, Results, RewardPool
 from rlflow.rewards.remote import RemoteReward
+from rlflow.rewards.reward_pool import NAN, Results, RewardPool
+from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.spec import RewardSpec
 from rlflow.rewards.values import NOT_HELD, OF_VALUES
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes, all_for
 from rlflow.execution.lookahead import Ahead
 from rlflow.processes.watchdog.beside import Watchdog
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.runs.bounds import RunTotals
-from rlflow.runs.canary import Canary
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
+from rlflow.runs.guards import Canary
 from rlflow.runs.recovery import Workers
 from rlflow.services.running import Services
 from rlflow.training.protocols import Trainer

@@ -16,22 +16,24 @@ import torch
 
 from rlflow.author.load import algorithms_folder
 from rlflow.checkpoints.logs import as_object
-from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
-from rlflow.config.names import SHIPPED, source_files
+from rlflow.checkpoints.model_files import CONFIG, TOKENIZER, index_files, small_files, weight_files
+from rlflow.compiler.graph.model import Graph
+from rlflow.config.backend_names import SHIPPED, source_files
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_of
+from rlflow.config.roles.bound import Roles
 from rlflow.config.roles.rewards import RewardNames
-from rlflow.config.roles.roles import Roles
+from rlflow.data.data_spec import parse_source
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
-from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError
 from rlflow.extras import VERSION
-from rlflow.rewards.environments.spec import EnvironmentSpec
-from rlflow.rewards.spec import RewardSpec
-from rlflow.runs.identity import Identity, WeightFile
-from rlflow.runs.modules import Imports, imports, meaning, root_of
-from rlflow.runs.weights import weight_file
+from rlflow.monitoring.reporter import Reporter
+from rlflow.rewards.environments.environment_spec import EnvironmentSpec
+from rlflow.rewards.reward_spec import RewardSpec
+from rlflow.runs import identity
+from rlflow.runs.identity import Change, Identity, WeightFile, compare_weights, differences, weight_file
+from rlflow.runs.trust import Imports, imports, meaning, root_of
 
 ALWAYS = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 OF_SCORERS = {"math": ("math-verify", "latex2sympy2_extended", "sympy"), "task": ("reasoning-gym",)}
@@ -232,3 +234,50 @@ def _packages() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
 
 
+def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
+    """Compare what a run depends on with what it was started with; the dependencies with the digests that are known of them. Raises
+    PlanError with everything that has changed; of versions and the like a change is reported."""
+    before = recorded_identity(folder, reporter)
+    if before is None:
+        return dependencies
+    dependencies, changes = compare_inputs(before, dependencies, reporter)
+    if changes:
+        raise PlanError.of("resume-inputs", f"what the run '{name}' depends on has changed", found="\n            ".join(map(str, changes)),
+                           expected="what it was started with",
+                           remedy=f"put it back; or start a new run from the checkpoint, with what is there: rlflow resume {name} --fork")
+    return dependencies
+
+
+def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: Dependencies) -> Dependencies:
+    """Compare what a fork depends on with what its run was started with. Changes are taken, and reported."""
+    before = recorded_identity(folder, reporter)
+    if before is None:
+        return dependencies
+    dependencies, changes = compare_inputs(before, dependencies, reporter)
+    for change in changes:
+        reporter.note(f"changed since {folder.name} was started: {change}")
+    return dependencies
+
+
+def compare_inputs(before: Identity, dependencies: Dependencies, reporter: Reporter) -> tuple[Dependencies, list[Change]]:
+    """The dependencies with the digests that are known of them, and what has changed since ``before``. Raises PlanError for weights
+    that cannot be read."""
+    for change in differences(before.told, dependencies.identity.told):
+        reporter.note(f"since the run was started: {change}; numbers may differ from here on")
+    try:
+        weights, changes = compare_weights(before.weights, dependencies.identity.weights, dependencies.paths, reporter.note)
+    except OSError as error:
+        raise unreadable(Path(str(error.filename)).parent, error) from error
+    known = replace(dependencies, identity=dependencies.identity.model_copy(update={"weights": weights}))
+    return known, [*differences(before.kept, dependencies.identity.kept), *changes]
+
+
+def recorded_identity(folder: Path, reporter: Reporter) -> Identity | None:
+    """The identity that a run recorded; None, which is reported, where it left none that can be read."""
+    try:
+        recorded, why = identity.read(folder), f"it has no {identity.FILE}"
+    except ValueError as error:
+        recorded, why = None, str(error)
+    if recorded is None:
+        reporter.note(f"whether model folders, rewards and packages are those that the run was started with cannot be told: {why}")
+    return recorded

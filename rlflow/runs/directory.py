@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rlflow.author.node_options import AnyOptions, Pairs, ShownOptions, UpdateOptions
 from rlflow.checkpoints import durable
+from rlflow.checkpoints.logs import Log
+from rlflow.checkpoints.model_files import CONFIG
 from rlflow.compiler.graph import draw, wire
 from rlflow.compiler.graph.model import Graph
+from rlflow.compiler.residency_schedule import computing
 from rlflow.config.options import Options
-from rlflow.errors import Place, PlanError
-from rlflow.monitoring.secrets import masked, redacted
+from rlflow.errors import Place, PlanError, printable
+from rlflow.execution.engine import RoleModel
+from rlflow.monitoring import status
+from rlflow.monitoring.lines import LINE, Lines
+from rlflow.monitoring.secrets import MaskedLines, masked, redacted
+from rlflow.runs.context import RunContext
+from rlflow.runs.evaluate import KeepAnswers
+from rlflow.runs.state import trained
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 SETTINGS, GRAPH = "settings.json", "graph.msgpack"
@@ -134,3 +146,189 @@ def _without_secrets(options: AnyOptions) -> AnyOptions:
 def _masked(settings: Pairs) -> Pairs:
     pairs = ((name, next(iter(redacted({name: value}).values()))) for name, value in settings)
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in pairs)
+
+
+class Lost(Exception):
+    """The folder is not where it was. moved: where it is now, None where it was deleted."""
+
+    def __init__(self, folder: Path, moved: Path | None) -> None:
+        self.folder, self.moved = folder, moved
+        super().__init__(f"the run's folder {folder} was {f'moved to {moved}' if moved else 'deleted'} while it ran")
+
+
+class Home:
+    """An absolute path, and the folder that was there when this was made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder.absolute()
+        self.shown = shown(self.path)  # for people, who are where the run was started
+        self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def look(self) -> None:
+        """Raises Lost where the folder is another one or none now. A disk that does not answer is no reason."""
+        try:
+            there = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Lost(self.path, self._moved()) from None
+        except OSError:
+            return
+        if not os.path.samestat(there, os.fstat(self._handle)):
+            raise Lost(self.path, self._moved())
+
+    def _moved(self) -> Path | None:
+        """The path of the folder by the kernel, if the kernel knows it and the folder exists."""
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
+            return path if os.path.samestat(os.stat(path), os.fstat(self._handle)) else None
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._handle)
+
+
+def shown(folder: Path) -> str:
+    """A path as it is best written here: from the working directory where it lies in that."""
+    try:
+        return os.path.relpath(folder) if folder.is_relative_to(os.getcwd()) else str(folder)
+    except FileNotFoundError:  # the working directory is gone
+        return str(folder)
+
+
+FILE = "rewards.txt"
+LIMIT = 1 << 20  # bytes of the file
+
+
+class Printed:
+    """Takes what processes print, in pieces and from several threads, and writes whole lines without secrets and control characters."""
+
+    def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:
+        self._path, self._failed = folder / FILE, failed
+        self._log: Log | None = None
+        self._room = LIMIT
+        self._masked = MaskedLines()
+        self._lines = Lines(self._add)
+        self.hear = self._lines.hear
+
+    def close(self) -> None:
+        """Write lines that are not ended yet, and close the file."""
+        self._lines.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _add(self, line: bytes) -> None:
+        if self._room <= 0:
+            return
+        if self._log is None:  # a run whose rewards are silent has no such file
+            self._log = Log(self._path, self._failed)
+            self._room = LIMIT - (self._path.stat().st_size if self._path.exists() else 0)
+        text = printable(self._masked(line.decode(errors="replace")))[:LINE] + "\n"
+        self._room -= len(text.encode())
+        self._log.add(text if self._room > 0 else f"what rewards print beyond {LIMIT >> 20} MiB is left out\n")
+
+
+FOLDER = "final"
+
+
+def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> bool:
+    """Whether a run said that so many iterations were all, which it does when its models are there."""
+    try:
+        record = status.read(folder)
+    except ValueError:
+        return False
+    there = all((folder / FOLDER / role).is_dir() for role in roles)
+    return record is not None and record.state == "done" and record.iterations == iterations and there
+
+
+def write_models(context: RunContext, folder: Path) -> None:
+    """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is whole. Raises PlanError."""
+    roles = trained(context)
+    if not roles:
+        return
+    aside = durable.aside(folder / FOLDER)
+    try:
+        os.mkdir(aside)
+        try:
+            for role, model in roles.items():
+                _write(context, role, model, aside / role)
+            durable.take_place(aside, folder / FOLDER)
+        finally:
+            if os.path.lexists(aside):
+                durable.delete(aside)
+    except (OSError, SafetensorError) as error:
+        raise PlanError.of("final-model", "the trained models cannot be written", found=str(getattr(error, "strerror", None) or error),
+                           expected=f"room in {folder}", remedy="make room") from error
+
+
+def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
+    """Write one model: what its trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
+    assert model.trainer is not None
+    context.engine.keeper.settle(computing(role))
+    model.trainer.save(folder)
+    if not folder.is_dir():
+        raise OSError(None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder")
+    for name, data in context.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
+        if name != CONFIG[0]:  # the trainer wrote its own
+            path = folder / name
+            path.unlink(missing_ok=True)
+            durable.write(path, [data])
+
+
+ANSWERS = "evaluations"  # of a run, with a file for each evaluation
+
+
+def name_of(iteration: int) -> str:
+    """The file of the evaluation after so many iterations."""
+    return f"{ANSWERS}/after-{iteration:06}.jsonl"
+
+
+@contextlib.contextmanager
+def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
+    """While inside, take the answers to one prompt after another. The file is there when all of them are on the disk, and none where there
+    are none. A disk that refuses them ends nothing: ``failed`` is told, once."""
+    file = _Lines(path)
+
+    def attempt(action: Callable[[], object]) -> None:
+        if file.error is None:
+            try:
+                action()
+            except OSError as error:
+                file.error = error
+                failed(error)
+
+    try:
+        yield lambda answers: attempt(lambda: file.add(answers))
+        attempt(file.finish)
+    finally:
+        file.discard()
+
+
+class _Lines:
+    """A file that is written aside of its name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: OSError | None = None  # what ended the writing
+        self._aside = durable.aside(path)
+        self._file: int | None = None
+
+    def add(self, answers: Mapping[str, Any]) -> None:
+        """A line. Raises OSError."""
+        if self._file is None:
+            durable.make_folder(self.path.parent)
+            self._file = os.open(self._aside, durable.NEW, 0o666)
+        durable.write_all(self._file, memoryview(f"{json.dumps(answers)}\n".encode(errors="backslashreplace")))
+
+    def finish(self) -> None:
+        """Put all lines on the disk, under the file's name. Raises OSError."""
+        if self._file is not None:
+            os.fsync(self._file)
+            durable.move(self._aside, self.path)
+
+    def discard(self) -> None:
+        """Close the file, and remove what is not whole."""
+        if self._file is not None:
+            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.unlink(self._aside)

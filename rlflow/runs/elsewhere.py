@@ -15,7 +15,7 @@ from rlflow.errors import PlanError
 from rlflow.monitoring import status
 from rlflow.runs import directory, identity
 from rlflow.runs.context import RunContext
-from rlflow.runs.home import Lost
+from rlflow.runs.directory import Lost
 from rlflow.runs.loop import Loop
 
 

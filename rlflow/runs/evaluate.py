@@ -19,7 +19,7 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.execution.lanes import Lanes
 from rlflow.rewards.values import ANSWER as PRED
-from rlflow.runs.pass_rates import Answers, repeated_figures
+from rlflow.runs.outcomes import Answers, repeated_figures
 from rlflow.training.protocols import Sampling
 
 CHUNK = 1024  # answers that are sampled at once

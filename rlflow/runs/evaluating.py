@@ -7,28 +7,46 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rlflow.checkpoints import durable, names
+from annotated_types import Ge
+
+from rlflow.author.flow import Flow
+from rlflow.checkpoints import durable, file_names
 from rlflow.checkpoints.folder import of_run, steps
-from rlflow.checkpoints.load import Damaged, Loaded, read
+from rlflow.checkpoints.reading import Damaged, Loaded, read
 from rlflow.config.flags import evaluation_names, sort_rewards
 from rlflow.config.folders import model_folder
-from rlflow.config.roles.dataset import made_up
-from rlflow.config.roles.positions import positions_of
+from rlflow.config.roles.opened_data import made_up
+from rlflow.config.roles.prompt_room import positions_of
 from rlflow.errors import PlanError, listed
-from rlflow.monitoring.names import plainly
+from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.reporter import Reporter
 from rlflow.runs import directory, state
-from rlflow.runs.answer_file import answer_file
-from rlflow.runs.answering import ANSWER, Answering
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext
+from rlflow.runs.depends import other_inputs
+from rlflow.runs.directory import answer_file
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown, unvoted
-from rlflow.runs.inputs import other_inputs
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import newest, prepare_again, read_settings, recorded_values, unchanged_settings
 from rlflow.runs.trust import check_trusted
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How answers are sampled, beside what ``--actor.generate.NAME`` says."""
+
+    max_tokens: Annotated[int, Ge(1)] = 512  # of an answer; at most half of the model's positions, unless it is named
+
+
+def answer(prompts: Any, actor: Any, hp: Any = Answering()) -> None:
+    """Sample an answer to each prompt."""
+    actor.generate(prompts, max_tokens=hp.max_tokens)
+
+
+ANSWER = Flow(answer, trains=False)
+
 
 ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # in the folder of an evaluation
 NO_SETTINGS = ("name", "track", "out")  # flags of a run that an evaluation does not take from it
@@ -115,7 +133,7 @@ def _judges(reward: Any, name: str) -> bool:
 
 def checkpoint_of(folder: Path, iteration: int) -> Loaded:
     """The checkpoint of a run after so many iterations. Raises PlanError where there is none that is whole."""
-    there = {path: number for path in steps(of_run(folder)) if (number := (names.of_step(path.name) or (-1,))[0]) >= 0}
+    there = {path: number for path in steps(of_run(folder)) if (number := (file_names.of_step(path.name) or (-1,))[0]) >= 0}
     path = next((path for path, number in there.items() if number == iteration), None)
     if path is None:
         known = sorted(set(there.values()))

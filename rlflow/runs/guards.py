@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from rlflow.author.batch import Batch
 from rlflow.author.figures import Cause, Figure, Of
 from rlflow.author.node_options import RepeatOptions
+from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
+from rlflow.config.roles.bound import Roles, has_canary
+from rlflow.config.roles.opened_data import split_records
+from rlflow.config.roles.prompt_room import room
+from rlflow.data.dataset import Dataset
+from rlflow.data.faults import Fault, refused, spoken
+from rlflow.data.mixed import prompts_of
+from rlflow.data.pairs import check_pairs, equal_pairs, told
+from rlflow.data.prompts import Prompts
 from rlflow.errors import StageError, listed
+from rlflow.execution.engine import Engine
 from rlflow.execution.summary import IterationSummary
 from rlflow.training.metrics import MERGE_ROUNDING
 
@@ -120,3 +134,97 @@ def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterat
         if count is not None and count < groups:
             tries = figures[Figure(Of.NODE, "tries", node.name)]
             yield f"{node.name}: {count:g} of {groups} groups were kept in {tries:g} tries; these are trained on"
+
+
+ROWS = 4
+CANARY_TOKENS = 64  # tokens of a canary
+ROUNDING = {"bfloat16": 3.0}  # times by which the mean factor may be further from 1 than in float32: tokens of a prompt may be unlikely,
+# and those round by the most. Gemma 3 270M has factors of 1.03 to 1.08 between two engines that are both as close to float32.
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Scores fixed tokens with the trainer and the generator of roles."""
+
+    engine: Engine
+    roles: tuple[str, ...]
+    rows: Batch  # the tokens that are scored, and prompts before them
+    every: int  # iterations from one time to the next
+
+    def __call__(self, iteration: int) -> dict[Figure, float]:
+        """Metrics of each role: the largest and the mean difference of a token's log-prob, and the mean factor between its
+        probabilities."""
+        if self.every == 0 or iteration % self.every:
+            return {}
+        metrics: dict[Figure, float] = {}
+        for role in self.roles:
+            sampler, trainer = self.engine.score(role, self.rows), self.engine.forward(role, ("logprobs",), self.rows)
+            one, other = (self.engine.fetch(batch.select("logprobs")).data["logprobs"].value.double() for batch in (sampler, trainer))
+            apart = (one - other).abs()
+            measured = {"max": apart.max(), "mean": apart.mean(), "factor": apart.exp().mean()}
+            metrics |= {Figure(Of.CANARY, name, role=role): float(value) for name, value in measured.items()}
+        self.engine.finished()
+        return metrics
+
+
+def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:
+    """None where there are no roles to compare, or where no prompt has two tokens."""
+    names = tuple(name for name, role in roles.items() if has_canary(role, options))
+    if not names:
+        return None
+    rows = canary_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
+    return Canary(engine, names, rows, options.canary) if len(rows) else None
+
+
+def canary_rows(prompts: Batch) -> Batch:
+    """Each prompt cut in two: tokens that are read, and tokens that are scored."""
+    tokens = [row[:CANARY_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
+    return Batch.of(prompt_tokens=[row[: len(row) // 2] for row in tokens], tokens=[row[len(row) // 2 :] for row in tokens])
+
+
+def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "float32") -> Iterator[str]:
+    """Warnings of canaries that differ by more than a factor of ``most``, or by what rounding makes of it in a shorter dtype."""
+    allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
+    limit = f"--max-mismatch {most:g}" + (f", with the rounding of {dtype} {allowed:g}" if allowed > most else "")
+    for figure, factor in metrics.items():
+        if figure.name == "factor" and factor > allowed:
+            yield (f"the sampler of role '{figure.role}' scores fixed tokens otherwise than its trainer, by a factor of {factor:.3g} in "
+                   f"the mean ({limit}), log-probs by {metrics[figure._replace(name='max')]:.3g} at most: their dtypes or kernels "
+                   "differ, or a weight did not arrive")
+
+
+SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
+
+
+def screen_records(
+    data: Dataset, graph: Graph, roles: Roles, options: Options, note: Callable[[str], None], begun: bool = False
+) -> tuple[Prompts, Dataset]:
+    """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
+    be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``. Pairs whose responses
+    are the same are told, and refused where all are."""
+    limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
+    training, held_out = split_records(limited, options.held_out)
+    prompts, began = prompts_of(training, options.seed), time.monotonic()
+    asides = held_out.faulty(range(len(held_out)))
+    judged = prompts.check(SECONDS)
+    faults = [*data.faults, *asides.values(), *prompts.faults.values()]
+    total = judged + len(held_out) + len(data.faults)
+    if faults and (len(faults) == total or not begun and options.bad_records == "stop"):
+        raise refused(data.name, in_order(faults), total, limited.room)
+    if faults:
+        note(f"{len(faults)} of {total} records of {data.name} are left out: {spoken(in_order(faults))}")
+    if judged < len(training):
+        note(f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} s; the others are checked "
+             "when they are drawn, and left out where they cannot be used")
+    equal = equal_pairs(data, SECONDS)
+    if not begun:
+        check_pairs(data, equal)
+    if equal:
+        note(told(data, equal))
+    usable = [record for i, record in enumerate(held_out.records) if i not in asides]
+    return prompts, replace(held_out, records=usable)
+
+
+def in_order(faults: Sequence[Fault]) -> list[Fault]:
+    """Faults as their records stand in the data."""
+    return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

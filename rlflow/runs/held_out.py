@@ -15,10 +15,10 @@ from rlflow.compiler.trace.evaluation import RESPONSES
 from rlflow.config.flags import NULL
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_of
-from rlflow.config.roles.models import LoadedModels, make_models
-from rlflow.config.roles.positions import room
+from rlflow.config.roles.bound import BoundRole, Halves, Roles
+from rlflow.config.roles.loaded_models import LoadedModels, make_models
+from rlflow.config.roles.prompt_room import room
 from rlflow.config.roles.rewards import Rewards
-from rlflow.config.roles.roles import BoundRole, Halves, Roles
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import refused, spoken
 from rlflow.errors import PlanError
@@ -26,8 +26,8 @@ from rlflow.execution.engine import Engine, Model
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
+from rlflow.runs.guards import in_order
 from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
-from rlflow.runs.screening import in_order
 from rlflow.training.protocols import Sampling
 
 PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_special_tokens")  # how a role samples that holds in evaluation

@@ -18,19 +18,45 @@ from rlflow.compiler.spans import flat
 from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import Account
+from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Outcome
 from rlflow.monitoring.reporter import Reporter
 from rlflow.runs.bounds import RunTotals
-from rlflow.runs.canary import canary_warnings
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
 from rlflow.runs.evaluate import Accuracy, shown, unvoted
-from rlflow.runs.fates import fate_metrics
-from rlflow.runs.funnel import funnel_metrics, without_funnel
-from rlflow.runs.guards import Guard, loss_warnings, mismatch_warnings, short_repeat_warnings
+from rlflow.runs.guards import Guard, canary_warnings, loss_warnings, mismatch_warnings, short_repeat_warnings
+from rlflow.runs.outcomes import fate_metrics, funnel_metrics, without_funnel
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
-from rlflow.runs.rescue import Between, took_steps
 from rlflow.runs.state import KeptState, MemoryCopy, copied
+
+
+@dataclass(frozen=True)
+class Between:
+    """A run before an iteration, as long as its models have the weights of then."""
+
+    iteration: int
+    cursor: Mapping[str, Any]  # of the prompts
+    scalars: Mapping[str, float]  # that live across iterations
+    versions: Mapping[str, int]  # role → updates behind its weights
+
+    @staticmethod
+    def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
+        """What a run is before an iteration that comes now."""
+        return Between(iteration, cursor, dict(engine.state), {role: model.version for role, model in engine.models.items()})
+
+    def put_back(self, engine: Engine) -> None:
+        """Put back what is not weights: flows set scalars, and updates that took no step have raised versions."""
+        engine.state = dict(self.scalars)
+        for role, version in self.versions.items():
+            engine.models[role].version = version
+
+
+def took_steps(figures: Mapping[Figure, float]) -> bool:
+    """Whether an iteration's updates changed weights. An update that says nothing of its steps may have."""
+    steps = [value for figure, value in figures.items() if figure.of is Of.UPDATE and figure.name == "steps"]
+    return not steps or any(steps)
+
 
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends
 REPORTED = 20  # records left out that are reported with their places

@@ -11,12 +11,12 @@ from typing import Any
 
 from rlflow.author.figures import Cause
 from rlflow.author.loss import Loss
+from rlflow.cluster.cluster_engine import ClusterEngine
 from rlflow.cluster.commit import WorkerFleet, Workers
-from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.in_threads import ThreadFleet
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import FlowSource, Setup
-from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
+from rlflow.cluster.weights.sharded_models import RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.cluster.worker import Worker
 from rlflow.compiler.graph.wire import identity
@@ -28,7 +28,7 @@ from rlflow.compiler.trace.compile import Program, TraceOptions
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in, numbers
-from rlflow.config.roles.roles import model_uses
+from rlflow.config.roles.bound import model_uses
 from rlflow.data.scorer import DataShape, Judged
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead

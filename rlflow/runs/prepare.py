@@ -19,10 +19,10 @@ from rlflow.author.columns import SOURCE
 from rlflow.author.figures import Cause
 from rlflow.author.flow import Flow
 from rlflow.author.node_options import UpdateOptions
-from rlflow.checkpoints.models import small_files
-from rlflow.compiler.check.check import check
+from rlflow.checkpoints.model_files import small_files
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.check.staleness import stale_problems
-from rlflow.compiler.graph.lineage import expected_rows
+from rlflow.compiler.graph.ancestry import expected_rows
 from rlflow.compiler.graph.model import Graph, RoleUse
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.plan import Plan
@@ -33,13 +33,13 @@ from rlflow.config.options import Options
 from rlflow.config.roles import rewards as bound
 from rlflow.config.roles.asking import asking
 from rlflow.config.roles.backends import device_of, numbers
-from rlflow.config.roles.dataset import open_dataset
+from rlflow.config.roles.bound import Roles, bind_roles, folders
 from rlflow.config.roles.environments import Environments, Specs, default_rewards, environments_of, single_rank, wanted_fields
 from rlflow.config.roles.evaluation_sets import open_sets
-from rlflow.config.roles.models import make_models, trainer_alone
-from rlflow.config.roles.positions import boundaries, longest_row
+from rlflow.config.roles.loaded_models import make_models, trainer_alone
+from rlflow.config.roles.opened_data import open_dataset
+from rlflow.config.roles.prompt_room import boundaries, longest_row
 from rlflow.config.roles.replies import reply_problems, stop_problems
-from rlflow.config.roles.roles import Roles, bind_roles, folders
 from rlflow.config.roles.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
@@ -54,16 +54,15 @@ from rlflow.monitoring.reporter import Quiet
 from rlflow.monitoring.secrets import redacted, telling
 from rlflow.processes.clients import outages
 from rlflow.processes.watchdog.beside import Watchdog
-from rlflow.rewards.process import in_worker
-from rlflow.rewards.spec import parse_reward, readers, weights
-from rlflow.runs.beside import reserved_gpus, services_of, with_urls
-from rlflow.runs.canary import canary
+from rlflow.rewards.reward_spec import parse_reward, readers, weights
+from rlflow.rewards.worker_pool import in_worker
 from rlflow.runs.context import EngineInputs, RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
+from rlflow.runs.guards import canary, screen_records
 from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
 from rlflow.runs.planning import PlacedRoles, crowd_warnings, make_plan, place_roles, pool_warnings, settle_evaluation, unclaimed
-from rlflow.runs.screening import screen_records
+from rlflow.runs.run_services import reserved_gpus, services_of, with_urls
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.services.running import Services
 from rlflow.training import pretrained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rlflow.compiler.graph.lineage import expected_rows
+from rlflow.compiler.graph.ancestry import expected_rows
 from rlflow.data.prompts import Prompts
 from rlflow.errors import PlanError, Problem, StageError, Stopped
 from rlflow.runs.context import RunContext

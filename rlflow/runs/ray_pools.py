@@ -17,7 +17,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.config.footprint import footprint
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in
-from rlflow.config.roles.roles import Roles
+from rlflow.config.roles.bound import Roles
 from rlflow.processes.watchdog import private
 from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.runs.context import EngineInputs, Runtime

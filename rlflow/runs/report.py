@@ -11,13 +11,13 @@ from rich.table import Table
 
 from rlflow.errors import printable
 from rlflow.monitoring.explained import pointer
-from rlflow.monitoring.names import accuracies, change, share
+from rlflow.monitoring.metric_names import accuracies, change, share
 from rlflow.monitoring.recorded import recorded
 from rlflow.monitoring.tables import curves
 from rlflow.runs.bounds import PATH, RunTotals, TimeBounds
 from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
-from rlflow.runs.fates import fates_text, run_account
+from rlflow.runs.outcomes import fates_text, run_account
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}

@@ -13,26 +13,25 @@ from typing import Any
 from rlflow.author.load import load_flow
 from rlflow.checkpoints import durable
 from rlflow.checkpoints.folder import FOLDER as CHECKPOINTS
-from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
+from rlflow.checkpoints.reading import Loaded, load_latest
 from rlflow.compiler.graph import wire
 from rlflow.compiler.graph.diff import diff
 from rlflow.compiler.graph.model import HALVES, Graph, Node
+from rlflow.config.backend_names import role_types
 from rlflow.config.flags import ROLE_KEYWORDS, RoleConfig
-from rlflow.config.names import role_types
 from rlflow.config.options import Options
-from rlflow.data.spec import parse_source
+from rlflow.data.data_spec import parse_source
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.monitoring.reporter import Reporter
 from rlflow.monitoring.secrets import MASK
 from rlflow.processes.declare import HEAD, command_from, may_change, short
-from rlflow.rewards.spec import BUILT_IN
-from rlflow.runs import directory, final, state
+from rlflow.rewards.reward_spec import BUILT_IN
+from rlflow.runs import directory, state
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext, RunResult, RunStart
-from rlflow.runs.depends import Dependencies
-from rlflow.runs.home import shown
-from rlflow.runs.inputs import other_inputs, same_inputs
+from rlflow.runs.depends import Dependencies, other_inputs, same_inputs
+from rlflow.runs.directory import shown
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import BEGUN, continue_run, new_folder
 from rlflow.runs.trust import check_trusted
@@ -274,7 +273,7 @@ def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) 
 def _something_left(folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter) -> None:
     """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration and its final models has not."""
     iterations = context.options.iterations
-    if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):
+    if start.iteration != iterations or directory.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)
     reporter.note("all iterations are done; what is left is done now")
 

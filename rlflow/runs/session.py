@@ -18,16 +18,16 @@ from rlflow.monitoring.reporter import Reporter, RunInfo, alarm
 from rlflow.monitoring.secrets import masked
 from rlflow.processes.user_frames import whole
 from rlflow.processes.watchdog.signals import StopSignals
-from rlflow.runs import answer_file, directory, final, identity, proving, state
+from rlflow.runs import directory, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
+from rlflow.runs.directory import Home, Lost, shown
 from rlflow.runs.elsewhere import save_beside, save_lost, texts
-from rlflow.runs.home import Home, Lost, shown
+from rlflow.runs.identity import DigestReader
 from rlflow.runs.loop import Loop
 from rlflow.runs.proof.claims import encoded, summary
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
-from rlflow.runs.weights import DigestReader
 
 BEGUN = RunStart()
 PROOF, PROOF_JSON = "proof.txt", "proof.json"  # what the run has proved of itself: for people, and for `rlflow explain`
@@ -101,7 +101,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
                 result = loop.run(start)
             writer.wait(600.0)
             home.look()
-            final.write_models(context, folder)
+            directory.write_models(context, folder)
             error = _unsaved(writer, home, loop)[0] if writer.missed else ""
         ended = "done"
         return replace(result, shown=home.shown, unsaved=error)
@@ -215,7 +215,7 @@ def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
     """Remove what a process that was killed here left half written."""
     try:
-        for where in (folder, folder / answer_file.ANSWERS):
+        for where in (folder, folder / directory.ANSWERS):
             durable.clear(where)
     except OSError as error:
         reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlflow.checkpoints.roles import PARAMETERS, role_tensors, roles_of, trainer_state
+from rlflow.checkpoints.role_tensors import PARAMETERS, role_tensors, roles_of, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.compiler.graph.model import Op
 from rlflow.compiler.graph.wire import identity

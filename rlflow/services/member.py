@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflow.services.health import unhealthy
-from rlflow.services.process import ServiceProcess, ending
+from rlflow.services.probe import unhealthy
 from rlflow.services.recipes import Recipe
+from rlflow.services.service_process import ServiceProcess, ending
 
 PAUSES = (0.0, 1.0, 5.0)  # seconds before each new start: a process that dies is started anew so many times
 LOOK = 0.1  # seconds between two looks while a service is awaited

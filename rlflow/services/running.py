@@ -19,10 +19,10 @@ from rlflow.processes.addresses import Address
 from rlflow.processes.clients.outages import VARIABLE, Outages
 from rlflow.processes.deadline import LOOK
 from rlflow.processes.declare import HEAD, PORT, Service
-from rlflow.services.health import unhealthy
 from rlflow.services.member import PAUSES, PROBE, Member, Note
-from rlflow.services.process import GRACE, last_lines
+from rlflow.services.probe import unhealthy
 from rlflow.services.recipes import recipe
+from rlflow.services.service_process import GRACE, last_lines
 
 Gpus = Mapping[str, Sequence[str]]  # service → its GPUs
 

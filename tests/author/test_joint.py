@@ -6,7 +6,7 @@ import torch
 import rlflow
 from rlflow import FlowError, flow, loss, row, stage
 from rlflow.author.joint import JointLoss, terms
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.graph import draw
 from rlflow.compiler.graph.diff import diff
 from rlflow.compiler.graph.model import Op

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.config.roles.backends import backend
-from rlflow.config.roles.roles import usual
+from rlflow.config.roles.bound import usual
 from rlflow.errors import PlanError
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec

@@ -17,8 +17,8 @@ from rlflow.backends.local import Trainer
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.vllm.parallel import EngineRank
 from rlflow.checkpoints.export import export
-from rlflow.checkpoints.models import model_files
-from rlflow.checkpoints.roles import role_tensors
+from rlflow.checkpoints.model_files import model_files
+from rlflow.checkpoints.role_tensors import role_tensors
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError

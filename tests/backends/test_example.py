@@ -10,9 +10,9 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.author.settings import fields
 from rlflow.compiler.trace.compile import compile_flow
+from rlflow.config.backend_names import setting_types
 from rlflow.config.flags import sort_values
-from rlflow.config.names import setting_types
-from rlflow.config.roles.roles import bind_roles, half_class
+from rlflow.config.roles.bound import bind_roles, half_class
 from rlflow.training import protocols
 
 NAME = "example.rowwise"

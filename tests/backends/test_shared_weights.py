@@ -16,8 +16,8 @@ from rlflow.backends.local import Generator, Trainer
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
-from rlflow.config.roles.models import make_models
-from rlflow.config.roles.roles import bind_roles, shares_weights
+from rlflow.config.roles.bound import bind_roles, shares_weights
+from rlflow.config.roles.loaded_models import make_models
 from rlflow.training.protocols import ModelSpec, Sampling
 
 PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8, 9]])

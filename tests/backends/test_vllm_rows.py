@@ -4,8 +4,8 @@ import pytest
 
 from rlflow.author.batch import Axis
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.backends.vllm.columns import batch_of, token_column
-from rlflow.backends.vllm.engine import Row, settled
+from rlflow.backends.vllm.generator import batch_of, token_column
+from rlflow.backends.vllm.vllm_engine import Row, settled
 from rlflow.training.protocols import Sampling
 
 EOS = 1

@@ -13,11 +13,11 @@ from rlflow.author.batch import Batch
 from rlflow.author.columns import standard_kind
 from rlflow.author.joint import JointLoss
 from rlflow.backends import local
-from rlflow.config.roles.roles import capabilities
+from rlflow.config.roles.bound import capabilities
 from rlflow.training.learning import RankShare
+from rlflow.training.loss_rows import mask_counts, own_rows
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import ModelSpec, ShowsPieces
-from rlflow.training.rows import mask_counts, own_rows
 
 SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_tokens": 40, "logit_tokens": 7, "warmup": 2}
 # Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the last all that are left.

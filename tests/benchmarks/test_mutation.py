@@ -111,11 +111,11 @@ def test_tests_that_reach_the_line_judge_first_the_cheapest_before_the_dearest_a
 
 
 @pytest.mark.parametrize(("source", "begins"), [
-    ("rlflow/cluster/rpc/wire.py", "tests/cluster/rpc/"), ("rlflow/cluster/nothing/one.py", "tests/cluster/"),
+    ("rlflow/cluster/rpc/column_wire.py", "tests/cluster/rpc/"), ("rlflow/cluster/nothing/one.py", "tests/cluster/"),
     ("rlflow/author/batch.py", "tests/author/test_batch.py::"), ("backends/local/heap.py", "tests/backends/"),
 ])  # fmt: skip
 def test_the_tests_beside_a_source_are_those_of_the_nearest_folder(source, begins):
-    tests = ["tests/cluster/rpc/test_wire.py::a", "tests/cluster/test_load.py::b", "tests/author/test_batch.py::c",
+    tests = ["tests/cluster/rpc/test_column_wire.py::a", "tests/cluster/test_load.py::b", "tests/author/test_batch.py::c",
              "tests/backends/test_x.py::d"]
     assert of_folder(Path(source), tests) == [test for test in tests if test.startswith(begins)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlflow.benchmarks import peer
 from rlflow.benchmarks.cells import PEERS
-from rlflow.benchmarks.process import CellFailed
+from rlflow.benchmarks.measured_process import CellFailed
 
 
 def test_requirements_are_read_without_running_the_file_and_get_the_versions_that_are_here(tmp_path):

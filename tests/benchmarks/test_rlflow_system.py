@@ -10,7 +10,7 @@ import pytest
 
 import rlflow
 from rlflow.benchmarks import rlflow_system
-from rlflow.benchmarks.process import CellFailed, CellProcess
+from rlflow.benchmarks.measured_process import CellFailed, CellProcess
 from rlflow.benchmarks.rlflow_system import System, checkpoints
 
 NULL = {"backend": "null", "prompts": 4, "threads": 1, "hp.samples": 2, "hp.max_tokens": 6, "iterations": 5, "save_every": 2}

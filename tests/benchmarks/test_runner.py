@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlflow.benchmarks.journal import read
-from rlflow.benchmarks.process import CellFailed, CellProcess
+from rlflow.benchmarks.measured_process import CellFailed, CellProcess
 from rlflow.benchmarks.results import block_seconds
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -150,7 +150,7 @@ def test_a_budget_ends_a_comparison_between_turns_and_the_next_goes_on(suite, be
 
 def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
     code = (f"import sys; sys.path[:0] = {sys.path!r}\n"
-            "from pathlib import Path; from rlflow.benchmarks.process import CellProcess\n"
+            "from pathlib import Path; from rlflow.benchmarks.measured_process import CellProcess\n"
             f"cell = CellProcess(sys.executable, Path({str(COUNTING)!r}), Path({str(tmp_path)!r}) / 'log', 60)\n"
             f"cell.ask('prepare', cell={{'flags': {{'iterations': 9, 'seconds': 1, 'hangs': 0}}}}, folder={str(tmp_path)!r}, seed=0)\n"
             "print(cell.process.pid, flush=True)\ncell.ask('iterate', count=1)")

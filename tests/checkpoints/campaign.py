@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from rlflow.checkpoints.load import load_latest
 from rlflow.checkpoints.manifest import decode
+from rlflow.checkpoints.reading import load_latest
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError

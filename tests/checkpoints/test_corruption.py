@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.reading import load_latest, verify
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlflow.checkpoints import durable
 from rlflow.checkpoints.folder import steps
-from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.reading import load_latest, verify
 from rlflow.checkpoints.writer import Writer
 
 pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each

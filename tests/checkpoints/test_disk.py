@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlflow.checkpoints.folder import steps
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 

@@ -11,9 +11,9 @@ import rlflow.data.tasks
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.trainer import Trainer
 from rlflow.checkpoints.export import export
-from rlflow.checkpoints.load import load_latest
-from rlflow.checkpoints.models import model_files
-from rlflow.checkpoints.roles import role_tensors, trainer_state
+from rlflow.checkpoints.model_files import model_files
+from rlflow.checkpoints.reading import load_latest
+from rlflow.checkpoints.role_tensors import role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.checkpoints.writer import Writer
 from rlflow.cli.resume import export_model

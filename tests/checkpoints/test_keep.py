@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.checkpoints.writer import Writer
 
 

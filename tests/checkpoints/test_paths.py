@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlflow.checkpoints.export import export
-from rlflow.checkpoints.load import load_latest, verify
+from rlflow.checkpoints.reading import load_latest, verify
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlflow.checkpoints import state as states
-from rlflow.checkpoints.load import load_latest, verify
-from rlflow.checkpoints.roles import role_tensors, trainer_state
+from rlflow.checkpoints import plain_state as states
+from rlflow.checkpoints.reading import load_latest, verify
+from rlflow.checkpoints.role_tensors import role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError

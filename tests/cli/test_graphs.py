@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlflow.cli.graphs import FORMATS, print_graph
+from rlflow.cli.plan import FORMATS, print_graph
 from rlflow.errors import PlanError
 
 

@@ -2,16 +2,16 @@
 
 from contextlib import contextmanager
 
-from rlflow.cluster.rpc import threads
+from rlflow.cluster.rpc import thread_pool
 
 
 @contextmanager
 def pool_of(*objects, name="all"):
     """A pool with one of the objects on each rank."""
-    pool = threads.thread_pool(name, len(objects))
+    pool = thread_pool.thread_pool(name, len(objects))
     for member, one in zip(pool.actors, objects, strict=True):
         member.host.instance = one
     try:
         yield pool
     finally:
-        threads.close(pool)
+        thread_pool.close(pool)

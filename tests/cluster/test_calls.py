@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.threads import ThreadTransport
+from rlflow.cluster.rpc.thread_pool import ThreadTransport
 from rlflow.cluster.sharding.route import Transfer
 
 

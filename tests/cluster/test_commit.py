@@ -17,9 +17,9 @@ from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.health.monitor import Death, WatchedWorker
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.threads import ThreadTransport
+from rlflow.cluster.rpc.thread_pool import ThreadTransport
 from rlflow.cluster.sharding.shard_map import WorkerId
-from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
+from rlflow.cluster.weights.sharded_models import RemoteModel, RemoteTrainer
 from rlflow.errors import Dead, RemoteError, StageError
 from rlflow.processes.process import Process
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from started import marked, until
 
-from rlflow.monitoring.listening import addresses
+from rlflow.monitoring.doctor import addresses
 from rlflow.processes.watchdog import kin, private
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import rlflow
 from rlflow.author.load import load
-from rlflow.cluster import engine
+from rlflow.cluster import cluster_engine
 from rlflow.cluster.sharding.steps import RankSteps
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.evaluate import shown
@@ -150,7 +150,7 @@ def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
 def test_a_shuffle_within_each_ranks_own_rows_takes_other_steps(tmp_path, alone, monkeypatch):
     """The equality above is not met by whatever trains as many rows in as many steps."""
     here, weights = alone
-    monkeypatch.setattr(engine, "rank_steps", shard_by_shard)
+    monkeypatch.setattr(cluster_engine, "rank_steps", shard_by_shard)
     there, others = run("grpo", tmp_path, pools="all=2@threads", **STEPS)
     assert steps(there) == steps(here)
     assert 1000 * LIMIT < apart(weights["actor"], others["actor"]) < 0.1

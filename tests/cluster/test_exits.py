@@ -14,7 +14,7 @@ import pytest
 from started import marked, until
 
 import rlflow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.processes.watchdog import kin
 
 pytestmark = pytest.mark.slow

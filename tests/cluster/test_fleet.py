@@ -8,7 +8,7 @@ from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.health.controllers import RAYLET, Controllers
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.threads import ThreadTransport
+from rlflow.cluster.rpc.thread_pool import ThreadTransport
 
 
 class Lines:

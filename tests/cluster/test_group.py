@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from rlflow.cluster import group
 from rlflow.cluster.group import backend_of, exchange_texts
-from rlflow.monitoring.listening import addresses
+from rlflow.monitoring.doctor import addresses
 
 
 def rank_that_meets(rank, rendezvous, pipe):

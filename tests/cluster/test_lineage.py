@@ -9,7 +9,7 @@ from planned import planned_as  # noqa: F401, a fixture
 from sources import TESTS
 
 import rlflow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlflow.author.load import load_flow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.config.flags import flat
 from rlflow.errors import StageError
 from rlflow.monitoring.reporter import Quiet

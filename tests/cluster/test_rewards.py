@@ -19,20 +19,20 @@ from rlflow.author.columns import SOURCE, row, text
 from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load_flow
 from rlflow.cluster.calls import Calls, ShardLedger
-from rlflow.cluster.engine import _on_common_axes
+from rlflow.cluster.cluster_engine import _on_common_axes
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.worker import Worker
 from rlflow.config.flags import flat
-from rlflow.config.roles.dataset import open_dataset
+from rlflow.config.roles.bound import bind_roles
+from rlflow.config.roles.opened_data import open_dataset
 from rlflow.config.roles.rewards import ModelReward, RewardNames, Rewards
-from rlflow.config.roles.roles import bind_roles
 from rlflow.execution.engine import HERE
-from rlflow.execution.health import health
+from rlflow.execution.row_figures import health
 from rlflow.runs.api import resolve_config
+from rlflow.runs.directory import FILE
 from rlflow.runs.planning import place_roles
 from rlflow.runs.pools import worker_setups
 from rlflow.runs.prepare import compile_with_data, trace_options
-from rlflow.runs.printed import FILE
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 

@@ -10,10 +10,10 @@ import rlflow
 from rlflow import PlanError
 from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load_flow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.config.roles import models
+from rlflow.config.roles import loaded_models
 from rlflow.errors import Stopped
 from rlflow.execution.engine import Model
 from rlflow.monitoring.reporter import Quiet
@@ -127,7 +127,7 @@ def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_di
             version = model.version if next(newest) else max(model.version - 1, 0)
             model.generator.receive(iter(made[version].items()), version)
 
-    monkeypatch.setattr(models, "shares_weights", lambda role, options: False)  # a generator of which the weights can be older
+    monkeypatch.setattr(loaded_models, "shares_weights", lambda role, options: False)  # a generator of which the weights can be older
     monkeypatch.setattr(Model, "stale", True)  # so that it is asked for each time
     monkeypatch.setattr(Model, "synchronise", lagging)
     lines, weights = told(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)

@@ -1,6 +1,6 @@
 """Bytes between processes are counted by what they are, each once."""
 
-from rlflow.cluster.traffic import Traffic
+from rlflow.cluster.calls import Traffic
 
 
 def test_each_byte_is_told_once():

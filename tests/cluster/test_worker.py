@@ -11,7 +11,7 @@ import rlflow.data.tasks
 from rlflow import StageError
 from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load
-from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.sharding.shard_map import RemoteColumn
 from rlflow.execution.engine import Chunks
 from rlflow.training.protocols import Sampling

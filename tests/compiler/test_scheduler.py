@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rlflow.author.node_options import NodeOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.passes.lanes import lanes
-from rlflow.compiler.passes.prune import prune
+from rlflow.compiler.passes.prune import prune, reuse
 from rlflow.compiler.passes.rank import rank
-from rlflow.compiler.passes.reuse import reuse
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Scheduler, StartNode
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlflow.backends import local, null
 from rlflow.config.flags import flat, parse_flags, read_flags, read_toml, sort_values
-from rlflow.config.roles.roles import class_types, settings
+from rlflow.config.roles.bound import class_types, settings
 from rlflow.errors import PlanError
 
 

@@ -8,7 +8,7 @@ from rlflow.author.verbs import GENERATE, UPDATE, unknown_setting
 from rlflow.cli.check import check_flow, roles_of
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
-from rlflow.config.roles.roles import bind_roles
+from rlflow.config.roles.bound import bind_roles
 from rlflow.errors import PlanError
 
 SHORT = {"samples": "hp.samples", "beta": "hp.beta", "clip": "hp.clip", "epochs": "hp.epochs", "minibatch": "hp.minibatch",

@@ -6,11 +6,11 @@ from rlflow.author.load import algorithms_folder, load_flow
 from rlflow.author.settings import described, fields
 from rlflow.cli.check import check_flow
 from rlflow.cluster.submit.target import JobSettings
-from rlflow.config.names import SHIPPED, setting_types
+from rlflow.config.backend_names import SHIPPED, setting_types
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
 from rlflow.processes.declare import ServiceSettings
-from rlflow.rewards.environments.spec import Bounds
+from rlflow.rewards.environments.environment_spec import Bounds
 
 ANY = {  # numbers that may be whatever they are: scores and covariances have no range, and staleness has a rule of its own
     "clip_cov.cov_low", "clip_cov.cov_high", "critique.correct", "prime.correct", "vapo.correct", "topr.baseline", "Options.staleness",

@@ -5,9 +5,9 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow, check_names
 from rlflow.compiler.graph.model import RoleUse
+from rlflow.config.backend_names import SHIPPED, role_types, setting_types, untouched
 from rlflow.config.flags import sort_values
-from rlflow.config.names import SHIPPED, role_types, setting_types, untouched
-from rlflow.config.roles.roles import Halves, bind
+from rlflow.config.roles.bound import Halves, bind
 from rlflow.errors import PlanError
 
 ACTOR = RoleUse("actor", trained=True, generates=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.data.data_preview import preview
 from rlflow.data.encode import TokenizerEncoder
 from rlflow.data.ends import CHAT, TEXT, ends_of
-from rlflow.data.preview import preview
 from rlflow.data.source import open_data
 
 

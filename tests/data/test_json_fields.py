@@ -17,7 +17,7 @@ from rlflow.cli.check import check_flow
 from rlflow.data import open_data
 from rlflow.data.json_fields import Wanted, choose_fields, given_back, packed
 from rlflow.rewards import RewardPool, bind, parse_reward
-from rlflow.rewards.spec import wanted
+from rlflow.rewards.reward_spec import wanted
 
 FILE = '''
 import asyncio

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, row, stage, text, token, truncated_weights
 from rlflow.execution.account import WITH_GROUP
-from rlflow.training.rows import broken_columns, group_of, with_groups
+from rlflow.training.loss_rows import broken_columns, group_of, with_groups
 
 STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "joined", "up")  # what a shape's steps are drawn from
 SHAPES = {

@@ -16,7 +16,7 @@ from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.backends.null import Generator
 from rlflow.execution.engine import Asking
 from rlflow.execution.episodes import Episodes, Speech
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.protocols import ModelSpec, Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

@@ -15,7 +15,7 @@ from keyed import keyed
 from rlflow import StageError, flow, group, loss, repeat, stage
 from rlflow.author.load import load
 from rlflow.backends.null import Score
-from rlflow.cluster.rpc.wire import pack, unpack
+from rlflow.cluster.rpc.column_wire import pack, unpack
 from rlflow.compiler.passes import plan
 from rlflow.errors import SkipIteration, Stopped
 from rlflow.execution import lookahead as ahead

@@ -6,7 +6,7 @@ import torch
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import standard_kind
 from rlflow.execution.engine import CallOptions, LocalEngine, Model
-from rlflow.execution.moved import MOVED, ROWS, after_one_step
+from rlflow.execution.store import MOVED, ROWS, after_one_step
 from rlflow.execution.tally import known
 
 NOW = -3.0

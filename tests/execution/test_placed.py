@@ -10,7 +10,7 @@ from rlflow import choose, flow, loss, repeat, row, stage, token
 from rlflow.compiler.passes import plan
 from rlflow.compiler.plan import Streaming
 from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.runs.fates import fates_text
+from rlflow.runs.outcomes import fates_text
 
 TRAINED = End(Fate.TRAINED, "actor.update")
 

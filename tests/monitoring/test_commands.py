@@ -16,7 +16,7 @@ import pytest
 from rlflow.monitoring import status
 from rlflow.monitoring.doctor import reach, token_line
 from rlflow.monitoring.follow import follow
-from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.plain_display import Plain
 from rlflow.monitoring.tables import settings, sparkline
 from rlflow.processes.interfaces import Interface
 from rlflow.processes.process import Process

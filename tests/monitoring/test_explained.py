@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlflow.cli.explain import explain_run
+from rlflow.cli.watch import explain_run
 from rlflow.monitoring.explained import as_json, explanation, pointer
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlflow.monitoring.listening import addresses, listening, processes, unmapped
+from rlflow.monitoring.doctor import addresses, listening, processes, unmapped
 
 SERVER = ("import socket, sys\ns = socket.create_server((sys.argv[2], 0))\nprint(s.getsockname()[1], flush=True)\nsys.stdin.read()")
 

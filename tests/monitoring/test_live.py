@@ -14,7 +14,7 @@ from rich.console import Console
 from rlflow.monitoring.frame import Frame, draw, figures, spoken
 from rlflow.monitoring.live import Live, lively
 from rlflow.monitoring.outputs import make_reporter
-from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.plain_display import Plain
 from rlflow.monitoring.reporter import Several
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -2,7 +2,7 @@
 
 import json
 
-from rlflow.monitoring.played import last_episode
+from rlflow.monitoring.tables import last_episode
 
 
 def samples(folder, *rows):

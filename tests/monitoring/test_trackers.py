@@ -15,10 +15,9 @@ from keyed import figures
 from rlflow.errors import PlanError
 from rlflow.monitoring import trackers
 from rlflow.monitoring.outputs import make_reporter
-from rlflow.monitoring.plain import Plain
+from rlflow.monitoring.plain_display import Plain
 from rlflow.monitoring.reporter import Several
-from rlflow.monitoring.tensorboard_files import markdown
-from rlflow.monitoring.trackers import Background
+from rlflow.monitoring.trackers import Background, markdown
 from rlflow.monitoring.wandb_runs import has_key
 from rlflow.processes.watchdog import launcher
 

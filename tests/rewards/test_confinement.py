@@ -13,8 +13,8 @@ from rlflow.data import gym
 from rlflow.processes.sandbox import kernel, probe
 from rlflow.rewards import RewardPool, bind, parse_reward, plain
 from rlflow.rewards.confinement import Confinement
-from rlflow.rewards.pool import _verdict
-from rlflow.rewards.process import Died, WorkerProcess
+from rlflow.rewards.reward_pool import _verdict
+from rlflow.rewards.worker_pool import Died, WorkerProcess
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

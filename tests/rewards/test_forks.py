@@ -12,7 +12,7 @@ import pytest
 from rlflow import Batch
 from rlflow.processes.watchdog import kin
 from rlflow.rewards import RewardPool, bind, frames, parse_reward
-from rlflow.rewards.process import Died, WorkerProcess
+from rlflow.rewards.worker_pool import Died, WorkerProcess
 
 FORKING = '''
 import os, subprocess, sys, threading, time

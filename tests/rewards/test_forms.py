@@ -12,7 +12,7 @@ import rlflow
 from rlflow.data import open_data
 from rlflow.rewards import RewardPool, bind, parse_reward
 from rlflow.rewards.forms import OPENRLHF, VERL, by_batch, by_row, form_of
-from rlflow.rewards.spec import wanted
+from rlflow.rewards.reward_spec import wanted
 from rlflow.rewards.text import reads
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

@@ -19,7 +19,7 @@ from processes import until
 from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
 from rlflow.rewards.confinement import Confinement
-from rlflow.rewards.pool import computed
+from rlflow.rewards.reward_pool import computed
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

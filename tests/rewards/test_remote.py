@@ -13,7 +13,7 @@ from rlflow import PlanError
 from rlflow.data import open_data
 from rlflow.rewards import RewardPool, RewardSpec, bind, parse_reward, score_all
 from rlflow.rewards.remote import BATCH, IN_FLIGHT
-from rlflow.rewards.spec import wanted
+from rlflow.rewards.reward_spec import wanted
 
 
 def asked(url, *completions, timeout=20.0):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.rewards import pool
+from rlflow.rewards import reward_pool
 from rlflow.rewards.reward import held
 from rlflow.rewards.values import KEY, LARGEST, OTHERS, number, verdict
 
@@ -18,7 +18,7 @@ ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.te
 @given(st.dictionaries(st.text() | st.integers() | st.just("score"), ANYTHING))
 def test_of_a_dictionary_the_score_counts_and_other_finite_numbers_stand_beside_it(returned):
     found = verdict(returned)
-    assert pool._verdict(found, built_in=False) == found
+    assert reward_pool._verdict(found, built_in=False) == found
     if isinstance(found, list):
         assert found == verdict(returned["score"]) if "score" in returned else found[0] == "type"
         return
@@ -45,8 +45,8 @@ def test_a_dictionary_without_a_score_is_missing(returned, cause, says):
     {"score": 1.0, "others": {"a": 1.0}, "more": 1},
 ])  # fmt: skip
 def test_what_no_worker_sends_is_no_verdict(reply):
-    with pytest.raises(pool.Died):
-        pool._verdict(reply, built_in=False)
+    with pytest.raises(reward_pool.Died):
+        reward_pool._verdict(reply, built_in=False)
 
 
 class Array:
@@ -69,7 +69,7 @@ def test_a_number_that_float32_cannot_hold_is_missing_by_that_cause(returned):
     cause, message = verdict(returned)
     assert cause == "overflow"
     assert "which float32 cannot hold" in message
-    assert pool._verdict([cause, message], built_in=False) == [cause, message]
+    assert reward_pool._verdict([cause, message], built_in=False) == [cause, message]
 
 
 def test_the_largest_numbers_that_float32_holds_are_scores():

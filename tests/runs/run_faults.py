@@ -24,7 +24,7 @@ import torch
 import rlflow
 import rlflow.data.tasks
 from rlflow.author.load import load_flow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.cli.main import main
 from rlflow.execution import executor
 from rlflow.monitoring.outputs import make_reporter

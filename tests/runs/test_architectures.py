@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 import rlflow
 from rlflow.author.batch import Batch
 from rlflow.backends.local import Trainer
-from rlflow.checkpoints.load import load_latest
-from rlflow.checkpoints.roles import trainer_state
+from rlflow.checkpoints.reading import load_latest
+from rlflow.checkpoints.role_tensors import trainer_state
 from rlflow.training.protocols import ModelSpec
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from run_faults import BAD, MARK, command, content, left_over, marked, small, un
 
 import rlflow
 from rlflow.author import verbs
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import StageError
 from rlflow.execution import summary
 from rlflow.monitoring.reporter import Quiet

@@ -10,7 +10,7 @@ from keyed import figures
 import rlflow
 from rlflow.author.batch import Batch
 from rlflow.backends import local
-from rlflow.runs.canary import canary_rows, canary_warnings
+from rlflow.runs.guards import canary_rows, canary_warnings
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

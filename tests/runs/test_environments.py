@@ -17,7 +17,7 @@ from rlflow.author.load import load_flow
 from rlflow.config.flags import flat
 from rlflow.errors import PlanError, StageError
 from rlflow.monitoring.outputs import make_reporter
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume

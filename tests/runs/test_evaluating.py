@@ -12,12 +12,11 @@ import rlflow
 from rlflow import PlanError
 from rlflow.cli.eval import table
 from rlflow.cli.main import called
-from rlflow.config.roles.positions import positions_of
+from rlflow.config.roles.prompt_room import positions_of
 from rlflow.monitoring.recorded import recorded
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs.answering import Answering
 from rlflow.runs.evaluate import shown
-from rlflow.runs.evaluating import evaluate_folder, evaluate_run, with_rewards, without_sets
+from rlflow.runs.evaluating import Answering, evaluate_folder, evaluate_run, with_rewards, without_sets
 from rlflow.runs.resume import fork, resume
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

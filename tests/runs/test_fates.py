@@ -6,7 +6,7 @@ import pytest
 from keyed import keyed
 
 from rlflow.execution.account import Account, Count, End, Fate
-from rlflow.runs.fates import fate_metrics, fates_text, run_account
+from rlflow.runs.outcomes import fate_metrics, fates_text, run_account
 
 
 def account():

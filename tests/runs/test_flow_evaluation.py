@@ -9,7 +9,7 @@ from keyed import figures
 
 import rlflow
 from rlflow.monitoring.history import summarised
-from rlflow.monitoring.plain import accuracy
+from rlflow.monitoring.plain_display import accuracy
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.report import summary
 from rlflow.runs.resume import resume

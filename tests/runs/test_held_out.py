@@ -13,7 +13,7 @@ from rlflow.author.settings import override
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.options import Options
-from rlflow.config.roles.roles import bind_roles
+from rlflow.config.roles.bound import bind_roles
 from rlflow.data.source import open_data
 from rlflow.monitoring.recorded import recorded, sampled_share
 from rlflow.runs.held_out import usable_sets

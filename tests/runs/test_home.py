@@ -12,7 +12,7 @@ import pytest
 from run_faults import MODEL, at, command, content, differences, in_child, metrics, run
 
 import rlflow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError
 from rlflow.monitoring import status
 from rlflow.monitoring.outputs import make_reporter

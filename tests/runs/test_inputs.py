@@ -19,12 +19,12 @@ from rlflow.data import open_data
 from rlflow.data.encode import Wording
 from rlflow.errors import PlanError
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs import identity, resume, weights
+from rlflow.runs import identity, resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.depends import Sources, find_dependencies
+from rlflow.runs.identity import DigestReader, compare_weights, digest, weight_file
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
-from rlflow.runs.weights import DigestReader, compare_weights, digest, weight_file
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
@@ -272,7 +272,7 @@ def test_all_files_that_others_may_have_touched_are_read_and_it_is_said_where_th
     before = {name: file.with_digest(digest(paths[name]) if name != "b" else "0" * 64) for name, file in now.items()}
     before |= {"gone": before["a"]}
     for large, lines in ((1500, []), (1499, [r"reading 1\.0 GiB of weights", r"read them in 0 s"])):
-        monkeypatch.setattr(weights, "LARGE", large)
+        monkeypatch.setattr(identity, "LARGE", large)
         said = []
         files, changes = compare_weights(before, now, paths, said.append)
         assert [re.match(line, text) is not None for line, text in zip(lines, said, strict=True)] == [True] * len(lines)

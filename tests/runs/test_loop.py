@@ -7,7 +7,7 @@ import pytest
 
 from rlflow import RANK0, flow, loss, row, scalar, stage
 from rlflow.author.load import load_flow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError, RemoteError, StageError
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import elsewhere, report, resume

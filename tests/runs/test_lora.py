@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import rlflow
 from rlflow.checkpoints.export import export
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
 from rlflow.monitoring.reporter import Quiet

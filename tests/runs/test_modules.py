@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlflow.runs.modules import imports, meaning
+from rlflow.runs.trust import imports, meaning
 
 
 def written(folder, **files):

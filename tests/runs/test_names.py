@@ -11,8 +11,8 @@ from rlflow.author.figures import Of
 from rlflow.monitoring.funnel import funnel_lines
 from rlflow.monitoring.history import summarised
 from rlflow.monitoring.keys import by_figure, read
-from rlflow.monitoring.names import plainly, renamed
-from rlflow.monitoring.plain import progress
+from rlflow.monitoring.metric_names import plainly, renamed
+from rlflow.monitoring.plain_display import progress
 
 FLOW = """
 from rlflow import RANK0, choose, flow, loss, row, stage

@@ -8,7 +8,7 @@ from sources import ROOT, sources
 from rlflow.author.load import load_flow
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
-from rlflow.config.roles.roles import bind_roles
+from rlflow.config.roles.bound import bind_roles
 from rlflow.runs.planning import place_roles
 
 ONCE = runpy.run_path(str(ROOT / "benchmarks" / "once.py"))

@@ -9,7 +9,7 @@ from rlflow.author.load import load_flow
 from rlflow.cli.plan import options_of
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import parse_flags
-from rlflow.config.roles.roles import bind_roles
+from rlflow.config.roles.bound import bind_roles
 from rlflow.errors import PlanError
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import place_roles

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.runs.pass_rates import Answers, majority, majority_at, pass_at, powers_of_two, repeated_figures
+from rlflow.runs.outcomes import Answers, majority, majority_at, pass_at, powers_of_two, repeated_figures
 
 VOTES = st.sampled_from(["4", "5", "6", None])
 

@@ -7,7 +7,7 @@ from rlflow.algorithms.critique import critique
 from rlflow.algorithms.debate import debate
 from rlflow.algorithms.grpo import grpo
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.config.roles.roles import bind_roles
+from rlflow.config.roles.bound import bind_roles
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import evaluation_roles, unclaimed
 

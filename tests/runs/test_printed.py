@@ -8,8 +8,8 @@ import pytest
 import rlflow
 from rlflow import StageError
 from rlflow.monitoring.secrets import remember
-from rlflow.runs import printed
-from rlflow.runs.printed import FILE, Printed
+from rlflow.runs import directory
+from rlflow.runs.directory import FILE, Printed
 
 
 def failed(error):
@@ -53,7 +53,7 @@ def test_silent_rewards_leave_no_file_and_secrets_are_masked(tmp_path):
 
 
 def test_the_file_ends_at_its_limit_also_where_a_run_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(printed, "LIMIT", 100)
+    monkeypatch.setattr(directory, "LIMIT", 100)
     for _ in range(2):
         heard = Printed(tmp_path, failed)
         for _ in range(50):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from sources import ROOT
 
 import rlflow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError, StageError
 from rlflow.monitoring.explained import explanation
 from rlflow.runs.proof.claims import Claim

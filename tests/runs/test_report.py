@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from rlflow.runs.home import shown
+from rlflow.runs.directory import shown
 from rlflow.runs.report import _answers
 
 

@@ -7,13 +7,13 @@ from sources import ROOT
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.reading import load_latest
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.options import Options
 from rlflow.data import open_data
 from rlflow.errors import PlanError
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs import resume, screening
+from rlflow.runs import guards, resume
 
 
 class Heard(Quiet):
@@ -45,7 +45,7 @@ def without_models(poisoned):
 @pytest.fixture
 def unchecked(monkeypatch):
     """As where data are too many to be checked before the run."""
-    monkeypatch.setattr(screening, "SECONDS", -1.0)
+    monkeypatch.setattr(guards, "SECONDS", -1.0)
 
 
 def notes(folder):
@@ -112,7 +112,7 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
 def test_cut_and_resumed_with_bad_records_within_a_run_ends_the_same(without_models, monkeypatch):
     straight = rlflow.run("grpo", **{**without_models, "iterations": 6}, name="straight").folder
     cuts = {cut: rlflow.run("grpo", **{**without_models, "iterations": cut}, name=f"cut-{cut}").folder for cut in (1, 2, 4)}
-    monkeypatch.setattr(screening, "SECONDS", 60.0)  # now the check finds it, and must not stop the run
+    monkeypatch.setattr(guards, "SECONDS", 60.0)  # now the check finds it, and must not stop the run
     for cut, folder in cuts.items():
         heard = Heard()
         resume.resume(folder, {"iterations": 6}, heard)
@@ -140,9 +140,9 @@ def test_pairs_of_equal_responses_are_told_and_refused_where_all_are(rejected, t
     graph, heard = compile_flow(flow, flow.parameters.hp).graph, []
     arguments = (data, graph, {}, Options(held_out=0), heard.append)
     if rejected == "ab":
-        screening.screen_records(*arguments)
+        guards.screen_records(*arguments)
     else:
         with pytest.raises(PlanError, match="all 2 pairs of"):
-            screening.screen_records(*arguments)
-        screening.screen_records(*arguments, begun=True)
+            guards.screen_records(*arguments)
+        guards.screen_records(*arguments, begun=True)
     assert ["have the same ids in both responses" in note for note in heard] == [True]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.compiler.spans import RankSpan, Span
-from rlflow.runs.timeline import RANKS, Timeline
+from rlflow.runs.records import RANKS, Timeline
 
 
 def rows(events):

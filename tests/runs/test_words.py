@@ -16,7 +16,7 @@ from rlflow.compiler.preview.sizes import Assumed, Sizes
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import FlowError
 from rlflow.monitoring.reporter import Quiet
-from rlflow.rewards.spec import parse_reward
+from rlflow.rewards.reward_spec import parse_reward
 from rlflow.rewards.values import number
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare

@@ -9,9 +9,9 @@ from rlflow import loss
 from rlflow.author.batch import Batch
 from rlflow.author.joint import JointLoss
 from rlflow.training.learning import OptimizerStep, Passes, learn
+from rlflow.training.loss_rows import NO_LOSS, broken_columns
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
-from rlflow.training.rows import NO_LOSS, broken_columns
 
 
 class Engine:

@@ -86,7 +86,7 @@ def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_cod
 
 
 def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
-    found = {ast.unparse(key).strip("'"): ast.unparse(value) for node in source(Path("backends/vllm/engine.py")).nodes
+    found = {ast.unparse(key).strip("'"): ast.unparse(value) for node in source(Path("backends/vllm/vllm_engine.py")).nodes
              if isinstance(node, ast.Dict) for key, value in zip(node.keys, node.values, strict=True) if key}  # fmt: skip
     assert found["trust_remote_code"] == "False"
     assert found["load_format"] == "'safetensors'"

@@ -8,12 +8,11 @@ import torch
 
 from rlflow import clipped_gain, loss
 from rlflow.author.batch import Batch
-from rlflow.training.learning import OptimizerStep, Passes, RankShare, learn, learn_shares, steps, together
+from rlflow.training.learning import OptimizerStep, Passes, RankShare, learn, learn_shares, steps, together, token_funnel, watch
+from rlflow.training.loss_rows import mask_counts
 from rlflow.training.metrics import Meter
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
-from rlflow.training.rows import mask_counts
-from rlflow.training.signal import token_funnel, watch
 
 ROWS = 6
 

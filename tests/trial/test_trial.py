@@ -10,7 +10,7 @@ from planned import planned_as  # noqa: F401, a fixture
 import rlflow
 from rlflow import PlanError
 from rlflow.author.load import load_flow
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 
 HERE = Path(__file__).parent
 EMA = HERE.parent / "execution" / "ema.py"

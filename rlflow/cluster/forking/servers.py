@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow.cluster.forking import client
+from rlflow.cluster.forking.fork_server import ROOM, SLOT
 from rlflow.cluster.forking.request import Request, send
-from rlflow.cluster.forking.server import ROOM, SLOT
 from rlflow.processes.children import Child
 from rlflow.processes.watchdog import kin
 
-SERVER = "rlflow.cluster.forking.server"
+SERVER = "rlflow.cluster.forking.fork_server"
 BACKLOG = 256  # processes that may ask while the server imports
 APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}  # variables that no import reads
 KEPT = 2  # servers at a time: runs that take turns with different numbers of threads need one each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from rlflow.author.source import call_place
+from rlflow.author.source_lines import call_place
 from rlflow.errors import FlowError, Problem
 
 

@@ -12,10 +12,10 @@ from fractions import Fraction
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rlflow.author.source import call_place
-from rlflow.cluster.job.layout import Layout, Need, RoleNeeds, counted, laid, parts
-from rlflow.cluster.job.roles import Group
-from rlflow.cluster.job.start import RoleStart, Started, Terms, start
+from rlflow.author.source_lines import call_place
+from rlflow.cluster.job.job_roles import Group
+from rlflow.cluster.job.job_start import RoleStart, Started, Terms, start
+from rlflow.cluster.job.rank_layout import Layout, Need, RoleNeeds, counted, laid, parts
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import FlowError, Problem, listed, nearest
 

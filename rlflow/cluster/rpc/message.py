@@ -19,9 +19,9 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.figures import Figure, Of
+from rlflow.cluster.rpc.column_wire import pack, unpack
 from rlflow.cluster.rpc.parcels import Parcel
 from rlflow.cluster.rpc.shared_memory import SharedFrame
-from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics
 
 Index = NDArray[np.int64]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
+from rlflow.cluster.rpc.column_wire import BatchFrame, unpack
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
-from rlflow.cluster.rpc.wire import BatchFrame, unpack
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 Parcel = Payload | SharedFrame
@@ -25,7 +25,7 @@ def size_of(parcel: Parcel) -> int:
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
-    """The batch, or some of its rows, as bytes (`rlflow.cluster.rpc.wire`); whole numbers as int32 where they fit."""
+    """The batch, or some of its rows, as bytes (`rlflow.cluster.rpc.column_wire`); whole numbers as int32 where they fit."""
     return BatchFrame(batch, rows, narrow=True).written().numpy()
 
 

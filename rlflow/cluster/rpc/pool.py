@@ -10,12 +10,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
+from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.cluster.rpc.host import ERA
 from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.rank_transport import Answers, CallFailed, Gone, RankTransport, is_answered
 from rlflow.cluster.rpc.replies import content
 from rlflow.cluster.rpc.sockets import LARGEST, PendingCalls, Sockets
-from rlflow.cluster.rpc.wire import BatchFrame
 from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows

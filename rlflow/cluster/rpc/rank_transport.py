@@ -1,5 +1,5 @@
 """RankTransport: how a pool's calls reach its ranks and how their answers come back. There are two: Ray's actors
-(`rlflow.cluster.rpc.actor`), and threads of this process (`rlflow.cluster.rpc.threads`).
+(`rlflow.cluster.rpc.actor`), and threads of this process (`rlflow.cluster.rpc.thread_pool`).
 
 A transport starts a method of a rank's ``Host`` and gives a reference, which stands for an answer that may still be computed. What a
 reference is depends on the transport.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.copy_on_write import FileMemory
-from rlflow.cluster.rpc.wire import BatchFrame
+from rlflow.cluster.rpc.column_wire import BatchFrame
 
 LIMIT = 1 << 30  # most bytes of shared memory of one sender
 SMALL = 16 << 10  # bytes of a frame up to which it goes along with the call: as much as many of them may together (`sockets.LARGEST`)

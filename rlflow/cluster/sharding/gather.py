@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlflow.author.batch import LONG, Batch, Data
 from rlflow.author.copy_on_write import file_memory
+from rlflow.cluster.rpc.column_wire import runs
 from rlflow.cluster.rpc.parcels import widened
-from rlflow.cluster.rpc.wire import runs
 
 Part = tuple[Batch, Tensor | None]  # columns, and which of their rows; None: all, in their order
 

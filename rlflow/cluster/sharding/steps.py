@@ -11,9 +11,9 @@ from torch import Tensor
 from rlflow.cluster.rpc.message import Index
 from rlflow.cluster.sharding.split import balanced
 from rlflow.training.learning import Passes, steps
+from rlflow.training.loss_rows import WITH_GROUP, with_groups
 from rlflow.training.minibatches import units_of
 from rlflow.training.objective import Means
-from rlflow.training.rows import WITH_GROUP, with_groups
 
 StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]  # tokens, rows and, of several losses, those of each
 

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlflow.cluster.rpc.wire import viewed
+from rlflow.cluster.rpc.column_wire import viewed
 from rlflow.cluster.weights.same_ranks import storages
 from rlflow.execution.engine import Model
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.layout import TensorShard, WeightLayout, join
 from rlflow.training.weight_sync.mailbox import Mailbox
-from rlflow.training.weight_sync.plan import TransferPlan
 from rlflow.training.weight_sync.planner import BUCKET, make_plan
 from rlflow.training.weight_sync.segment import SharedFile, machine
 from rlflow.training.weight_sync.shards import held
+from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import Parcels, TransferError, Transport
 
 Shards = dict[str, TensorShard]  # tensor → the part of it on one rank

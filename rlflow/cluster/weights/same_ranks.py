@@ -19,10 +19,10 @@ from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.handles import Handles
 from rlflow.training.weight_sync.layout import HELD, TensorShard, WeightLayout, join
-from rlflow.training.weight_sync.plan import TransferPlan
 from rlflow.training.weight_sync.planner import make_plan
 from rlflow.training.weight_sync.segment import Segment, machine
 from rlflow.training.weight_sync.shards import TensorViews, held
+from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import AllToAll, Transport
 
 How = Literal["auto", "segment", "alltoall", "gather"]

@@ -17,9 +17,9 @@ from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.weights.endpoints import Offer, Offers
 from rlflow.cluster.weights.same_ranks import How
 from rlflow.processes.deadline import Deadline
-from rlflow.training.weight_sync.plan import TransferPlan, firsts
 from rlflow.training.weight_sync.planner import BUCKET
 from rlflow.training.weight_sync.segment import check_machines
+from rlflow.training.weight_sync.transfer_plan import TransferPlan, firsts
 
 if TYPE_CHECKING:
     from rlflow.cluster.worker import Worker

@@ -18,7 +18,7 @@ from rlflow.author.joint import LossTerm, terms
 from rlflow.author.loss import Loss
 from rlflow.author.node_options import UpdateOptions
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.lineage import Merge, merge
+from rlflow.compiler.graph.ancestry import Merge, merge
 from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
-from rlflow.compiler.graph.lineage import ahead_of_training, sources
+from rlflow.compiler.graph.ancestry import ahead_of_training, sources
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed

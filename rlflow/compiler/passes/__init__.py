@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.passes.lanes import lanes
-from rlflow.compiler.passes.prune import prune
+from rlflow.compiler.passes.prune import prune, reuse
 from rlflow.compiler.passes.rank import rank
-from rlflow.compiler.passes.reuse import reuse
 from rlflow.compiler.passes.stream import stream
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Plan, Streaming

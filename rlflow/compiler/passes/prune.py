@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.graph.model import Column, Input, Node, Op
-from rlflow.compiler.passes.records import RECORDED, judged, last, of_policies
+from rlflow.compiler.passes.recording import RECORDED, judged, last, of_policies
 from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
@@ -40,3 +42,18 @@ def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
     """Whether the joined column that an input becomes a part of is read."""
     return Column(node.id, item.parameter.partition(".")[2]) in needed
 
+
+def reuse(plan: Plan) -> Plan:
+    """The last forward of a role before its first update, over the same rows. Not where another update comes between: memory would
+    hold the graphs of both."""
+    nodes = [plan.graph.nodes[i] for i in plan.live]
+    first = next((node for node in nodes if node.writes), None)
+    before = [node for node in nodes if first and node.op in FORWARDS and node.role == first.role and node.id < first.id]
+    if first is None or first.op is not Op.UPDATE or first.rows != "row" or not before or before[-1].axis != first.axis:
+        return replace(plan, notes=(*plan.notes, PassNote("reuse", "no update begins with a forward that was made before")))
+    if before[-1].id in plan.in_pieces:
+        return replace(plan, notes=(*plan.notes, PassNote("reuse", f"{before[-1].name} is in pieces, so {first.name} begins anew")))
+    rows = first.options(UpdateOptions).minibatch
+    ahead = {before[-1].id: float(rows) if rows is not None else math.inf}
+    upto = f" of at most {rows} rows" if rows is not None else ""
+    return replace(plan, ahead=ahead, notes=(*plan.notes, PassNote("reuse", f"{first.name} begins with {before[-1].name}{upto}")))

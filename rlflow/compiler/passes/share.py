@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from rlflow.compiler.graph.lineage import expected_groups, expected_rows
+from rlflow.compiler.graph.ancestry import expected_groups, expected_rows
 from rlflow.compiler.graph.model import Graph, Op
 from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 

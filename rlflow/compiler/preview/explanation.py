@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlflow.compiler.byte_sizes import MemoryItem, ModelFootprint
 from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.passes.lanes import room_of
 from rlflow.compiler.passes.rank import COST
@@ -17,7 +18,6 @@ from rlflow.compiler.preview.sizes import Assumed, ComputedTokens, NodeRows, Siz
 from rlflow.compiler.preview.waves import Pair, WaveNode, pairs, steps
 from rlflow.compiler.residency_schedule import MemorySchedule
 from rlflow.compiler.simulate import Simulation, simulate
-from rlflow.compiler.sizes import MemoryItem, ModelFootprint
 from rlflow.errors import Problem
 
 PROCESS = "this process"  # where everything is without pools

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rlflow.author.columns import Kind, Level
 from rlflow.author.node_options import GenerateOptions
-from rlflow.compiler.graph.lineage import expected_groups, expected_rows, line
+from rlflow.compiler.graph.ancestry import expected_groups, expected_rows, line
 from rlflow.compiler.graph.model import Column, Graph, Input, Node
 from rlflow.compiler.placement import SIZES, TYPICAL
 

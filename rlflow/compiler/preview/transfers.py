@@ -5,11 +5,11 @@ As dense decoders are usually cut: what an engine really does is traced when it 
 
 from __future__ import annotations
 
-from rlflow.compiler.sizes import ModelFootprint
+from rlflow.compiler.byte_sizes import ModelFootprint
 from rlflow.training.weight_sync.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.training.weight_sync.layout import WeightLayout
-from rlflow.training.weight_sync.plan import TransferPlan
 from rlflow.training.weight_sync.planner import make_plan
+from rlflow.training.weight_sync.transfer_plan import TransferPlan
 
 
 def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:

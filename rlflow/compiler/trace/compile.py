@@ -22,7 +22,7 @@ from rlflow.compiler.trace.tracer import STATE, Context, Tracer
 from rlflow.errors import FlowError, Place, Problem, listed
 
 if TYPE_CHECKING:
-    from rlflow.rewards.environments.spec import EnvironmentSpec
+    from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 

@@ -14,12 +14,12 @@ from rlflow.author.signature import ColumnParameter
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.author.words import COLUMNS, column_meant
-from rlflow.compiler.graph.lineage import line
+from rlflow.compiler.graph.ancestry import line
 from rlflow.compiler.graph.model import Column, Graph, Node, Op, Output, RowAxis
 from rlflow.errors import Place, Problem, listed, nearest
 
 if TYPE_CHECKING:
-    from rlflow.rewards.environments.spec import EnvironmentSpec
+    from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 
 def missing(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlflow.author.columns import PROMPT_ID, Kind, Level
 from rlflow.author.signature import REQUIRED
-from rlflow.author.source import call_place
+from rlflow.author.source_lines import call_place
 from rlflow.author.verbs import VERBS
 from rlflow.compiler.graph.model import SETTING, Column, Input, Node, RowAxis
 from rlflow.compiler.trace import rules

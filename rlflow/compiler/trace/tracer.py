@@ -28,17 +28,17 @@ from rlflow.author.node_options import (
 )  # fmt: skip
 from rlflow.author.scope import AskWay, current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
-from rlflow.author.source import call_place, definition_place, digest
+from rlflow.author.source_lines import call_place, definition_place, digest
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
-from rlflow.compiler.graph.lineage import Merge, line, merge
+from rlflow.compiler.graph.ancestry import Merge, line, merge
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import rules
 from rlflow.compiler.trace.symbols import CallSettings, ColumnSource, RecordedGraph, SymbolicBatch, call_settings
 from rlflow.errors import FlowError, Place, Problem
 
 if TYPE_CHECKING:
-    from rlflow.rewards.environments.spec import EnvironmentSpec
+    from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them
 NO_OPTIONS = NodeOptions()

@@ -15,15 +15,15 @@ from rlflow.author.node_options import AskOptions
 from rlflow.compiler.graph.model import Graph
 from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.flags import RunConfig
-from rlflow.config.roles.dataset import true_or_false
+from rlflow.config.roles.bound import Roles
 from rlflow.config.roles.environments import by_role
-from rlflow.config.roles.roles import Roles
+from rlflow.config.roles.opened_data import true_or_false
 from rlflow.config.roles.tool_prompts import told_of_tools
 from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Asked, Asking
-from rlflow.rewards.environments.spec import EnvironmentSpec
+from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.jinja", "tokenizer_config.json")  # what decides token ids
 

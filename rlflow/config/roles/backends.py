@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlflow.config.names import module_name, no_backend
+from rlflow.config.backend_names import module_name, no_backend
 from rlflow.errors import PlanError
 
 

@@ -13,9 +13,9 @@ from rlflow.data.json_fields import Wanted
 from rlflow.errors import PlanError
 from rlflow.processes.clients import outages
 from rlflow.rewards.confinement import Confinement
-from rlflow.rewards.environments.pool import EnvironmentPool
-from rlflow.rewards.environments.spec import EnvironmentSpec, parse_environment
-from rlflow.rewards.process import Hear
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
+from rlflow.rewards.environments.environment_spec import EnvironmentSpec, parse_environment
+from rlflow.rewards.worker_pool import Hear
 
 Specs = Mapping[str, EnvironmentSpec]  # by role; by an empty name that of whichever role samples
 

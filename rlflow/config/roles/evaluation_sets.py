@@ -9,13 +9,13 @@ from typing import Any
 
 from rlflow.config.flags import SET
 from rlflow.config.options import Options
-from rlflow.config.roles.dataset import SHARED, data_settings, own_settings
+from rlflow.config.roles.opened_data import SHARED, data_settings, own_settings
+from rlflow.data.data_spec import parse_source, parse_sources
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import Encoder
 from rlflow.data.fields import FIELDS
 from rlflow.data.json_fields import Wanted
 from rlflow.data.source import open_data, unchanged
-from rlflow.data.spec import parse_source, parse_sources
 from rlflow.errors import PlanError
 
 FIGURES = ("sampled", "greedy", "score")  # names of metrics beside those of the sets

@@ -15,8 +15,8 @@ from rlflow.author.verbs import OF_EPISODES
 from rlflow.data.scorer import Judged
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.rewards.reward import Reward, submit_all
+from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.spec import RewardSpec
 
 SAMPLED = ("completion", "finish")  # row columns that a sampled answer has beside those of its prompt
 

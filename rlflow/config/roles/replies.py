@@ -15,7 +15,7 @@ from rlflow.data.chat import QUESTION, ChatTemplate, check_variables
 from rlflow.data.controls import unwritable
 from rlflow.data.ends import NONE, Variables, ends_of, template_of
 from rlflow.errors import PlanError, Problem, listed
-from rlflow.rewards.environments.spec import EnvironmentSpec
+from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 from rlflow.training import pretrained
 
 Folders = Mapping[str, str | Path | None]  # by role

@@ -20,23 +20,23 @@ from rlflow.compiler.trace.arguments import role_names
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import backend, numbers
+from rlflow.config.roles.bound import half_class
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.judging import HeldOutJudge, check_judge, no_judge
-from rlflow.config.roles.roles import half_class
+from rlflow.data.data_spec import parse_sources
 from rlflow.data.json_fields import Wanted
 from rlflow.data.scorer import Judged
-from rlflow.data.spec import parse_sources
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, merged
 from rlflow.processes.clients import outages
 from rlflow.rewards.confinement import Confinement
-from rlflow.rewards.pool import RewardPool
-from rlflow.rewards.process import Hear
 from rlflow.rewards.reward import OF_SUM, Reward, Scores, bind, held, same_fields, submit_all, sum_up
-from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, wanted
+from rlflow.rewards.reward_pool import RewardPool
+from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, wanted
 from rlflow.rewards.text import reads
 from rlflow.rewards.vocabulary import check_same
+from rlflow.rewards.worker_pool import Hear
 from rlflow.training.protocols import ModelSpec, Trainer
 
 

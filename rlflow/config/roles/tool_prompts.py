@@ -13,7 +13,7 @@ from rlflow.config.roles.environments import Specs, by_role
 from rlflow.data.encode import Encoder, TokenizerEncoder
 from rlflow.data.tool_template import check_folder
 from rlflow.errors import PlanError, Problem
-from rlflow.rewards.environments.spec import EnvironmentSpec
+from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 if TYPE_CHECKING:
     from rlflow.data.dataset import Dataset

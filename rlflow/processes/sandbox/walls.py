@@ -6,9 +6,45 @@ import glob
 import math
 import os
 import resource
-from collections.abc import Sequence
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
 
-from rlflow.processes.sandbox import interpreter, kernel, limits
+from rlflow.processes.sandbox import kernel, limits
+
+OWN = "rlflow"  # begins the names of this project's packages, in which tasks lie with their answers
+SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/null",
+          "/dev/urandom", "/dev/random", "/sys/devices/system/cpu")  # fmt: skip
+
+
+def packages() -> list[str]:
+    """The folders of installed packages."""
+    paths = sysconfig.get_paths()
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return list(dict.fromkeys([paths["purelib"], paths["platlib"], *site.getsitepackages(), *user]))
+
+
+def readable() -> Iterator[str]:
+    """Files and folders: the interpreter's own modules, the system's libraries, and each installed package but this project's."""
+    paths = sysconfig.get_paths()
+    yield from SYSTEM
+    yield from glob.glob(os.path.join(sys.base_prefix, "lib", "*.so*"))
+    for folder in dict.fromkeys([paths["stdlib"], paths["platstdlib"]]):
+        yield from _entries(folder, ("site-packages", "dist-packages"))
+    for folder in packages():
+        yield from _entries(folder)
+
+
+def listed() -> list[str]:
+    """Folders whose names may be listed, which an import does."""
+    return [*packages(), sysconfig.get_paths()["stdlib"]]
+
+
+def _entries(folder: str, without: tuple[str, ...] = ()) -> Iterator[str]:
+    if os.path.isdir(folder):
+        yield from (os.path.join(folder, name) for name in os.listdir(folder) if name not in without and not name.startswith(OWN))
+
 
 GPUS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 CACHE = 16 << 20  # most bytes of a file that a scorer's libraries write
@@ -50,7 +86,7 @@ def around_code(folder: str, megabytes: int, seconds: float) -> None:
     ``megabytes``: of memory. ``seconds``: for which each core may work for it."""
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
-    kernel.only_read([folder, *interpreter.readable()], interpreter.listed())
+    kernel.only_read([folder, *readable()], listed())
     limits.take({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: OPEN, resource.RLIMIT_DATA: megabytes << 20,
                  resource.RLIMIT_CPU: math.ceil(seconds) * (os.cpu_count() or 1) + 1})  # fmt: skip
     kernel.refuse(ALONE, forks=False, arguments=(*kernel.OUTLIVING, *kernel.UNCOUNTED))

@@ -14,8 +14,8 @@ from rlflow.author.joint import JointLoss
 from rlflow.execution.computed import with_numbers
 from rlflow.runs.proof.rehearsal import RecordedUpdate
 from rlflow.training.learning import loss_columns, only_masked
+from rlflow.training.loss_rows import learnable, mask_counts, own_rows
 from rlflow.training.objective import MinibatchTotals, New, row_weights, weighted_sum
-from rlflow.training.rows import learnable, mask_counts, own_rows
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of the response
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from rlflow.errors import PlanError
 from rlflow.training.weight_sync.boxes import Box, lengths, volume
 from rlflow.training.weight_sync.layout import TensorShard
-from rlflow.training.weight_sync.plan import Leg, Round, TransferPlan
 from rlflow.training.weight_sync.shards import TensorViews
+from rlflow.training.weight_sync.transfer_plan import Leg, Round, TransferPlan
 from rlflow.training.weight_sync.transport import TransferError, Transport
 from rlflow.training.weight_sync.verify import Verifier
 

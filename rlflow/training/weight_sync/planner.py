@@ -16,7 +16,7 @@ import numpy as np
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.training.weight_sync.boxes import Box, overlap, volume
 from rlflow.training.weight_sync.layout import Spread, WeightLayout, check_tiles, width
-from rlflow.training.weight_sync.plan import Bucket, Item, Moves, Numbers, Template, TransferPlan, by_rank
+from rlflow.training.weight_sync.transfer_plan import Bucket, Item, Moves, Numbers, Template, TransferPlan, by_rank
 
 BUCKET = 64 << 20  # bytes
 SHARE = 4  # a piece or part above 1 / SHARE of a bucket is cut, so that buckets fill well

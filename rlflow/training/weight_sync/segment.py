@@ -24,7 +24,7 @@ from torch import Tensor
 from rlflow.errors import PlanError
 from rlflow.processes.process import Process, boot
 from rlflow.training.weight_sync.exchange import exchange
-from rlflow.training.weight_sync.plan import Round
+from rlflow.training.weight_sync.transfer_plan import Round
 from rlflow.training.weight_sync.transport import summed
 
 HEAD = 64  # bytes before the slots: of each, the version of what is in it

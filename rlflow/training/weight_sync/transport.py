@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlflow.training.weight_sync.plan import Round
+from rlflow.training.weight_sync.transfer_plan import Round
 
 
 class TransferError(RuntimeError):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rlflow.benchmarks.cells import PEERS
-from rlflow.benchmarks.process import CellProcess
+from rlflow.benchmarks.measured_process import CellProcess
 
 
 @pytest.mark.long

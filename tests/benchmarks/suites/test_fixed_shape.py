@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 import rlflow
 from rlflow.benchmarks.suites.fixed_shape import FIXED, LENGTHS, LONG, PROMPTS, make
-from rlflow.checkpoints.models import weight_files
+from rlflow.checkpoints.model_files import weight_files
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from rlflow import FlowError
 from rlflow.cluster.job import here as module
 from rlflow.cluster.job.here import Here, here, settle
-from rlflow.cluster.job.start import seated
+from rlflow.cluster.job.job_start import seated
 
 ALL = Here("mine", "actor", 0, 3, 0, 0, 0, 0, "10.0.0.1:29500")
 

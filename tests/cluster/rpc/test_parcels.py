@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from rlflow.author.batch import Batch
 from rlflow.cluster.rpc import parcels
+from rlflow.cluster.rpc.column_wire import WireError, unpack
 from rlflow.cluster.rpc.parcels import Post, opened, packed
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame
-from rlflow.cluster.rpc.wire import WireError, unpack
 
 FAR = 1 << 40  # needs more than 32 bits
 

@@ -11,7 +11,7 @@ from members import pool_of
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import row
-from rlflow.cluster.rpc import threads
+from rlflow.cluster.rpc import thread_pool
 from rlflow.cluster.rpc.parcels import Post
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import PlanError, RemoteError
@@ -77,7 +77,7 @@ class Large:
 @pytest.mark.parametrize("bad", [None, 0, 1])
 def test_a_pool_is_made_when_all_of_its_objects_are(bad):
     with ranks_of(2) as pool:
-        threads.make(pool, Large, [(rank == bad,) for rank in range(2)])
+        thread_pool.make(pool, Large, [(rank == bad,) for rank in range(2)])
         if bad is None:
             assert pool.made(60.0).result() == [None, None]
         else:

@@ -15,9 +15,9 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.copy_on_write import file_memory, lent
+from rlflow.cluster.rpc.column_wire import BatchFrame, pack, unpack
 from rlflow.cluster.rpc.parcels import Post
 from rlflow.cluster.rpc.shared_memory import HEAD, OPEN, WASTE, SharedFrame, SharedInbox, SharedOutbox, rounded
-from rlflow.cluster.rpc.wire import BatchFrame, pack, unpack
 
 
 def numbers(count, first=0):
@@ -92,7 +92,7 @@ import torch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedInbox, SharedOutbox
-from rlflow.cluster.rpc.wire import BatchFrame
+from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.author.columns import Kind, Level
 outbox, inbox, rows = SharedOutbox(), SharedInbox(), []
 at = outbox.post(BatchFrame(Batch(Axis.fresh(9000), {"x": Data(Kind(Level.ROW, "float32"), torch.ones(9000))})))
@@ -275,7 +275,7 @@ import torch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedOutbox
-from rlflow.cluster.rpc.wire import BatchFrame
+from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.author.columns import Kind, Level
 outbox = SharedOutbox()
 at = outbox.post(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))

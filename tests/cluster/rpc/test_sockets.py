@@ -11,7 +11,7 @@ import pytest
 from rlflow.cluster.rpc.pool import Future, Pool, SocketFuture, WorkerId
 from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.sockets import CONNECTIONS, LARGEST, PendingCalls, Sockets, listen
-from rlflow.cluster.rpc.threads import ThreadTransport
+from rlflow.cluster.rpc.thread_pool import ThreadTransport
 from rlflow.errors import Dead, Late, RemoteError
 
 KEY = b"of this run"

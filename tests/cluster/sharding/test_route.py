@@ -10,7 +10,7 @@ from rlflow import Batch
 from rlflow.cluster.rpc import parcels
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
-from rlflow.cluster.sharding.store import ShardStore
+from rlflow.cluster.sharding.shard_store import ShardStore
 
 FEW = settings(deadline=None, max_examples=60)
 RANKS = st.integers(1, 8)

@@ -7,7 +7,7 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.compiler.check.chance import unseeded
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 
 NUMBERS = itertools.count()
 FLOW = '''

@@ -9,11 +9,11 @@ import torch
 
 from rlflow import loss
 from rlflow.author.load import load_flow
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.check.influence import has_gradient, influential, moved
 from rlflow.compiler.check.losses import column_kinds
 from rlflow.compiler.trace.compile import TraceOptions
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 NUMBERS = itertools.count()
 HEAD = '''

@@ -1,7 +1,7 @@
 """Stages with side effects are warned of, each once, with what a checkpoint holds of them."""
 
 from rlflow import compare, flow, loss, repeat, stage, truncated_weights
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 
 
 @stage(pure=False)

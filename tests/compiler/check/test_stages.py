@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlflow import ALL, RANK0, flow, loss, repeat, row, scalar, stage, text, token
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 
 CALLED = []
 

@@ -6,10 +6,10 @@ import torch
 from rlflow import PlanError, compare, flow, loss, stage
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.roles.rewards import unweighted
-from rlflow.rewards.spec import parse_reward
+from rlflow.rewards.reward_spec import parse_reward
 
 
 @stage(gives="advantages")

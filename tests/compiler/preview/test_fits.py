@@ -94,7 +94,7 @@ def test_what_only_wastes_is_warned_of(planned_as, line, warned):
 
 def test_the_page_has_a_line_for_every_code():
     sources = ("compiler/preview/fits.py", "runs/preview.py", "compiler/placement.py", "compiler/check/staleness.py",
-               "compiler/residency_schedule.py", "compiler/passes/residency.py", "config/roles/positions.py", "runs/planning.py")
+               "compiler/residency_schedule.py", "compiler/passes/residency.py", "config/roles/prompt_room.py", "runs/planning.py")
     found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (ROOT / "rlflow" / file).read_text())}
     found -= {"model-folder", "memory-proof"}
     page = (ROOT / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]

@@ -9,9 +9,9 @@ import rlflow.data.tasks
 from rlflow.author.load import load_flow
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.settings import TrainerSettings
+from rlflow.compiler.byte_sizes import ModelFacts, ModelFootprint
 from rlflow.compiler.graph.model import Op
 from rlflow.compiler.preview.sizes import Assumed, Sizes
-from rlflow.compiler.sizes import ModelFacts, ModelFootprint
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.training.protocols import ModelSpec
 

@@ -7,7 +7,7 @@ from rich.filesize import decimal
 
 import rlflow.data.tasks
 from rlflow.cli.plan import weights
-from rlflow.compiler.sizes import ModelFacts
+from rlflow.compiler.byte_sizes import ModelFacts
 from rlflow.training.weight_sync.kinds import flat, tensor_parallel
 from rlflow.training.weight_sync.planner import make_plan
 

@@ -11,7 +11,7 @@ from rlflow.author.node_options import AskOptions, RepeatOptions, ShownOptions, 
 from rlflow.compiler.graph.model import Column, Op
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow, trace
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 
 @loss

@@ -6,7 +6,7 @@ from sources import TESTS
 
 from rlflow import choose, flow, loss, row, stage, text
 from rlflow.author.load import load_flow
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.graph import draw
 from rlflow.compiler.graph.diff import diff
 from rlflow.compiler.graph.wire import identity, pack, unpack

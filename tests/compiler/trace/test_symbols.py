@@ -7,7 +7,7 @@ import pytest
 from rlflow import flow
 from rlflow.author.columns import row, scalar
 from rlflow.author.signature import REQUIRED
-from rlflow.compiler.check.check import check
+from rlflow.compiler.check.checker import check
 from rlflow.compiler.graph.model import Column, Input, Node, Op
 from rlflow.compiler.trace.symbols import ColumnSource, SymbolicColumn, call_settings
 from rlflow.errors import FlowError

@@ -14,11 +14,11 @@ from rlflow.author.columns import text
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.roles.asking import asking
-from rlflow.config.roles.roles import bind_roles
+from rlflow.config.roles.bound import bind_roles
 from rlflow.data import open_data
 from rlflow.data.encode import TokenizerEncoder
 from rlflow.errors import PlanError
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 MODEL = TASKS / "arithmetic_model"
 

@@ -11,7 +11,7 @@ from rlflow.cli.check import check_flow as judged_file
 from rlflow.compiler.graph.model import RoleUse
 from rlflow.config.flags import sort_values
 from rlflow.config.roles.backends import backend, keep_whole_products
-from rlflow.config.roles.roles import Halves, bind
+from rlflow.config.roles.bound import Halves, bind
 from rlflow.errors import PlanError
 
 FROZEN, TRAINED = RoleUse("reference"), RoleUse("actor", trained=True, generates=True)

@@ -13,7 +13,7 @@ from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.roles.replies import reply_problems, stop_problems
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_spec import parse_environment
 from rlflow.runs.prepare import kept_files
 
 MODEL = TASKS / "arithmetic_model"

@@ -20,8 +20,8 @@ from rlflow.data.encode import ByteEncoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
 from rlflow.errors import PlanError
 from rlflow.execution.episodes import Episodes, Speech
-from rlflow.rewards.environments.pool import EnvironmentPool
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
+from rlflow.rewards.environments.environment_spec import parse_environment
 from rlflow.training.protocols import Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.checkpoints import names
+from rlflow.checkpoints import file_names
 from rlflow.processes.watchdog import kin
 from rlflow.processes.watchdog.board import Board
 from rlflow.processes.watchdog.dog import (
@@ -135,15 +135,15 @@ def told(dog, folder, **status):
 def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_path, capfd):
     told(dog, tmp_path)
     for iteration, revision in ((2, 1), (10, 1), (10, 2), (11, 1)):
-        (tmp_path / "checkpoints" / names.step(iteration, revision)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / file_names.step(iteration, revision)).mkdir(parents=True)
         if iteration < 11:  # the last one is not whole
-            (tmp_path / "checkpoints" / names.step(iteration, revision) / names.MANIFEST).touch()
+            (tmp_path / "checkpoints" / file_names.step(iteration, revision) / file_names.MANIFEST).touch()
     with dog.board.during("judge", 12, 1.0):
         dog.look("S", TICK)
         dog.stop(FAILED, "because")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
-    assert found["error"] == f"because\nsaved as {names.step(10, 2)}; go on with: rlflow resume runs/mine"
+    assert found["error"] == f"because\nsaved as {file_names.step(10, 2)}; go on with: rlflow resume runs/mine"
     assert capfd.readouterr().err == found["error"] + "\n"
     assert [path.name for path in tmp_path.glob(".status*")] == []
 

@@ -6,7 +6,7 @@ import pytest
 from hung_clock import HungClock
 from scenarios import spec_of
 
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
 
 
 @pytest.fixture

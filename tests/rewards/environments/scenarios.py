@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 FILE = Path(__file__).with_name("scripted.py")
 

@@ -13,9 +13,9 @@ from rlflow.training.weight_sync.boxes import Box, lengths
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.kinds import Cut, flat, replicated, sharded
 from rlflow.training.weight_sync.layout import Spread, WeightLayout
-from rlflow.training.weight_sync.plan import TransferPlan
 from rlflow.training.weight_sync.planner import make_plan
 from rlflow.training.weight_sync.shards import ShardView, TensorViews, dtype_name, from_flat
+from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import Parcels
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

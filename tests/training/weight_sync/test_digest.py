@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strategies import bits_of, layouts, part, strided
 
 from rlflow.training.weight_sync.boxes import whole
-from rlflow.training.weight_sync.digest import coefficients, digest, wrapped
+from rlflow.training.weight_sync.verify import coefficients, digest, wrapped
 
 shapes = st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple)
 

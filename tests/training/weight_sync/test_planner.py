@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from strategies import Case, World, cases, part
 
 from rlflow.errors import PlanError
-from rlflow.training.weight_sync.digest import bits
 from rlflow.training.weight_sync.kinds import Cut, replicated, sharded, tensor_parallel
 from rlflow.training.weight_sync.layout import Spread, TensorShard, WeightLayout, join
-from rlflow.training.weight_sync.plan import Stats
 from rlflow.training.weight_sync.planner import make_plan, wire
+from rlflow.training.weight_sync.transfer_plan import Stats
 from rlflow.training.weight_sync.transport import TransferError
+from rlflow.training.weight_sync.verify import bits
 
 
 @settings(max_examples=25, deadline=None)

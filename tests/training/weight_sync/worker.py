@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from rlflow.cluster.weights.same_ranks import first_that_opens, ways
 from rlflow.errors import PlanError
 from rlflow.training.weight_sync.boxes import lengths
-from rlflow.training.weight_sync.digest import bits
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.handles import Handles
 from rlflow.training.weight_sync.kinds import flat, replicated, row_parallel, tensor_parallel
@@ -22,6 +21,7 @@ from rlflow.training.weight_sync.planner import make_plan
 from rlflow.training.weight_sync.segment import ROOT, Segment
 from rlflow.training.weight_sync.shards import ShardView, TensorViews, from_dtensor, from_flat, held, pieces_of
 from rlflow.training.weight_sync.transport import AllToAll, TransferError
+from rlflow.training.weight_sync.verify import bits
 
 RUN = f"test {os.getpid()}"  # of the process that the ranks are forks of
 WAYS = {"alltoall": AllToAll, "segment": lambda: Segment(RUN), "handles": lambda: Handles("cpu")}

@@ -14,8 +14,8 @@ import pytest
 from websockets.sync.server import serve
 
 from rlflow.rewards.environments.adapters.openenv import OpenEnvSession
-from rlflow.rewards.environments.pool import STRICT, EnvironmentPool, Failure
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_pool import STRICT, EnvironmentPool, Failure
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 SERVER = Path(__file__).parents[1] / "openenv_server.py"
 

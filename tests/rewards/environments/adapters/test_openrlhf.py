@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlflow.rewards.environments.adapters.openrlhf import Agent
-from rlflow.rewards.environments.pool import EnvironmentPool
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 FILE = Path(__file__).parents[1] / "openrlhf_agent.py"
 

@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from rlflow.rewards.environments.adapters.skyrl_gym import Gym
-from rlflow.rewards.environments.pool import EnvironmentPool
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 
 def test_turns_have_the_rewards_of_the_environment_until_it_ends():

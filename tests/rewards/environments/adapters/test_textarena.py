@@ -3,8 +3,8 @@
 from contextlib import closing
 
 from rlflow.rewards.environments.adapters.textarena import Game
-from rlflow.rewards.environments.pool import EnvironmentPool, Failure
-from rlflow.rewards.environments.spec import parse_environment
+from rlflow.rewards.environments.environment_pool import EnvironmentPool, Failure
+from rlflow.rewards.environments.environment_spec import parse_environment
 
 
 def pool(**settings):

@@ -3,9 +3,9 @@
 import pytest
 
 from rlflow.processes.sandbox import probe
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
+from rlflow.rewards.environments.environment_spec import parse_environment
 from rlflow.rewards.environments.shipped.python import Python
-from rlflow.rewards.environments.spec import parse_environment
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

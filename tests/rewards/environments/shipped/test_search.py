@@ -5,9 +5,9 @@ import json
 import pytest
 from servers import serving
 
-from rlflow.rewards.environments.pool import EnvironmentPool
+from rlflow.rewards.environments.environment_pool import EnvironmentPool
+from rlflow.rewards.environments.environment_spec import parse_environment
 from rlflow.rewards.environments.shipped.search import Corpus, Search
-from rlflow.rewards.environments.spec import parse_environment
 
 
 @pytest.fixture

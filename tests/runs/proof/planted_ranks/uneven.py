@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from rlflow.backends import local
-from rlflow.training.rows import mask_counts
+from rlflow.training.loss_rows import mask_counts
 
 Generator = local.Generator
 

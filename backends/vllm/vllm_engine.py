@@ -1,0 +1,321 @@
+"""vLLM's engine in this process, stepped by us: rows come out token by token, and weights go in between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlflow.author.seeds import signed, uniforms_at
+from rlflow.backends.local.sampling import inverse, truncated
+from rlflow.backends.vllm.parallel import EngineRank
+from rlflow.backends.vllm.settings import GeneratorSettings
+from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, leave_memory, prepared
+from rlflow.errors import PlanError, listed
+from rlflow.training.protocols import ModelSpec, Sampling
+
+
+def installed(runner: Any) -> bool:
+    """Have this model runner's rows drawn so. False where it is vLLM's newer one, which runs on GPUs alone: its noise is a function of a
+    row's seed and the token's place as it is."""
+    sampler = getattr(runner.sampler, "topk_topp_sampler", None)
+    if sampler is None:
+        return False
+    sampler.forward = functools.partial(_drawn, runner)
+    return True
+
+
+def told(seed: int) -> dict[str, int]:
+    """The extra arguments of a request from which the runner's sampler takes the row's chance."""
+    return {"seed": signed(seed)}
+
+
+def _drawn(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
+    """The tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary], of logits that are divided by the
+    temperature. Also of rows whose prompt is not read to its end, for which it means nothing and is thrown away.
+
+    The rows of a step are those of one call of ``generate``, which samples all alike."""
+    rows = [runner.requests[name] for name in runner.input_batch.req_ids]
+    asked = rows[0].sampling_params
+    logprobs = truncated(logits, asked.top_k, asked.top_p).log_softmax(-1, dtype=torch.float32)
+    uniform = uniforms_at([row.sampling_params.extra_args["seed"] for row in rows], [len(row.output_token_ids) for row in rows])
+    return inverse(logprobs, uniform.to(logits.device)), logprobs
+
+
+CPU_CACHE = 256 << 20  # bytes
+LIVE = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}  # layers that compute with their weights as they are stored
+Stops = Callable[[list[int]], bool]  # whether the newest token of a row ends it
+
+
+@dataclass
+class Row:
+    """One response as it grows."""
+
+    tokens: list[int] = field(default_factory=list)  # ids sampled so far
+    logprobs: list[float] = field(default_factory=list)  # of each token
+    versions: list[int] = field(default_factory=list)  # updates behind the weights with which each token was sampled
+    ended: bool = False  # whether the response is whole
+    stopped: bool = False  # whether it ended by itself, and not by its length
+    scored: list[float] = field(default_factory=list)  # log-probs of the prompt's tokens but the first, where they were asked for
+
+    def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
+        """Add what a step gave, up to the token that ``stops``, if any does."""
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            self.versions.append(version)
+            if stops(self.tokens):
+                return True
+        return False
+
+
+class VllmEngine:
+    """One rank's worker of an engine."""
+
+    def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
+        self.seat = EngineRank.taken(settings.tensor_parallel)
+        with prepared(spec.device, **self.seat.variables(spec.device)):
+            self.vllm = imported(spec.device)
+            keep_groups()
+            know(architectures)
+            if spec.device == "cpu":
+                leave_memory()
+                keep_weights_live()
+                self.seat.name_segments()
+            self.llm = self._started(spec, settings)
+        self.seat.drop_segments()
+        self.seat.check_group()
+        self.direct = live(self.module)
+        self.draws = installed(self.llm.model_executor.driver_worker.worker.model_runner)
+        self.version = 0
+        self._names = itertools.count()
+        self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
+        self._going, self._limit = threading.Event(), 0.0  # until when a pause may last
+        self._going.set()
+        try:
+            self.answers()
+        except RuntimeError as error:  # what vLLM has no kernel for ends a first step
+            raise refused(spec, error) from error
+
+    def _started(self, spec: ModelSpec, settings: GeneratorSettings) -> Any:
+        arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs(**self._arguments(spec, settings))
+        try:
+            return importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
+        except (ValueError, AssertionError, NotImplementedError) as error:
+            raise refused(spec, error) from error
+
+    def _arguments(self, spec: ModelSpec, settings: GeneratorSettings) -> dict[str, Any]:
+        cpu = spec.device == "cpu"
+        cache = settings.kv_cache_memory_bytes or (CPU_CACHE if cpu else None)
+        return {
+            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31,
+            "trust_remote_code": False, "load_format": "safetensors", "skip_tokenizer_init": True, "generation_config": "vllm",
+            "use_tqdm_on_load": False, "disable_log_stats": True, "logprobs_mode": "processed_logprobs",
+            "distributed_executor_backend": self.seat.launcher, "tensor_parallel_size": self.seat.size,
+            "kv_cache_memory_bytes": cache, "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "max_model_len": settings.max_model_len or -1, "max_num_seqs": settings.max_num_seqs,
+            "enforce_eager": settings.enforce_eager or cpu, "enable_prefix_caching": settings.prefix_caching,
+            "enable_sleep_mode": settings.sleep_mode and not cpu,
+            "async_scheduling": False,  # a token's weights are those of the step that gave it
+        }
+
+    @property
+    def module(self) -> nn.Module:
+        """This rank's part of the model, alive: what is written into its parameters is computed with."""
+        module: nn.Module = self.llm.model_executor.driver_worker.worker.get_model()
+        return module
+
+    def answers(self) -> bool:
+        """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
+        rows = whole(self.sample([[0]], [Sampling(max_tokens=1)], [0], (), lambda _: False))
+        return len(rows[0].tokens) == 1
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids of the model."""
+        return int(self.llm.vllm_config.model_config.get_vocab_size())
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a row can have, prompt included."""
+        return int(self.llm.vllm_config.model_config.max_model_len)
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], seeds: Sequence[int], eos: Sequence[int], stops: Stops
+    ) -> Iterator[Sequence[Row]]:
+        """The responses, always the same objects, each time that some have ended, and at last all. ``samplings`` and ``seeds``: one for
+        each response. ``eos`` ends a response, and so does ``stops``, asked after each token."""
+        parameters = [self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)]
+        return self._rows(prompts, parameters, stops)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""
+        parameters = self.vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        return [row.scored for row in whole(self._rows(rows, [parameters] * len(rows), lambda _: False))]
+
+    def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[Sequence[Row]]:
+        rows = [Row() for _ in prompts]
+        with self._calls:
+            under_way: dict[str, Row] = {}
+            try:
+                self._add(under_way, rows, prompts, parameters)
+                while under_way:
+                    ended = self._step(under_way, stops)
+                    for name in ended:
+                        under_way.pop(name).ended = True
+                    if ended and under_way:
+                        yield rows
+            finally:
+                with contextlib.suppress(Exception):  # of an engine that died, the first error says more
+                    self.llm.abort_request(list(under_way))
+        yield rows
+
+    def _add(
+        self, under_way: dict[str, Row], rows: Sequence[Row], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]
+    ) -> None:
+        """Requests, by the engine's names for them. What is cached of a prompt is found again by the rows of its call alone: not with other
+        weights, and not where an evaluation, or a run that was not stopped here, has read it before, which would change a last bit."""
+        salt = str(next(self._names))
+        for row, prompt, own in zip(rows, prompts, parameters, strict=True):
+            name = str(next(self._names))
+            with self.alone():
+                self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": salt}, own)
+            under_way[name] = row
+
+    def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
+        return self.vllm.SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            seed=None if self.draws else seed, extra_args=told(seed), stop_token_ids=list(eos), ignore_eos=True, logprobs=0,
+            flat_logprobs=True, detokenize=False, output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+        )
+
+    def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:
+        """One token for each row that has a turn; the names of those that ended."""
+        with self._turn():
+            outputs, version = self.llm.step(), self.version
+        ended = []
+        for output in outputs:
+            row, new = under_way[output.request_id], output.outputs[0]
+            if output.prompt_logprobs is not None:
+                row.scored = list(output.prompt_logprobs.logprobs)
+            stopped = new.logprobs is not None and row.grow(new.token_ids, new.logprobs.logprobs, version, stops)
+            if stopped and not output.finished:
+                self.llm.abort_request([output.request_id])
+            if stopped or output.finished:
+                row.stopped = stopped or new.finish_reason == "stop"
+                ended.append(output.request_id)
+        return ended
+
+    # -- weights between two steps ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """``alone``, once no pause is in the way. Raises TimeoutError where one lasts too long."""
+        while True:
+            if not self._going.wait(max(self._limit - time.monotonic(), 0.0)):
+                raise TimeoutError("generate: found the engine paused past its deadline, expected resume() before it")
+            with self.alone():
+                if self._going.is_set():  # no pause came first
+                    yield
+                    return
+
+    def pause(self, seconds: float) -> None:
+        """Make no step from now on; one that is under way is over when this returns."""
+        if self.seat.size > 1:
+            raise ValueError(f"pause: found an engine of {self.seat.size} ranks, which make their steps together, expected one of one rank")
+        self._limit = time.monotonic() + seconds
+        self._going.clear()
+        with self.alone():
+            pass
+
+    def resume(self, recompute: bool) -> None:
+        """Go on. recompute: what is cached of rows under way is dropped, and computed again with the weights that are there now."""
+        if recompute:
+            with self.alone():
+                self.llm.reset_prefix_cache(reset_running_requests=True)
+        self._going.set()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Between two steps. Who waits longest comes first, so that steps that follow each other keep nobody out."""
+        with self._line:
+            self._between.acquire()
+        try:
+            yield
+        finally:
+            self._between.release()
+
+    @contextlib.contextmanager
+    def writing(self, version: int) -> Iterator[None]:
+        """Between two steps: responses under way go on with what is written, and keep what is cached of them. An engine of several ranks
+        is written between two calls, since its ranks make their steps together."""
+        with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
+            yield
+            self.version = version
+            if not self.llm.has_unfinished_requests():
+                self.llm.reset_prefix_cache()
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Write weights by Hugging Face name, of each the part of this rank. Raises ValueError where a name is unknown or missing, or a
+        shape does not fit."""
+        if self.direct:
+            load_weights(self.module, weights)
+        else:  # layer by layer through what vLLM makes of weights, for layers that compute with something else than them
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+
+
+def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
+    """The responses when all have ended."""
+    return deque(drawing, maxlen=1).pop()
+
+
+def settled(rows: Sequence[Row], at_once: int) -> list[int]:
+    """The rows that have ended, in an order that is the same whenever steps gave which: first those of the first ``at_once``, by length, of
+    equals those that stopped, then by number. Without those before which another, that is still sampled, may come."""
+    open_from = min(((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended), default=(len(rows), 0))
+    ended = [(number // at_once, len(row.tokens), not row.stopped, number) for number, row in enumerate(rows) if row.ended]
+    return [key[-1] for key in sorted(ended) if key < open_from]
+
+
+def refused(spec: ModelSpec, error: Exception) -> PlanError:
+    """The error for a model or settings that vLLM refuses."""
+    return PlanError.of("vllm-engine", f"vLLM does not run the model in {spec.folder}", found=str(error) or type(error).__name__,
+                        expected="a model and settings that it takes", remedy="change --ROLE.model or settings, or --ROLE.generator local")
+
+
+def live(module: nn.Module) -> bool:
+    """Whether all layers compute with their weights as they are stored, so that these can be written in place."""
+    methods = {type(method).__name__ for layer in module.modules() if (method := getattr(layer, "quant_method", None)) is not None}
+    absorbed = any(hasattr(layer, "W_UK_T") or hasattr(layer, "W_UV") for layer in module.modules())  # multi-head latent attention
+    return methods <= LIVE and not absorbed
+
+
+def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
+    """Write weights in place, by the model's own loader."""
+    at = "the first"
+
+    def told() -> Iterator[tuple[str, Tensor]]:
+        nonlocal at
+        for name, tensor in weights:
+            at = f"{name} {list(tensor.shape)}"
+            yield name, tensor
+
+    try:
+        with torch.no_grad():
+            loaded = module.load_weights(told())
+    except (KeyError, ValueError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"receive: vLLM does not take these weights, at {at}: {type(error).__name__}: {str(error)[:200]}") from error
+    missing = sorted({name for name, _ in module.named_parameters()} - set(loaded))
+    if missing:
+        raise ValueError(f"receive: found no weights for {listed(missing)}, expected every weight of the model")

@@ -1,0 +1,193 @@
+"""Reading checkpoints: every byte is checked against the manifest before a tensor is handed out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import safetensors
+from safetensors.torch import load as tensors_of
+from torch import Tensor
+
+from rlflow.checkpoints import durable, file_names, folder
+from rlflow.checkpoints.manifest import LARGEST, FileEntry, Manifest, decode
+from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.errors import PlanError, Problem
+
+Wanted = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was read."""
+
+    snapshot: Snapshot  # its content
+    path: Path  # its folder
+    rejected: list[tuple[Path, str]]  # newer checkpoints that could not be used, each with the reason
+    #: files in its folder that are no part of it, such as those that desktops leave; none is read
+    ignored: list[str] = field(default_factory=list)
+
+
+class Damaged(Exception):
+    """A checkpoint is not what was written; says all that is wrong with it."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(self.problems))
+
+
+def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded:
+    """The checkpoint that ``latest`` names, or where that is damaged the newest good one. ``wanted`` picks groups of tensors; all files
+    are checked nevertheless. Raises PlanError with every reason where none is good."""
+    rejected: list[tuple[Path, str]] = []
+    for path, digest in _candidates(folder.of_run(run_folder), rejected):
+        try:
+            return Loaded(read(path, wanted, digest), path, rejected, unlisted(path))
+        except Damaged as damage:
+            rejected.append((path, str(damage)))
+    raise _none_good(run_folder, rejected)
+
+
+def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
+    """Checkpoints to try, newest first, with the manifest's digest where it is known. A checkpoint that differs from its pointer is not
+    tried again."""
+    try:
+        every = folder.steps(where)
+    except OSError as error:
+        rejected.append((where, f"it cannot be read: {error.strerror}"))
+        return
+    try:
+        pointer = folder.read_pointer(where)
+    except ValueError as error:
+        if every:
+            rejected.append((where / folder.POINTER, str(error)))
+        pointer = None
+    first = [where / pointer.name] if pointer else []
+    yield from ((path, pointer.digest if pointer else None) for path in first)
+    yield from ((path, None) for path in every if path not in first)
+
+
+def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
+    if not rejected:
+        return PlanError.of("no-checkpoint", f"the run '{run_folder}' has no checkpoint", found="no folder checkpoints/step-…",
+                            expected="one that was saved", remedy="start the run again")  # fmt: skip
+    first = Problem("no-checkpoint", f"no checkpoint of the run '{run_folder}' can be used", found=f"{len(rejected)} that cannot be used",
+                    expected="one that is whole", remedy="start the run again, or put back a copy of one")  # fmt: skip
+    return PlanError(first, *(Problem("checkpoint-damaged", f"'{path}': {reason}") for path, reason in rejected))
+
+
+def verify(path: Path) -> list[str]:
+    """The faults of a checkpoint, a line of text each; empty where there are none."""
+    try:
+        read(path, lambda group: False)
+    except Damaged as damage:
+        return damage.problems
+    return []
+
+
+def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = None) -> Snapshot:
+    """A checkpoint with the wanted groups of tensors. Raises Damaged where a byte is not what was written."""
+    manifest = _manifest(path, digest)
+    problems = [f"{name} is missing" for name in _compared(path, manifest)[0]]
+    owners = manifest.shards()
+    tensors: dict[str, dict[str, Tensor]] = {group: {} for group in manifest.groups if wanted(group)}
+    files: dict[str, bytes] = {}
+    for name, entry in manifest.files.items():
+        group, members = owners.get(name, (None, []))
+        try:
+            data = _content(path / name, entry, keep=group is None or group in tensors)
+            if group is None:
+                files[name] = data
+            elif group in tensors:
+                tensors[group] |= _shard(data, members)
+        except FileNotFoundError:
+            continue  # said already
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+    if problems:
+        raise Damaged(problems)
+    try:
+        return Snapshot(manifest.iteration, tensors, manifest.state, files)
+    except PlanError as error:
+        raise Damaged([str(error)]) from error
+
+
+def _manifest(path: Path, digest: str | None) -> Manifest:
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise Damaged(["it is a link or a file, not a folder"])
+        data = durable.read(path / file_names.MANIFEST, LARGEST)
+        if len(data) > LARGEST:
+            raise ValueError(f"more than {LARGEST} bytes")
+        if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError("it is not the one that 'latest' names")
+        manifest = decode(data)
+    except FileNotFoundError as error:
+        raise Damaged([f"{Path(str(error.filename)).name} is missing"]) from error
+    except (OSError, ValueError) as error:
+        raise Damaged([f"{file_names.MANIFEST}: {getattr(error, 'strerror', None) or error}"]) from error
+    step = file_names.of_step(path.name)
+    if step and step[0] != manifest.iteration:
+        raise Damaged([f"{file_names.MANIFEST}: it is of iteration {manifest.iteration}"])
+    return manifest
+
+
+def unlisted(path: Path) -> list[str]:
+    """Files in a checkpoint's folder that its manifest does not list. Raises Damaged."""
+    return _compared(path, _manifest(path, None))[1]
+
+
+def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """(files that the manifest lists and that are not there as plain files, files that are there and not listed)."""
+    try:
+        present = set(_listing(path))
+    except OSError as error:
+        raise Damaged([f"it cannot be read: {error.strerror}"]) from error
+    expected = manifest.files.keys() | {file_names.MANIFEST} | {name.partition("/")[0] + "/" for name in manifest.files if "/" in name}
+    return sorted(expected - present), sorted(present - expected)
+
+
+def _listing(path: Path, prefix: str = "") -> Iterator[str]:
+    with os.scandir(path) as entries:
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            plain = entry.is_file(follow_symlinks=False)
+            yield prefix + entry.name + ("" if plain else "/" if is_folder else " (a link or no file)")
+            if is_folder and not prefix:  # what lies deeper is listed by no manifest
+                yield from _listing(path / entry.name, entry.name + "/")
+
+
+def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
+    """The bytes of a file whose size and digest are right; nothing of them unless ``keep``. They are read once, so that what was
+    checked is what is used. Raises ValueError and OSError."""
+    if path.parent.is_symlink():
+        raise ValueError("its folder is a link")
+    with open(durable.open_plain(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            raise ValueError(f"found {size} bytes, expected {entry.bytes}")
+        data = file.read(entry.bytes) if keep else b""
+        digest = hashlib.sha256(data) if keep else _digest(file)
+    if digest.hexdigest() != entry.sha256:
+        raise ValueError("its digest is not the one in the manifest")
+    return data
+
+
+def _digest(file: BinaryIO) -> hashlib._Hash:
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(durable.CHUNK))
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        digest.update(buffer[:count])
+    return digest
+
+
+def _shard(data: bytes, members: list[str]) -> dict[str, Tensor]:
+    """The tensors of a file, in the manifest's order. Raises ValueError where they are others."""
+    tensors = tensors_of(data)
+    if sorted(tensors) != sorted(members):
+        raise ValueError("its tensors are not those in the manifest")
+    return {name: tensors[name] for name in members}

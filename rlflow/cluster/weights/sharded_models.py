@@ -1,0 +1,148 @@
+"""The driver's handle of a model on pools: where its halves are, its version, and its weight transfer."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlflow.cluster.rpc.pool import Future, Pool
+from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.weights.transfer import TransferResult, WeightTransfer
+from rlflow.cluster.worker import Worker
+
+MOVE_SECONDS = 1800.0  # how long weights or state may take from pool to pool
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Weights of one version that were taken from the trainer."""
+
+    version: int  # updates before them
+    weights: Any  # a TransferResult, or a reference of whole tensors
+
+
+@dataclass
+class RemoteTrainer:
+    """A role's trainer on the ranks of a pool. Rank 0 answers for all."""
+
+    role: str
+    pool: Pool[Worker]
+    collective: bool = False  # whether each rank holds a part of the weights, so that all have to take part in an answer
+
+    def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
+        """Start a method of the workers for this role. Gives the reference of rank 0's answer, or references where it has several
+        ``answers``."""
+        ranks = range(len(self.pool)) if self.collective else (0,)
+        return [self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks][0]
+
+    def _answer(self, method: str, *args: Any) -> Any:
+        return self.pool.future(method, [(0, self.begin(method, *args))], MOVE_SECONDS, lambda answers: answers[0]).result()
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the trainer's state, name → tensor."""
+        return unpack_tensors(self._answer("state"))
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Put the trainer back to a state."""
+        kept = self.pool.transport.keep(pack_tensors(state))
+        self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
+
+    def resize_passes(self, tokens: int) -> int:
+        """Have all ranks compute at most so many tokens in a pass from now on. Gives the number until now."""
+        return self.pool.call(Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model").result()[0]
+
+    def save(self, folder: Path) -> None:
+        """Save the model to a folder."""
+        self._answer("save", str(folder.resolve()))
+
+
+@dataclass
+class RemoteModel:
+    """A model of a run on pools."""
+
+    role: str
+    trainer: RemoteTrainer | None = None
+    generator: Pool[Worker] | None = None  # the pool of the generator
+    version: int = 0  # updates behind the trainer's weights
+    sampled_version: int = 0  # updates behind the generator's weights; -1 where they are not known
+    moved: dict[str, Any] = field(default_factory=dict)  # metrics of the last weight transfer
+    transfer: WeightTransfer | None = None  # between two pools
+    received: int = 0  # bytes of weights that came to ranks of the generator by another way
+
+    def __post_init__(self) -> None:
+        self._receiving = threading.Lock()  # a generator takes one set of weights at a time
+
+    def frozen(self) -> Frozen | None:
+        """Take the trainer's weights as they are now; None where trainer and generator are on one pool, which has the newest alone. The
+        first call has to come while nothing is sampled."""
+        if self.trainer is None or self._together:
+            return None
+        if self._planned(MOVE_SECONDS):
+            assert self.transfer is not None
+            return Frozen(self.version, self.transfer.freeze(self.version))
+        return Frozen(self.version, self.trainer.begin("weights"))
+
+    @property
+    def _together(self) -> bool:
+        return self.trainer is None or self.generator is None or self.generator is self.trainer.pool
+
+    def _planned(self, seconds: float) -> bool:
+        """Whether weights go to the other pool by a plan; makes the plan where there is none yet."""
+        if self.transfer is None:
+            return False
+        if not self.transfer.bound and self.transfer.bind(seconds):
+            self.sampled_version = -1
+        return self.transfer.route is not None
+
+    def use(self, frozen: Frozen, seconds: float) -> None:
+        """Move these weights to the generator, within so many seconds."""
+        with self._receiving:
+            if self.generator is None or self.sampled_version == frozen.version:
+                return
+            self.sampled_version = -1  # not known until the transfer has ended
+            if isinstance(frozen.weights, TransferResult):
+                assert self.transfer is not None
+                self.moved = self.transfer.deliver(frozen.version, frozen.weights, seconds)
+            else:
+                sizes: Future[list[int]] = self.generator.call("receive", self.role, frozen.version, frozen.weights, seconds=seconds,
+                                                               group="model")  # fmt: skip
+                self.received += sum(sizes.result())
+            self.sampled_version = frozen.version
+
+    def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
+        """Move the trainer's weights to the generator where they are newer."""
+        if self.generator is None or self.trainer is None or self.sampled_version == self.version:
+            return
+        if self._together:
+            ranks = self.generator.call(Worker.synchronise, self.role, self.version, seconds=seconds, group="model").result()
+            self.moved = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
+            self.received += int(sum(rank.get("inbound", 0) for rank in ranks))
+            self.sampled_version = self.version
+        elif self._planned(seconds):
+            self._move(seconds)
+        else:
+            self.use(Frozen(self.version, self.trainer.begin("weights")), seconds)
+
+    def arrived(self) -> int:
+        """The bytes of weights that came to ranks of the generator since the last call."""
+        size, self.received = self.received, 0
+        if self.transfer is not None:
+            size, self.transfer.received = size + self.transfer.received, 0
+        return size
+
+    def _move(self, seconds: float) -> None:
+        assert self.transfer is not None
+        with self._receiving:
+            self.sampled_version = -1
+            self.moved = self.transfer.move(self.version, seconds)
+            self.sampled_version = self.version
+
+    def restored(self, version: int) -> None:
+        """Note that the trainer was put back to weights of this version, and that workers may have been replaced."""
+        self.version, self.sampled_version = version, -1
+        if self.transfer is not None:
+            self.transfer.unbind()

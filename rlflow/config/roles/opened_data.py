@@ -1,0 +1,136 @@
+"""The data of a run: what is named with --data and --data.NAME, divided into training and held-out records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from rlflow.author.columns import Level
+from rlflow.author.flow import Flow
+from rlflow.author.settings import parse
+from rlflow.config.flags import RunConfig, evaluation_names
+from rlflow.config.template_kwargs import TEMPLATE, number, template_kwargs
+from rlflow.data.data_spec import parse_sources
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import ByteEncoder, Encoder
+from rlflow.data.fields import FIELDS, Record
+from rlflow.data.json_fields import NOTHING, Wanted
+from rlflow.data.mixed import fifths, mixed
+from rlflow.data.source import open_data, unchanged
+from rlflow.errors import PlanError, listed, nearest
+
+TEXT_OPTIONS = ("system", "template", "split")
+COUNTS: dict[str, Any] = {"max_prompt": Annotated[int, Ge(1)], "seed": Annotated[int, Ge(0)]}
+SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are one for all sources
+
+
+def open_dataset(
+    flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] = lambda source: NOTHING,
+    telling: Callable[[Encoder], Encoder] = unchanged,
+) -> Dataset:
+    """The data that are named, several sources as one; with the null backend and none named, made-up records. ``wanted``: source → fields
+    that its rewards may ask for; ``telling``: as of ``open_data``. Raises PlanError."""
+    if not config.options.data:
+        if config.options.backend == "null":
+            return made_up(flow)
+        raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
+                           remedy="--data FILE")
+    columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
+    sources = parse_sources(config.options.data)
+    names = [*(source.name for source in sources), *evaluation_names(config.options.eval)]
+    parts: dict[str, Dataset] = {}
+    for source in sources:
+        asked = wanted(source.name)
+        settings = data_settings(own_settings(config.data, source.name, names), flow.data, asked)
+        parts[source.name] = open_data(source.path, tokenizer=config.tokenizer_folder, columns=columns, wanted=asked,
+                                       bad=config.options.bad_records, telling=telling, **settings)
+        holds_responses(flow, parts[source.name], source.path)
+    if len(parts) == 1:
+        return parts[sources[0].name]
+    return mixed(parts, {source.name: source.weight for source in sources if source.weight is not None})  # all have one, or none has
+
+
+def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
+    """The settings of one source: those of ``--data.SOURCE.NAME`` go before those of ``--data.NAME``, which are for all sources. Raises
+    PlanError for a source that is not there, and for settings that all sources share."""
+    common: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in values.items():
+        head = next((each for each in sorted(sources, key=len, reverse=True) if name.startswith(f"{each}.")), None)
+        if head is None and "." in name and not name.startswith(f"{TEMPLATE}."):
+            raise PlanError.of("data-setting", f"'--data.{name}' names no source of data", found=name.rpartition(".")[0],
+                               expected=f"one of {listed(sources)}", nearest=nearest(name.rpartition(".")[0], sources))
+        if head is None:
+            common[name] = value
+        elif (rest := name.removeprefix(f"{head}.")).partition(".")[0] in SHARED:
+            raise PlanError.of("data-setting", f"'{rest}' is the same for all sources", found=f"--data.{name}", expected=f"--data.{rest}",
+                               remedy=f"--data.{rest} {value}, which says it for all sources")
+        elif head == source:
+            own[rest] = value
+    return {**common, **own}
+
+
+def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING) -> dict[str, Any]:
+    """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of the data beside the standard
+    ones. wanted: fields that rewards may ask for. Names that are none of these are parameters of a task."""
+    fields: dict[str, str | None] = {}
+    options: dict[str, Any] = {}
+    task: dict[str, Any] = {}
+    columns = tuple(declared)
+    for name, value in values.items():
+        if name in FIELDS or name in columns or name in wanted.names:
+            fields[name] = str(value)
+        elif name in TEXT_OPTIONS:
+            options[name] = str(value)
+        elif name == "chat":
+            options[name] = true_or_false(value)
+        elif name in COUNTS:
+            options[name] = counted(name, value)
+        elif name.partition(".")[0] == TEMPLATE:
+            options[TEMPLATE] = template_kwargs(values)
+        else:
+            task[name] = number(value)
+    return {**options, "fields": fields or None, "task": task or None}
+
+
+def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
+    """Raises PlanError where the flow learns from responses of the data, and they have none or are of the other shape."""
+    wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
+    for name, needed in wanted.items():
+        if name in flow.data and name not in data.columns:
+            raise PlanError.of("data-field", f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
+                               found=f"fields read: {listed(data.fields.values())}", expected=f"the fields prompt, {', '.join(needed)}",
+                               remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
+
+
+def counted(name: str, value: Any) -> int:
+    """The value of a setting of the data that is a whole number. Raises PlanError for one out of its range."""
+    try:
+        return int(parse(COUNTS[name], value))
+    except ValueError as error:
+        raise PlanError.of("setting-range", f"the setting 'data.{name}' does not fit", found=repr(value), expected=str(error),
+                           remedy=f"change --data.{name}") from None
+
+
+def true_or_false(value: Any) -> bool:
+    """The value of ``--data.chat`` as a bool. Raises PlanError for anything but true and false."""
+    if str(value).lower() not in ("true", "false"):
+        raise PlanError.of("flag", "--data.chat is true or false", found=str(value), expected="true or false", remedy="--data.chat true")
+    return str(value).lower() == "true"
+
+
+def made_up(flow: Flow) -> Dataset:
+    """Records for the null backend, of the shape that the flow declares."""
+    responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
+    filler = {name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS}
+    records = [Record(f"question {i}", str(i), responses, filler, number=i) for i in range(4096)]
+    return Dataset("made-up records", records, ByteEncoder(), declared={n: k for n, k in flow.data.items() if n not in FIELDS})
+
+
+def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
+    """Training and held-out data; small data keep most of themselves for training."""
+    if data.parts:
+        return data.split(fifths(data, held_out) if held_out else 0)
+    return data.split(min(held_out, len({record.question for record in data.records}) // 5))

@@ -1,0 +1,257 @@
+"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a model for them. Where several
+trained roles sample, the executor has them measured for each.
+
+    policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
+    policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights
+    policy/mismatch_max, policy/mismatch_mean  largest and mean |logprobs - sampled_logprobs| of a token
+    policy/mismatch_factor   mean of exp(|logprobs - sampled_logprobs|), the factor by which trainer and sampler differ on a token
+    policy/entropy           mean entropy, nats; without an `entropy` column the mean of -logprobs, which estimates it
+    critic/explained_variance  1 - Var(returns - values) / Var(returns)
+    reward/missing_rate      share of rows without a score
+    scores/NAME              mean score of the rows of a source of data, where there are several
+    reward/flat_groups       share of groups in which nothing differs that the update reads of scores: they carry no signal
+    reward/even_groups       share of groups whose scores lie within a tenth of the width of all: what a charge on scores leaves flat
+    reward/even_lowest, reward/even_highest  share of those groups within a tenth of the width from the lowest, or the highest, score
+    reward/uneven_mean       mean score of the other groups; absent where there are none
+    reward/lowest, reward/highest  of all scores
+    ROLE/lowest and so on    of each of several rewards; groups are even if they are in all rewards, and a row misses its score if it misses
+                             any
+    funnel/rows_…            rows that are scored, in groups that differ, not truncated: `rlflow/runs/outcomes.py` has the whole funnel
+    response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
+    env/turns, env/failed    under an environment, mean turns of an episode; share of episodes that failed
+    env/NAME                 mean of the numbers that its turns logged under a name
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.author.columns import SOURCE, Level
+from rlflow.author.figures import Figure, Of
+from rlflow.author.functional import kl
+
+TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
+EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even
+SAME = 1e-6  # of the largest value of a column: differences that are rounding
+
+
+@dataclass(frozen=True)
+class JudgedRecords:
+    """Which of the recorded columns are what rewards gave, and what an update reads of that."""
+
+    rewards: Mapping[str, str] = field(default_factory=dict)  # reward role → the column of its scores, if several roles score the rows
+    learned: tuple[str, ...] = ()  # columns that the update reads and that scores reach
+
+
+NO_REWARDS = JudgedRecords()
+
+
+def health(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> dict[Figure, float]:
+    """Metrics of the columns that were recorded; each absent where its columns are."""
+    flat, scores = _under_mask(records), Scored.of(records, judged)
+    rows = {**_policy(flat), **_critic(flat), **_funnel(records, scores), **_responses(records), **_episodes(records)}
+    figures = _scores(scores) if scores else {}
+    figures |= {Figure(Of.ROWS, name): value for name, value in rows.items()}
+    figures |= {Figure(Of.SOURCE, name): value for name, value in _by_source(records).items()}
+    return figures | {Figure(Of.LOGGED, name): value for name, value in _logged(records).items()}
+
+
+def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
+    """Token columns over the rows of ``mask``, flat and under it, in float64."""
+    if "mask" not in records:
+        return {}
+    axis, mask = records["mask"].axis, records["mask"].data["mask"].value
+    columns = {name: records[name] for name in TOKENS[1:] if name in records and records[name].axis is axis}
+    return {name: batch.data[name].value[mask].double() for name, batch in columns.items()}
+
+
+def _policy(flat: Mapping[str, Tensor]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if "logprobs" in flat:
+        metrics["policy/entropy"] = _mean(flat.get("entropy", -flat["logprobs"]))
+        if "ref_logprobs" in flat:
+            metrics["policy/kl_reference"] = _mean(kl(flat["logprobs"], flat["ref_logprobs"], "k3"))
+        if "sampled_logprobs" in flat:
+            metrics["policy/kl_sampler"] = _mean(kl(flat["logprobs"], flat["sampled_logprobs"], "k3"))
+            apart = (flat["logprobs"] - flat["sampled_logprobs"]).abs()
+            metrics["policy/mismatch_max"] = float(apart.max()) if len(apart) else 0.0
+            metrics["policy/mismatch_mean"] = _mean(apart)
+            metrics["policy/mismatch_factor"] = _mean(apart.exp()) if len(apart) else 1.0
+    return metrics
+
+
+def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
+    if "values" not in flat or "returns" not in flat or len(flat["returns"]) < 2:
+        return {}
+    spread = flat["returns"].var()
+    return {"critic/explained_variance": float(1 - (flat["returns"] - flat["values"]).var() / spread) if spread > 0 else 0.0}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of an iteration's rows, float64 [rows] and NaN for missing, by reward role; of one reward by an empty name."""
+
+    axis: Axis
+    scores: Mapping[str, Tensor]
+    learned: tuple[Tensor, ...]  # lowest and highest value of each row of a column that the update reads, float64 [rows, 2]
+
+    @staticmethod
+    def of(records: Mapping[str, Batch], judged: JudgedRecords) -> Scored | None:
+        """None if there are no rows with scores. Several rewards that score other rows than the last one are left out."""
+        names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
+        last = records.get([*names.values()][-1])
+        if last is None or not len(last):
+            return None
+        own = {role: records[name] for role, name in names.items() if records[name].axis is last.axis}
+        scores = {role: batch[name].double() for (role, batch), name in zip(own.items(), (names[role] for role in own), strict=True)}
+        learned = (_ends(records, name) for name in judged.learned if name in records and records[name].axis is last.axis
+                   and records[name].data[name].kind.level is not Level.SCALAR)
+        return Scored(last.axis, scores if len(scores) > 1 else {"": [*scores.values()][-1]}, tuple(learned))
+
+    @property
+    def missing(self) -> Tensor:
+        """bool [rows]: the rows that any reward gave no score."""
+        return torch.stack([scores.isnan() for scores in self.scores.values()]).any(0)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether rows are in groups of several."""
+        return self.axis.grouped and self.axis.groups < len(self.axis)
+
+    def flat(self) -> Tensor:
+        """bool [groups]: the groups in which nothing differs that the update reads; of a flow without one, no score."""
+        columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
+        return torch.stack([self._same(column) for column in columns]).all(0)
+
+    def _same(self, values: Tensor) -> Tensor:
+        """bool [groups]: the groups in which values differ by rounding only. values: float64 [rows, 2], the ends of each row."""
+        low, high = self.extremes(values)
+        return ~(high - low > SAME * values.nan_to_num(0.0).abs().max())
+
+    def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The lowest and the highest value of each group, float64 [groups]: infinite, the wrong way round, where all are missing.
+        values: float64 [rows, 2], the ends of each row."""
+        slots, shape = self.axis.slots, (self.axis.groups,)
+        low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, values[:, 0].nan_to_num(torch.inf), "amin")
+        high = torch.full(shape, -torch.inf, dtype=torch.float64)
+        return low, high.scatter_reduce_(0, slots, values[:, 1].nan_to_num(-torch.inf), "amax")
+
+
+def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
+    """The lowest and the highest value of each row of a column, of token values under the mask; NaN for a row without any."""
+    data, axis = records[name].data[name], records[name].axis
+    values = torch.as_tensor(data.value).double()
+    if data.kind.level is not Level.TOKEN or data.lengths is None:
+        return torch.stack([records[name][name].double()] * 2, 1)
+    rows = torch.arange(len(axis)).repeat_interleave(data.lengths)
+    masked = "mask" in records and records["mask"].axis is axis
+    counts = records["mask"].data["mask"].value if masked else torch.ones_like(rows, dtype=torch.bool)
+    low, high = (torch.full((len(axis),), end, dtype=torch.float64).scatter_reduce_(0, rows[counts], values[counts], how)
+                 for end, how in ((torch.inf, "amin"), (-torch.inf, "amax")))  # fmt: skip
+    return torch.where(torch.isinf(low) | torch.isinf(high), torch.nan, 1.0)[:, None] * torch.stack([low, high], 1)
+
+
+def _scores(scored: Scored) -> dict[Figure, float]:
+    """Figures of all scores together, and of those of each of several rewards."""
+    several = len(scored.scores) > 1
+    figures = {Figure(Of.SCORES, "missing_rate"): float(scored.missing.double().mean())}
+    for role, scores in scored.scores.items():
+        present = scores[~scores.isnan()]
+        if several:
+            figures[Figure(Of.SCORES, "missing_rate", part=role)] = float(scores.isnan().double().mean())
+        for name, end in (("lowest", torch.min), ("highest", torch.max)) if len(present) else ():
+            figures[Figure(Of.SCORES, name, part=role)] = float(end(present))
+    return figures | (_groups(scored) if scored.grouped else {})
+
+
+def _groups(scored: Scored) -> dict[Figure, float]:
+    """Shares of groups without any difference, and of those with hardly one in the scores, in all and at either end of the scores; the
+    mean score of the rest."""
+    figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
+    if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
+        return figures
+    every = [_even(scored, scores) for scores in scored.scores.values()]
+    even, lowest, highest = (torch.stack(each).all(0) for each in zip(*every, strict=True))
+    shares = {"even_groups": even, "even_lowest": even & lowest, "even_highest": even & highest}
+    figures |= {Figure(Of.SCORES, name): _mean(where.double()) for name, where in shares.items()}
+    for role, scores in scored.scores.items():
+        if len(others := scores[~even[scored.axis.slots]]):
+            figures[Figure(Of.SCORES, "uneven_mean", part=role)] = _mean(others)
+    return figures
+
+
+def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """bool [groups], three times: whether the scores of a group hardly differ, are near the lowest of all, and near the highest."""
+    present = scores[~scores.isnan()]
+    lowest, highest = float(present.min()), float(present.max())
+    near = EVEN * (highest - lowest)
+    low, high = scored.extremes(torch.stack([scores, scores], 1))
+    return high - low <= near, low <= lowest + near, high >= highest - near
+
+
+def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
+    """Rows with a score; of these those in groups that differ; of these those that are not truncated."""
+    if scored is None:
+        return {}
+    left = ~scored.missing
+    rows = {"scored": left}
+    if scored.grouped:
+        rows["mixed"] = left = left & ~scored.flat()[scored.axis.slots]
+    if "finish" in records and records["finish"].axis is scored.axis:
+        rows["untruncated"] = left & torch.tensor([reason != "length" for reason in records["finish"]["finish"]])
+    return {f"funnel/rows_{name}": float(where.sum()) for name, where in rows.items()}
+
+
+def _by_source(records: Mapping[str, Batch]) -> dict[str, float]:
+    """Source of data → the mean score of its rows, where there are several sources."""
+    if "scores" not in records or SOURCE not in records or not len(records["scores"]):
+        return {}
+    index = records[SOURCE].axis.rows_of(records["scores"].axis)
+    if index is None or bool((index < 0).any()):
+        return {}
+    names, scores = records[SOURCE][SOURCE], records["scores"]["scores"].double()
+    sources = [names[row] for row in index.tolist()]
+    rows = {name: torch.tensor([source == name for source in sources]) for name in sorted(set(sources))}
+    return {name: _mean(scores[where]) for name, where in rows.items()}
+
+
+def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if "tokens" in records and len(records["tokens"]):
+        lengths = records["tokens"].data["tokens"].row_lengths
+        metrics["response/length"] = float(lengths.double().mean())
+    if "finish" in records and len(records["finish"]):
+        finish = records["finish"]["finish"]
+        metrics["response/truncated"] = sum(reason == "length" for reason in finish) / len(finish)
+    return metrics
+
+
+def _episodes(records: Mapping[str, Batch]) -> dict[str, float]:
+    if "episode" not in records or not len(records["episode"]):
+        return {}
+    turns = float(records["turns"]["turns"].double().mean()) if "turns" in records else 0.0
+    causes = records["failed"]["failed"] if "failed" in records else ()
+    return {"env/turns": turns, "env/failed": sum(map(bool, causes)) / max(len(causes), 1)}
+
+
+def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
+    """The mean of the numbers that turns of an environment logged under a name."""
+    logged: dict[str, list[float]] = {}
+    for text in records["episode"]["episode"] if "episode" in records else ():
+        for turn in json.loads(text)["turns"] if '"log"' in text else ():
+            for name, value in turn.get("log", {}).items():
+                logged.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(logged.items())}
+
+
+def _mean(values: Tensor) -> float:
+    """Mean of what is finite, 0 of nothing."""
+    finite = values[values.isfinite()]
+    return float(finite.mean()) if len(finite) else 0.0

@@ -1,0 +1,298 @@
+"""EnvironmentPool: processes that hold episodes. A call that hangs or ends its process fails its own episode alone; the others of the
+process are played again in another one, with the same words, and go on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from rlflow.author.messages import CHANGES, is_messages
+from rlflow.errors import PlanError
+from rlflow.rewards.confinement import STRICT, Confinement
+from rlflow.rewards.environments.environment_spec import EnvironmentSpec
+from rlflow.rewards.values import LARGEST, NOT_HELD
+from rlflow.rewards.worker_pool import GRACE, START, TRIES, Died, Hear, Idle, Load, RewardLate, Slot, WorkerPool, WorkerProcess
+
+HELPERS = 8  # processes among which the other calls of a process are dealt out, once one of them has hung
+CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")  # why an episode failed; see Failure
+
+
+class Failure(NamedTuple):
+    """Why an episode failed."""
+
+    # raised; type (an answer that is none); overflow (a number that float32 cannot hold); timeout; died; diverged (played again, it
+    # answered otherwise); lost (its process ended, and it cannot be played again)
+    cause: str
+    message: str
+
+    @staticmethod
+    def of_sum(score: float) -> Failure | None:
+        """Why an episode has no score, where float32 cannot hold the sum of its turns' rewards; None where it can."""
+        held = abs(score) <= LARGEST
+        return None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
+
+
+Answer = Mapping[str, Any] | Failure  # of a call, as the worker's ``checked`` gives it
+
+
+@dataclass(eq=False)
+class Episode:
+    """One row's episode: what its process was called with, and what it answered, so that it can be played again."""
+
+    number: int
+    slot: int
+    calls: list[Sequence[Any]] = field(default_factory=list)
+    answers: list[Mapping[str, Any]] = field(default_factory=list)
+    failure: Failure | None = None
+    process: WorkerProcess | None = None  # that answered its last call
+
+
+class EnvironmentPool(WorkerPool["_Calls"]):
+    """Up to ``spec.bounds.parallel`` processes with episodes of one environment. The first episodes start them. ``confinement``: what the
+    user's code may do. ``clock``: gives the seconds that deadlines of calls count. Several threads may use the pool at once."""
+
+    def __init__(
+        self, spec: EnvironmentSpec, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("environment", "the processes of the environment are closed", "rlflow.rewards.environments.environment_worker", confinement,
+                         hear, clock)
+        self.spec, self.load = spec, Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
+        self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
+        self.failures: dict[str, str] = {}  # cause → message of the first failure
+        self.failed: Counter[str] = Counter()  # cause → how many episodes
+        self._numbers = itertools.count()
+        self._homes: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
+
+    def open(self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> tuple[list[Episode], list[Answer]]:
+        """Begin an episode for each row, with its columns by name, and its seed. Gives what each says first."""
+        self._start(min(self.processes, max(len(rows), 1)))
+        count = min(self.processes, max(len(rows), 1))
+        numbers = [next(self._numbers) for _ in rows]
+        episodes = [Episode(number, place % count) for place, number in enumerate(numbers)]
+        if not self.spec.source.opens:
+            return episodes, [{"says": ""} for _ in rows]
+        calls = [["open", episode.number, dict(row), seed] for episode, row, seed in zip(episodes, rows, seeds, strict=True)]
+        return episodes, self.call(episodes, calls)
+
+    def step(self, episodes: Sequence[Episode], replies: Sequence[str]) -> list[Answer]:
+        """The answers of episodes to what their models said."""
+        return self.call(episodes, [["step", episode.number, text] for episode, text in zip(episodes, replies, strict=True)])
+
+    def tools(self, episodes: Sequence[Episode], calls: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]) -> list[Answer]:
+        """The results of the tools that each episode's model called."""
+        return self.call(episodes, [["tools", episode.number, [list(each) for each in own]]
+                                    for episode, own in zip(episodes, calls, strict=True)])  # fmt: skip
+
+    def end(self, episodes: Sequence[Episode]) -> list[Answer]:
+        """End episodes. Gives the score of each that has one."""
+        if not self.spec.source.ends:
+            for episode in episodes:
+                self._homes[episode.slot].forget(episode)
+            return [{} for _ in episodes]
+        return self.call(episodes, [["end", episode.number] for episode in episodes])
+
+    def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
+        """Carry out a call of each episode. Raises PlanError where the class cannot be loaded, RuntimeError for a closed pool."""
+        answers: list[Answer | None] = [None] * len(episodes)
+        places: dict[int, list[int]] = {}
+        for place, episode in enumerate(episodes):
+            places.setdefault(episode.slot, []).append(place)
+        waiting = {slot: self._homes[slot].submit([(episodes[place], calls[place]) for place in own]) for slot, own in places.items()}
+        for slot, future in waiting.items():
+            for place, answer in zip(places[slot], future.result(), strict=True):
+                answers[place] = answer
+                if isinstance(answer, Failure):
+                    self._count(answer)
+        return [answer for answer in answers if answer is not None]
+
+    def _count(self, failure: Failure) -> None:
+        with self.lock:
+            self.failed[failure.cause] += 1
+            self.failures.setdefault(failure.cause, failure.message)
+
+    def _start(self, count: int) -> None:
+        with self.lock:
+            self.check_open()
+            while len(self._homes) < count:
+                self._homes.append(_EnvironmentSlot(self))
+                self.begin(self._homes[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Calls:
+    """Calls of episodes, which one slot carries out, and what waits for their answers."""
+
+    calls: Sequence[tuple[Episode, Sequence[Any]]]
+    answers: Future[list[Answer]] = field(default_factory=Future)
+
+
+class _EnvironmentSlot(Slot[_Calls]):
+    """Has episodes in its process, and carries out their calls, one after another."""
+
+    def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
+        """``helps``: whether it is there for a few calls of another one."""
+        super().__init__(pool, queue.SimpleQueue())
+        self._environments, self._helps = pool, helps
+        self.spec = pool.spec
+        self._over: list[int] = []  # episodes that its process need not keep
+
+    def do(self, job: _Calls) -> None:
+        job.answers.set_result(self._answered(job.calls))
+
+    def fail(self, job: _Calls, error: BaseException) -> None:
+        job.answers.set_exception(error)
+
+    def submit(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> Future[list[Answer]]:
+        """Have calls carried out. Raises RuntimeError for a closed pool."""
+        job = _Calls(calls)
+        self.pool.put(self.jobs, job)
+        return job.answers
+
+    def forget(self, episode: Episode) -> None:
+        """Have the process drop an episode, with its next calls. Called from another thread."""
+        self._over.append(episode.number)
+
+    def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
+        """The answer to each call. What fails an episode is kept with it."""
+        answers: dict[int, Answer] = {}
+        helped: dict[int, Answer] = {}  # of calls that other processes carried out
+        left, together, idle = list(range(len(calls))), True, 0
+        while left:
+            try:
+                self._bring([calls[place][0] for place in left])
+                portion = [place for place in left if calls[place][0].failure is None]
+                portion = portion if together else portion[:1]
+                replied, culprit = self._fed([calls[place] for place in portion], len(portion) > 1 and self.spec.source.later)
+            except Idle as stopped:
+                idle += 1
+                if idle == TRIES:
+                    raise _cannot_start(self.spec, str(stopped)) from None
+                continue
+            answers |= zip(portion, replied, strict=False)
+            if culprit is not None and self.spec.source.later and len(portion) > 1:
+                together = False  # any of those that waited side by side may be the one: each is called by itself
+            elif culprit is not None:
+                answers[portion[len(replied)]] = calls[portion[len(replied)]][0].failure = culprit
+            left = [place for place in left if place not in answers and calls[place][0].failure is None]
+            if culprit is not None and culprit.cause == "timeout" and len(left) > 1 and self.spec.source.repeatable and not self._helps:
+                helped = self._helped(calls, left)
+                left = []
+        return [helped[place] if place in helped else self._kept(episode, call, answers.get(place))
+                for place, (episode, call) in enumerate(calls)]
+
+    def _helped(self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]) -> dict[int, Answer]:
+        """The answers to the calls that are left after one that hung, by their places, noted with their episodes. Others may hang too: so
+        that each does not wait for the deadline of the one before, they are dealt out among processes of their own, in which their episodes
+        are played again."""
+        pool = self._environments
+        helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
+        with pool.lock:
+            for helper in helpers:
+                pool.begin(helper)
+        try:
+            shares = [left[number :: len(helpers)] for number in range(len(helpers))]
+            futures = [helper.submit([calls[place] for place in share]) for helper, share in zip(helpers, shares, strict=True)]
+            return {place: answer for share, future in zip(shares, futures, strict=True)
+                    for place, answer in zip(share, future.result(), strict=True)}
+        finally:
+            with pool.lock:
+                pool.slots = [slot for slot in pool.slots if slot not in helpers]
+            for helper in helpers:
+                helper.stop()
+            for helper in helpers:
+                helper.join()
+
+    def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
+        """The answer, noted with its episode; where there is none, what failed the episode."""
+        if answer is None or isinstance(answer, Failure):
+            episode.failure = answer or episode.failure
+            assert episode.failure is not None
+            return episode.failure
+        episode.calls.append(call)
+        episode.answers.append(answer)
+        return answer
+
+    def _fed(self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool) -> tuple[list[Answer], Failure | None]:
+        """The answers to calls, up to one at which the process died or was late, and that failure. Raises Idle where it ended before it
+        took them."""
+        if not calls:
+            return [], None
+        bounds, answers = self.spec.bounds, list[Answer]()
+        over, self._over = self._over, []
+        request = {"calls": [list(call) for _, call in calls], "seconds": bounds.seconds, "over": over}
+        try:
+            for answer in self.feed(self._environments.load, request, bounds.seconds + GRACE * side_by_side,
+                                    (partial(_answer, call=call) for _, call in calls)):
+                calls[len(answers)][0].process = self.processes[False]
+                answers.append(answer)
+        except (Died, RewardLate) as stopped:
+            return answers, _stopped(stopped, bounds.seconds)
+        return answers, None
+
+    def _bring(self, episodes: Sequence[Episode]) -> None:
+        """Play again, in the process that is there now, those of some episodes that an earlier process had. One that ends the process
+        fails, and the others are brought anew."""
+        while episode := next((each for each in episodes if each.failure is None and each.calls and not self._has(each)), None):
+            if not self.spec.source.repeatable:
+                episode.failure = Failure("lost", "the process of its episode ended by another's fault, and the environment says that an "
+                                                  "episode cannot be played again (repeatable = False)")
+                continue
+            again, culprit = self._fed([(episode, call) for call in episode.calls], False)
+            if culprit is not None:
+                episode.failure = Failure("diverged", f"played again, it did not answer as before: {culprit.message}")
+            elif again != episode.answers:
+                where = next(place for place, (one, two) in enumerate(zip(again, episode.answers, strict=True)) if one != two)
+                episode.failure = Failure("diverged", f"played again, answer {where} was another: {_short(again[where])} in place of "
+                                                      f"{_short(episode.answers[where])}")
+
+    def _has(self, episode: Episode) -> bool:
+        return episode.process is not None and episode.process is self.processes.get(False)
+
+
+def _answer(reply: Any, call: Sequence[Any]) -> Answer:
+    """The reply where it can be one of an environment. Raises Died for any other, which the worker cannot have sent."""
+    if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
+        return Failure(*reply)
+    if isinstance(reply, dict) and _sound(reply, call):
+        return reply
+    raise Died("the process sent what is no answer of an environment")
+
+
+def _sound(reply: Mapping[Any, Any], call: Sequence[Any]) -> bool:
+    numbers = [reply.get(name, 0.0) for name in ("reward", "score", *CHANGES)]
+    numbers += [*(reply["log"].values() if isinstance(reply.get("log"), dict) else ())]
+    texts = [reply.get("says", ""), *(reply["results"] if isinstance(reply.get("results"), list) else ())]
+    known = {"open": {"says"}, "step": {"says", "reward", "done", "log"}, "tools": {"results"}, "end": {"score"}}[call[0]]
+    lacking = known - reply.keys() if call[0] != "end" else set()
+    return reply.keys() <= {*known, *CHANGES} and not lacking and all(map(_is_said, texts)) and all(
+        isinstance(number, float) and math.isfinite(number) for number in numbers)
+
+
+def _is_said(value: Any) -> bool:
+    return isinstance(value, str) or is_messages(value)
+
+
+def _stopped(stopped: Died | RewardLate, seconds: float) -> Failure:
+    if isinstance(stopped, RewardLate):
+        return Failure("timeout", f"no answer after {seconds:g} s; the process was killed")
+    return Failure("died", str(stopped))
+
+
+def _short(answer: Any) -> str:
+    text = repr(answer.message if isinstance(answer, Failure) else answer.get("says", answer))
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _cannot_start(spec: EnvironmentSpec, why: str) -> PlanError:
+    return PlanError.of("env-load", f"the process of the environment {spec.name} does not start, {TRIES} times in a row: "
+                        f"{why or f'no answer after {START:g} s'}", place=spec.place, expected="a process that loads the class and answers")

@@ -1,0 +1,259 @@
+"""A worker of environments: one process that holds episodes and answers calls of theirs. It sends one reply for each call, in their order,
+and ends with its parent.
+
+Run as ``python -m rlflow.rewards.environments.environment_worker PARENT REPLIES WALLS``, as workers of rewards are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.messages import CHANGES, fault, is_messages, mended, packed
+from rlflow.author.turn import Turn
+from rlflow.data.json_fields import given_back
+from rlflow.processes.clients.later import TimeLimit
+from rlflow.processes.clients.patience import within
+from rlflow.processes.declare import from_environment
+from rlflow.processes.watchdog import kin
+from rlflow.rewards import hints, values
+from rlflow.rewards.reward_worker import RequestWorker, begun
+from rlflow.rewards.scorers import user_module
+from rlflow.rewards.together import SideBySide
+
+LONGEST = 1 << 17  # characters that an environment says in a turn: longer text is cut
+LOGGED = 32  # most numbers of a turn's log
+
+Call = Sequence[Any]  # ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]
+
+
+def main() -> None:
+    """Take the command line, put up the walls, and answer requests until standard input is closed."""
+    EnvironmentWorker(*begun()).serve()
+
+
+class Refused(Exception):
+    """An answer of an environment that is none. cause: as of ``Failure``."""
+
+    def __init__(self, message: str, cause: str = "type") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class EnvironmentWorker(RequestWorker):
+    """Answers calls of episodes with the class that it has loaded."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        super().__init__(requests, replies)
+        self._make: Callable[[], Any] = lambda: None
+        self._later = False
+        self._episodes: dict[int, Any] = {}
+        self._together = SideBySide()
+
+    def load(self, key: str, packed: dict[str, Any]) -> None:
+        """Load the class, with its settings."""
+        kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
+        settings = {name: Path(value) if name in packed["paths"] else from_environment(value)
+                    for name, value in packed["settings"].items()}  # fmt: skip
+        self._make, self._later = lambda: kind(**settings), packed["later"]
+
+    def answers(self, request: dict[str, Any]) -> Iterator[Any]:
+        """The answer to each call; episodes that are over are dropped first."""
+        for over in request["over"]:
+            self._episodes.pop(over, None)
+        calls, seconds = request["calls"], request["seconds"]
+        return self._together.results([self._awaited(call, seconds) for call in calls]) if self._later else self._in_turn(calls, seconds)
+
+    def _in_turn(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
+        for call in calls:
+            with kin.here_alone(), within(seconds):
+                answer = self._attempted(call)
+            yield answer
+
+    def _attempted(self, call: Call) -> Any:
+        try:
+            return checked(call, self._called(call))
+        except BaseException as error:  # a user's method may raise anything, SystemExit included
+            self._failed(call[1])
+            return failed(error)
+
+    def _failed(self, number: int) -> Any:
+        """Drop an episode that has failed, and call its ``close``. Gives an awaitable where that is async."""
+        episode = self._episodes.pop(number, None)
+        with contextlib.suppress(Exception):  # why the episode failed is what counts
+            return _close(episode)
+        return None
+
+    async def _awaited(self, call: Call, seconds: float) -> Any:
+        """The answer to a call of an async method. Calls wait side by side; each has its own deadline."""
+        limit = TimeLimit(seconds)
+        try:
+            async with limit:
+                answer = self._called(call)
+                return checked(call, await answer if inspect.isawaitable(answer) else answer)
+        except BaseException as error:  # as above
+            if limit.expired():  # it is not asked for anything more
+                self._episodes.pop(call[1], None)
+                return ["timeout", f"no answer after {seconds:g} s"]
+            with contextlib.suppress(Exception):
+                if inspect.isawaitable(closing := self._failed(call[1])):
+                    await asyncio.wait_for(closing, seconds)
+            return failed(error)
+
+    def _called(self, call: Call) -> Any:
+        """Call the method of a call. Gives its value, or an awaitable of it for an async one."""
+        kind, number, *rest = call
+        if kind == "open":
+            columns, seed = rest
+            self._episodes[number] = self._make()
+            reset = getattr(self._episodes[number], "reset", None)
+            return reset(**given_back(columns), **({"seed": seed} if _takes_seed(reset) else {})) if reset is not None else None
+        if number not in self._episodes:  # it has no ``reset``
+            self._episodes[number] = self._make()
+        if kind == "step":
+            return self._episodes[number].step(*rest)
+        if kind == "tools":
+            return self._used(self._episodes[number], rest[0])
+        return self._ended(self._episodes.pop(number))
+
+    async def _used_later(self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        return [await used if inspect.isawaitable(used := _use(episode, name, arguments)) else used for name, arguments in calls]
+
+    def _used(self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str] | Awaitable[list[str]]:
+        """Use tools. Gives their results as text, in the order of the calls."""
+        return self._used_later(episode, calls) if self._later else [_use(episode, name, arguments) for name, arguments in calls]
+
+    def _ended(self, episode: Any) -> Any:
+        """The episode's own score, where it has one, or an awaitable of it; its ``close`` is called."""
+        if self._later:
+            return _ended_later(episode)
+        score = episode.score() if hasattr(episode, "score") else None
+        _close(episode)
+        return score
+
+
+async def _ended_later(episode: Any) -> Any:
+    score = episode.score() if hasattr(episode, "score") else None
+    score = await score if inspect.isawaitable(score) else score
+    if inspect.isawaitable(closing := _close(episode)):
+        await closing
+    return score
+
+
+def _close(episode: Any) -> Any:
+    return episode.close() if hasattr(episode, "close") else None
+
+
+def _takes_seed(reset: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(reset).parameters
+    return "seed" in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Use a tool. Gives its result: text as it is, anything else as JSON shows it. The text of an error that it raises is a result too,
+    since the model may call the tool in another way; but for an error of a service, which is none of the model's making."""
+    try:
+        result = getattr(episode, name)(**arguments)
+    except Exception as error:
+        if is_service_error(error):
+            raise
+        return as_result(error)
+    return _awaited_tool(result) if inspect.isawaitable(result) else shown(result)
+
+
+async def _awaited_tool(result: Awaitable[Any]) -> str:
+    try:
+        return shown(await result)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        if is_service_error(error):
+            raise
+        return as_result(error)
+
+
+def is_service_error(error: BaseException) -> bool:
+    """Whether an error says that a service does not answer: of the network, also where a library has wrapped it in an error of its own, or
+    one that the author declares by ``service = True`` on its class."""
+    return any(getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError) for each in hints.causes(error))
+
+
+def as_result(error: Exception) -> str:
+    """An error of a tool as the model reads it."""
+    return f"{type(error).__name__}: {error}"
+
+
+def shown(value: Any) -> str:
+    """The result of a tool as text."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def failed(error: BaseException) -> list[str]:
+    """The cause and message of a call that raised."""
+    return [error.cause, str(error)] if isinstance(error, Refused) else values.raised(error)
+
+
+def checked(call: Call, answer: Any) -> dict[str, Any]:
+    """An answer as plain values. Raises Refused for what no environment may answer."""
+    kind = call[0]
+    if kind == "open":
+        said, changes = _said(answer if answer is not None else "", "reset")
+        return {"says": said, **changes}
+    if kind == "end":
+        return {} if answer is None else {"score": _number(answer, "score returned")}
+    if kind == "tools":
+        results = [_said(result, "a tool") for result in answer]
+        return {"results": [said for said, _ in results], **_together([changes for _, changes in results])}
+    if answer is None:
+        raise Refused("step returned None, as a method without a return does: return rlflow.Turn(…), and Turn(done=True) at the end")
+    if not isinstance(answer, Turn):
+        raise Refused(f"step returned {type(answer).__name__}, not a rlflow.Turn: Turn(says=…, reward=…, done=…)")
+    if answer.done not in (True, False):
+        raise Refused(f"Turn.done: found {answer.done!r}, expected True or False")
+    log = {str(name): float(value) for name, value in list(answer.log.items())[:LOGGED]
+           if isinstance(value, numbers.Real) and values.KEY.fullmatch(str(name)) and math.isfinite(value)}  # fmt: skip
+    (says, changes), reward = _said(answer.says, "Turn.says"), _number(answer.reward, "Turn.reward is")
+    return {"says": says, "reward": reward, "done": bool(answer.done), "log": log, **changes}
+
+
+def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0.0) for each in changes) for name in CHANGES if any(name in each for each in changes)}
+
+
+def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
+    """Text, or messages, as a tokenizer takes them, and what was changed for that, as in CHANGES. Raises Refused for anything else."""
+    value, replaced = mended(value)
+    changes = {"replaced": float(replaced)} if replaced else {}
+    if is_messages(value):
+        messages = [dict(message) for message in value]
+        if (over := len(packed(messages)) - LONGEST) > 0:
+            content = messages[-1].get("content") or ""
+            if len(content) < over:
+                raise Refused(f"{what}: found messages of more than {LONGEST} characters, of which the last has too few to be cut")
+            messages[-1]["content"], changes["cut"] = content[: len(content) - over], 1.0
+        return messages, changes
+    if not isinstance(value, str):
+        wrong = next(filter(None, map(fault, value)), "") if isinstance(value, list) else ""
+        found = f"found a message that is none: {wrong}" if wrong else f"found {type(value).__name__}"
+        raise Refused(f"{what}: {found}, expected text, or messages as [{{'role': …, 'content': …}}]")
+    return value[:LONGEST], changes | ({"cut": 1.0} if len(value) > LONGEST else {})
+
+
+def _number(value: Any, what: str) -> float:
+    number = values.number(value, what)
+    if isinstance(number, float):
+        return number
+    raise Refused(number[1], "overflow" if number[0] == "overflow" else "type")
+
+
+if __name__ == "__main__":
+    main()

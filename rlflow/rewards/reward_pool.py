@@ -1,0 +1,314 @@
+"""RewardPool: warm worker processes that score rows. A row that hangs or crashes loses its own score alone; the rows after it are scored by
+another process.
+
+Starting a process takes more processor time than most rewards take to score a batch. So the pool starts with one process, and adds others
+when rows have waited: up to the number of cores, and beyond it only where the processes mostly wait themselves, for a judge elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlflow.data.scorer import ScorerSpec
+from rlflow.errors import PlanError
+from rlflow.rewards.confinement import STRICT, Confinement
+from rlflow.rewards.forms import FORMS
+from rlflow.rewards.scorers import BUILT_IN
+from rlflow.rewards.values import KEY, LONGEST, OTHERS
+from rlflow.rewards.worker_pool import GRACE, START, TRIES, Died, Idle, Load, RewardLate, Slot, WorkerPool, in_worker
+
+if TYPE_CHECKING:
+    from rlflow.rewards.remote import RemoteReward
+
+CHUNK = 32  # rows of one message at most
+GROWTH = 0.5  # seconds, summed over all calls, that rows wait for ready processes before another process is started
+STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
+ALTOGETHER = 32  # most processes of a pool whose size nobody named
+IDLE = 0.5  # share of the time that processes compute, or would if they had a core, below which they are waiting
+AT_ONCE = 64  # most rows of one message to an async function
+NAN = float("nan")
+CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")  # why a score is missing; see Results
+
+
+@dataclass
+class Results:
+    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not finite), overflow (finite, and
+    too large for float32), type (no number), raised, timeout, died."""
+
+    values: list[float]  # one score for each row, in order; NaN where it is missing
+    missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
+    first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
+    others: dict[str, list[float]] = field(default_factory=dict)  # key → a number of each row beside its score; NaN where it has none
+    answers: dict[int, str] = field(default_factory=dict)  # row → the answer that the scorer read out of its response, where it gave one
+
+
+@dataclass(eq=False)
+class _Call:
+    """One request that is under way: threads of slots put results, one thread waits for all of them."""
+
+    scorer: ScorerSpec
+    names: tuple[str, ...]  # columns of the rows
+    rows: Sequence[Sequence[Any]]  # values of these columns, for each row
+    timeout: float  # seconds for each row
+    results: Results
+    left: int  # rows without a result
+    done: threading.Event = field(default_factory=threading.Event)  # set when all rows have a result, or the call has failed
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    error: BaseException | None = None  # what ended the call as a whole
+
+    def put(self, row: int, reply: Any) -> None:
+        """Store the result of a row: a number, a number with others or an answer beside it, or (cause, message)."""
+        with self.lock:
+            if isinstance(reply, dict):
+                for key, number in reply.get("others", {}).items():
+                    self.results.others.setdefault(key, [NAN] * len(self.rows))[row] = number
+                if "answer" in reply:
+                    self.results.answers[row] = reply["answer"]
+                reply = reply["score"]
+            if isinstance(reply, float):
+                self.results.values[row] = reply
+            else:
+                cause, message = reply
+                self.results.missing[cause] += 1
+                self.results.first.setdefault(cause, message)
+            self.left -= 1
+            if not self.left:
+                self.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error; the first one counts."""
+        self.error = self.error or error
+        self.done.set()
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Adjacent rows of a call that go to one worker in one message."""
+
+    call: _Call
+    rows: range
+    tries: int = 0  # workers that have died before the first of these rows
+
+
+class RewardPool(WorkerPool[_Chunk]):
+    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run; without a number, as
+    many as suit the machine and the rewards. The first process starts with the first request. Several threads may use the pool at once.
+    ``confinement``: what users' rewards may do. ``clock``: gives the seconds that deadlines of rows count."""
+
+    def __init__(
+        self, workers: int | None = None, confinement: Confinement = STRICT, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__("reward", "the reward pool is closed", "rlflow.rewards.reward_worker", confinement, clock=clock)
+        self.cores = max(2, os.cpu_count() or 1)
+        self.workers, self._named = workers or max(self.cores, ALTOGETHER), workers is not None
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._remotes: dict[str, RemoteReward] = {}  # by URL
+        self._waited = 0.0
+        self._counted = (0.0, 0.0)  # when the pool last grew: seconds of processor time of its processes, and the time
+
+    def score(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
+        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds for each row. Raises PlanError where the
+        scorer cannot be loaded."""
+        return self.wait(self.submit(scorer, names, rows, timeout))
+
+    def submit(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
+        """Start scoring rows; see ``score``. ``wait`` gives the results."""
+        with self.lock:
+            self.check_open()
+            if not self.slots:
+                _refuse_in_worker()
+                self.begin(_RewardSlot(self, self._chunks))
+        call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
+        processes = self.workers if self._named else max(self.cores, len(self.slots))
+        size = AT_ONCE if scorer.settings.get("later") else min(CHUNK, max(1, len(rows) // (4 * processes)))
+        for start in range(0, len(rows), size):
+            self.put(self._chunks, _Chunk(call, range(start, min(start + size, len(rows)))))
+        if not rows:
+            call.done.set()
+        return call
+
+    def wait(self, call: _Call) -> Results:
+        """The results of a submitted call, once all rows have one. Raises what ended the call, PlanError for a scorer that cannot be
+        loaded and RuntimeError for a closed pool."""
+        try:
+            while not call.done.wait(STEP):
+                self._grow(call.scorer)
+        except BaseException:  # interrupted: its other rows need not be scored
+            call.fail(RuntimeError("no one waits for these rewards"))
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.results
+
+    def close(self) -> None:
+        """Kill all workers. Scoring under way raises RuntimeError."""
+        for remote in self._remotes.values():
+            remote.close()
+        super().close()
+
+    def remote(self, url: str) -> RemoteReward:
+        """The connection to the server at ``url``, one for all rewards; it ends with the pool."""
+        from rlflow.rewards.remote import RemoteReward
+
+        with self.lock:
+            if url not in self._remotes:
+                self._remotes[url] = RemoteReward(url)
+            return self._remotes[url]
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _grow(self, scorer: ScorerSpec) -> None:
+        """Count the wait, and add slots when waits have summed up. None is added while a process still loads: it would only be slowed
+        down."""
+        with self.lock:
+            if len(self.slots) < self.workers and not self.closed.is_set() and all(_has(slot, scorer) for slot in self.slots):
+                self._waited += STEP
+                if self._waited >= GROWTH:
+                    self._waited = 0.0
+                    for _ in range(self._more()):
+                        self.begin(_RewardSlot(self, self._chunks))
+
+    def _more(self) -> int:
+        """How many slots to add now that rows have waited: all of a number that was named; else one up to the number of cores, and beyond
+        it as many as there are where the processes mostly wait."""
+        count = len(self.slots)
+        if self._named:
+            return self.workers - count
+        before, self._counted = self._counted, (computed(self.pids()), time.monotonic())
+        if count < self.cores:
+            return 1
+        used, passed = (now - then for now, then in zip(self._counted, before, strict=True))
+        return min(count, self.workers - count) if used < IDLE * passed * count else 0
+
+
+class _RewardSlot(Slot[_Chunk]):
+    """Scores chunks of rows. A process that dies or is late at a row gives that row the cause."""
+
+    def do(self, job: _Chunk) -> None:
+        if job.call.error is not None:
+            return
+        scored = 0
+        try:
+            for scored, reply in enumerate(self._scores(job), 1):
+                job.call.put(job.rows[scored - 1], reply)
+        except Idle as stopped:
+            if job.tries + 1 == TRIES:
+                raise _cannot_start(job.call.scorer, stopped) from None
+            self.pool.put(self.jobs, replace(job, tries=job.tries + 1))
+        except (Died, RewardLate) as stopped:
+            self._go_on(job.call, job.rows[scored:], len(job.rows) > 1, stopped)
+
+    def fail(self, job: _Chunk, error: BaseException) -> None:
+        job.call.fail(error)
+
+    def _scores(self, chunk: _Chunk) -> Iterator[Any]:
+        """The results of the rows, each as soon as it is there."""
+        call, load = chunk.call, _load(chunk.call.scorer)
+        request = {"key": load.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows], "timeout": call.timeout}
+        seconds = call.timeout + (GRACE if _is_together(call.scorer) else 0)
+        return self.feed(load, request, seconds, repeat(partial(_verdict, built_in=load.built_in), len(chunk.rows)))
+
+    def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
+        """Have the rows scored that are left after a process has died or was late at the first of them. ``several``: whether the process
+        had several rows."""
+        if _is_together(call.scorer) and several:  # any of the rows may be the one: each is scored by itself
+            for unknown in left:
+                self.pool.put(self.jobs, _Chunk(call, range(unknown, unknown + 1)))
+            return
+        if left[1:]:
+            self.pool.put(self.jobs, _Chunk(call, left[1:]))
+        call.put(left[0], _cause(stopped, call.timeout))
+
+
+def _load(scorer: ScorerSpec) -> Load:
+    name, file = f"reward {_named(scorer)}", scorer.settings.get("file", "")
+    return Load(scorer.key, scorer.packed, file, scorer.kind in BUILT_IN, "reward-load", name)
+
+
+def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
+    """Whether the slot's process has loaded the scorer."""
+    process = slot.processes.get(scorer.kind in BUILT_IN)
+    return process is not None and scorer.key in process.loaded
+
+
+def computed(processes: Sequence[int]) -> float:
+    """Seconds of processor time that processes have taken, and seconds in which they could not go on because others had the processor:
+    on a busy machine a process that computes would otherwise look like one that waits (Linux tells it; elsewhere the first alone)."""
+    import psutil
+
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += sum(psutil.Process(process).cpu_times()[:2])
+        for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, LookupError):
+                total += int(path.read_text().split()[1]) / 1e9
+    return total
+
+
+def _is_together(scorer: ScorerSpec) -> bool:
+    """Whether the rows of one message are scored side by side or by one call, so that it cannot be told which of them holds up the
+    process."""
+    form = FORMS.get(scorer.settings.get("form", ""))
+    return bool(scorer.settings.get("later")) or (form is not None and form.batch)
+
+
+def _verdict(reply: Any, built_in: bool) -> Any:
+    """The reply where it can be a score: a finite number (from 0 to 1 for built-in scorers), or [cause, message] for a missing one. Raises
+    Died for any other reply, which no scorer can have sent."""
+    score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
+    if isinstance(score, float) and math.isfinite(score):
+        return reply if not built_in or 0 <= score <= 1 else ("type", f"the scorer gave {score:g}, not a number from 0 to 1")
+    if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
+        return reply
+    raise Died("the process sent what is no score")
+
+
+def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
+    """Whether the reply has a score, and beside it the answer of the response or, of users' functions, other numbers."""
+    others, answer = reply.get("others", {}), reply.get("answer", "")
+    if not {"score"} < reply.keys() <= {"score", "answer"} | (set() if built_in else {"others"}):
+        return False
+    if not isinstance(answer, str) or len(answer) > LONGEST or not isinstance(others, dict) or len(others) > OTHERS:
+        return False
+    return all(isinstance(key, str) and KEY.fullmatch(key) for key in others) and all(
+        isinstance(number, float) and math.isfinite(number) for number in others.values())
+
+
+def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:
+    if isinstance(stopped, RewardLate):
+        return "timeout", f"no score after {timeout:g} s; the process was killed"
+    return "died", str(stopped)
+
+
+def _cannot_start(scorer: ScorerSpec, stopped: Idle) -> PlanError:
+    why = str(stopped) or f"no answer after {START:g} s"
+    return PlanError.of("reward-load", f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
+                        expected="a process that loads the reward and answers")
+
+
+def _named(scorer: ScorerSpec) -> str:
+    name = scorer.settings.get("function") or scorer.settings.get("task") or scorer.kind
+    return f"'{name}'"
+
+
+def _refuse_in_worker() -> None:
+    if in_worker():
+        raise PlanError.of("reward-nested", "a reward's file starts a run when it is loaded", found="rlflow.run at its top level",
+                           expected="only definitions", remedy='put the run under: if __name__ == "__main__":')

@@ -1,0 +1,186 @@
+"""A reward worker: one process that loads scorers and scores rows. It sends one reply for each row, with the row's place, and ends with its
+parent.
+
+Run as ``python -m rlflow.rewards.reward_worker PARENT REPLIES WALLS``: the parent's process id, the descriptor that replies go to, and what the
+process may do, as JSON (``Confinement.words``). Requests come on standard input. Both are moved out of reach, so that what user code reads
+or prints cannot disturb them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlflow.data.json_fields import given_back
+from rlflow.processes.clients.patience import within
+from rlflow.processes.sandbox import walls
+from rlflow.processes.watchdog import kin
+from rlflow.rewards import alone, frames, scorers, values
+from rlflow.rewards.forms import OPENRLHF, by_batch
+
+if TYPE_CHECKING:
+    from rlflow.rewards.together import SideBySide
+
+BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
+
+
+def main() -> None:
+    """Take the command line, put up the walls, and answer requests until standard input is closed."""
+    RewardWorker(*begun()).serve()
+
+
+def begun() -> tuple[int, int]:
+    """Begin a process as its command line says: tie it to its parent, move requests and replies out of reach, put up the walls. Gives the
+    descriptors of both."""
+    parent, replies = int(sys.argv[1]), int(sys.argv[2])
+    kin.die_with(parent)
+    requests = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.set_inheritable(replies, False)
+    confine(json.loads(sys.argv[3]))
+    return requests, replies
+
+
+def confine(words: dict[str, Any]) -> None:
+    """Put up the walls around this process that ``words`` asks for (``Confinement.words``): those of built-in scorers, or those of users'
+    rewards."""
+    if words["built_in"]:
+        walls.around_scorers(words["folder"])
+    else:
+        walls.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
+
+
+class RequestWorker:
+    """Loads what requests name and answers requests, with one reply for each part of a request. ``requests`` and ``replies`` are
+    descriptors. A kind of worker says what it loads and how it answers."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        self._requests, self._replies = requests, replies
+
+    def load(self, key: str, packed: dict[str, Any]) -> None:
+        """Load what a request calls ``key``. May raise anything."""
+        raise NotImplementedError
+
+    def answers(self, request: dict[str, Any]) -> Iterator[Any]:
+        """The answer to each part of a request, in order, as soon as it is there."""
+        raise NotImplementedError
+
+    def serve(self) -> None:
+        """Answer requests until their stream ends."""
+        reader = frames.FrameReader(limit=1 << 32)
+        while data := os.read(self._requests, 1 << 20):
+            reader.feed(data)
+            while (body := reader.next()) is not None:
+                self._answer(frames.unpacked(body))
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        """Answer one request. A child that a function forks and that returns from the function ends there: this process alone replies."""
+        number = request["number"]
+        if "load" in request:
+            with kin.here_alone():
+                reply = self._loaded(request)
+            self._reply(frames.reply(number, frames.WHOLE, reply))
+            return
+        self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
+        for place, answer in enumerate(self.answers(request)):
+            self._reply(frames.reply(number, place, answer))  # at once: whoever waits counts the time of the next one
+
+    def _loaded(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self.load(request["key"], request["load"])
+        except BaseException as error:  # a user's file may raise anything, SystemExit included
+            return {"failed": values.message(error), "line": line_of(error, request["file"])}
+        return {"loaded": request["key"]}
+
+    def _reply(self, message: Any) -> None:
+        unsent = memoryview(frames.packed(message))
+        while unsent:
+            unsent = unsent[os.write(self._replies, unsent) :]
+
+
+class RewardWorker(RequestWorker):
+    """Scores rows with the scorers that it has loaded."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        super().__init__(requests, replies)
+        self._scorers: dict[str, tuple[dict[str, Any], scorers.Score]] = {}
+        self._async: SideBySide | None = None
+
+    def load(self, key: str, packed: dict[str, Any]) -> None:
+        """Build a scorer from its kind and settings."""
+        self._scorers[key] = (packed, scorers.build(packed["kind"], packed["settings"]))
+
+    def answers(self, request: dict[str, Any]) -> Iterator[Any]:
+        """The verdict on each row."""
+        described, scorer = self._scorers[request["key"]]
+        rows = [given_back(dict(zip(request["names"], values, strict=True))) for values in request["rows"]]
+        with _memory(described["kind"]):
+            yield from self._scores(described, scorer, rows, request["timeout"])
+
+    def _scores(
+        self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row], timeout: float
+    ) -> Iterator[Any]:
+        if described["settings"].get("later"):
+            from rlflow.rewards.together import SideBySide  # loads asyncio, which other rewards do without
+
+            self._async = self._async or SideBySide()
+            with kin.here_alone():
+                yield from self._async.scores(scorer, rows, timeout)
+            return
+        if described["settings"].get("form") == OPENRLHF.project:
+            with kin.here_alone(), within(timeout):
+                yield from by_batch(scorer, rows)
+            return
+        for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
+            if apart:
+                yield from alone.judged([partial(_score, scorer, row) for row in portion], (self._requests, self._replies))
+                continue
+            for row in portion:
+                with kin.here_alone(), within(timeout):
+                    score = _score(scorer, row)
+                yield score
+
+
+def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
+    """The verdict on the row; see ``values.verdict``."""
+    try:
+        return values.verdict(scorer(**row))
+    except BaseException as error:  # a user's function may raise anything, SystemExit included
+        return values.raised(error)
+
+
+@contextlib.contextmanager
+def _memory(kind: str) -> Iterator[None]:
+    """While inside, limit the memory that a built-in scorer may allocate. Users' functions are not limited: they may hold a model."""
+    if kind == "function" or sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as sizes:
+        limit = int(sizes.read().split()[0]) * resource.getpagesize() + BUILT_IN_MEMORY
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def line_of(error: BaseException, file: str) -> int:
+    """The last line of the user's file that the error went through."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or 1
+    return next((frame.lineno or 1 for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == file), 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Worker processes and the pool that keeps them: messages with deadlines, what a process prints, a kill that ends its children too, and the
+start of the next one."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rlflow.errors import Place, PlanError, printable
+from rlflow.processes.children import Child
+from rlflow.processes.deadline import LOOK, Deadline
+from rlflow.processes.watchdog import kin
+from rlflow.rewards import frames
+from rlflow.rewards.confinement import MARK, STRICT, Confinement
+
+TAIL = 4096  # bytes kept of what a worker prints
+START = 120.0  # seconds for a worker to start, load what it needs and take a request
+GRACE = 1.0  # seconds beyond a deadline after which a process whose requests wait side by side is killed
+TRIES = 3  # workers in a row that may end while they load, or before they take a request
+
+Hear = Callable[[bytes], object]
+Job = TypeVar("Job")
+
+
+class Died(Exception):
+    """The worker process ended, closed its end of the pipe, or sent what is no reply."""
+
+
+class RewardLate(Exception):
+    """The worker process did not answer by the deadline."""
+
+
+class Idle(Exception):
+    """A worker process ended before it took its request, so that no part of the request is at fault."""
+
+
+def in_worker() -> bool:
+    """Whether this process is a reward worker. A user's file that starts a run when it is loaded must not start one there."""
+    return MARK in os.environ
+
+
+class WorkerProcess:
+    """A running worker in a private folder, for built-in scorers or for users' rewards. The thread that makes it must live as long as it:
+    on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker prints."""
+
+    def __init__(
+        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        program: str = "rlflow.rewards.reward_worker", clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines count."""
+        self.built_in, self._hear, self._clock = built_in, hear, clock
+        self._folder, name = _own_folder(), secrets.token_hex(8)
+        replies, far_end = os.pipe()
+        command = [sys.executable, "-u", "-P", "-m", program, str(os.getpid()), str(far_end),
+                   confinement.words(built_in, self._folder)]  # fmt: skip
+        try:
+            self.child = Child(command, name, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                               pass_fds=(far_end,), cwd=self._folder,
+                               env=confinement.environment(built_in, self._folder, name))  # fmt: skip
+        except BaseException:
+            os.close(replies)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(far_end)
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
+        self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
+        self.loaded: set[str] = set()  # keys of what it has loaded
+        self._number = secrets.randbits(32)  # number of the last request; it starts at random so that user code cannot guess it
+        self._events = selectors.DefaultSelector()
+        for descriptor in (self._requests, self._output, self._replies):
+            os.set_blocking(descriptor, False)
+        for descriptor in (self._output, self._replies):
+            self._events.register(descriptor, selectors.EVENT_READ)
+
+    def send(self, message: dict[str, Any], seconds: float) -> None:
+        """Send a request. Raises Died where the process has ended, RewardLate where it does not take the whole message in time."""
+        self._number += 1
+        unsent, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds, self._clock)
+        self._events.register(self._requests, selectors.EVENT_WRITE)
+        try:
+            while unsent:
+                self._wait(until)
+                with contextlib.suppress(BlockingIOError):
+                    unsent = unsent[os.write(self._requests, unsent) :]
+        except BrokenPipeError:
+            raise Died(self._last_words()) from None
+        finally:
+            self._events.unregister(self._requests)
+
+    def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
+        """The reply to the last request, or to the row at ``place`` of it. Raises RewardLate after so many seconds, and Died where the
+        process has ended, or user code has broken the stream or replied for another row."""
+        until = Deadline(seconds, self._clock)
+        try:
+            while (body := self._reader.next()) is None:
+                self._wait(until)
+            number, replied_place, reply = frames.unpacked(body)
+            if self._output in self._events.get_map():
+                self._take(self._output)  # what it printed before it replied may be the last that anybody reads
+        except (ValueError, TypeError) as error:
+            raise Died(f"the process sent what is no reply: {error}") from None
+        if (number, replied_place) != (self._number, place):
+            raise Died("the process sent a reply to something else")
+        return reply
+
+    def _wait(self, until: Deadline) -> None:
+        """Read what the process has sent and printed; wait for it until the deadline. Looks once more after the deadline."""
+        seconds = until.left()
+        events = self._events.select(min(max(seconds, 0), LOOK))
+        for key, _ in events:
+            if key.fd != self._requests:
+                self._take(key.fd)
+        if not events and (seconds <= 0 or self.child.poll() is not None):
+            raise RewardLate if seconds <= 0 else Died(self._last_words())
+
+    def _take(self, descriptor: int) -> None:
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        if descriptor == self._output:
+            self._tail = (self._tail + data)[-TAIL:]
+            self._hear(data)
+            if not data:
+                self._events.unregister(descriptor)
+        elif data:
+            self._reader.feed(data)
+        else:
+            raise Died(self._last_words())
+
+    def _last_words(self) -> str:
+        """A text that says how the process ended, with the end of its output."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(0.5)
+        code = self.child.returncode
+        with contextlib.suppress(BlockingIOError, OSError):
+            data = os.read(self._output, 1 << 16)
+            self._tail = (self._tail + data)[-TAIL:]
+            self._hear(data)
+        ending = "closed its pipe" if code is None else f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
+        printed = printable(self._tail.decode(errors="replace")).strip()
+        return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
+
+    def signal_group(self) -> None:
+        """Kill the process and its process group, from any thread; ``kill`` ends descendants that have left the group."""
+        self.child.note_descendants()
+        self.child.signal_group()
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started, also in other sessions, and wait until it is gone."""
+        self.child.note_descendants()
+        self.child.end()
+        with contextlib.suppress(BlockingIOError, OSError):  # what it printed after its last reply
+            self._hear(os.read(self._output, 1 << 16))
+        self._events.close()
+        os.close(self._replies)
+        for stream in (self.child.stdin, self.child.stdout):
+            assert stream is not None
+            stream.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a process loads before it takes a request."""
+
+    key: str  # by which a process knows it again
+    packed: Mapping[str, Any]  # plain values from which the worker makes it
+    file: str  # of the user; empty where there is none
+    built_in: bool  # whether it comes with rlflow, so that a process of its own kind runs it
+    rule: str  # of the error for what cannot be loaded
+    name: str  # in messages
+
+    def cannot(self, reply: Mapping[str, Any]) -> PlanError:
+        """The error for a worker's reply that it cannot load this."""
+        return PlanError.of(self.rule, f"the {self.name} cannot be loaded: {reply['failed']}",
+                            place=Place(self.file, reply["line"]) if self.file else None,
+                            remedy="its file must load by itself: python FILE")
+
+
+class WorkerPool(Generic[Job]):
+    """Slots with worker processes, which start with the first job and end with the pool. Several threads may use it at once. ``name``: of
+    its threads. ``closed``: the message of the error for a closed pool. ``program``: the module that processes run. ``confinement``: what
+    users' code may do. ``clock``: gives the seconds that deadlines count."""
+
+    def __init__(
+        self, name: str, closed: str, program: str, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.hear = name, hear  # ``hear`` is called with what processes print, from several threads
+        self.program, self.confinement, self.clock = program, confinement, clock
+        self.slots: list[Slot[Job]] = []
+        self.closed = threading.Event()
+        self.lock = threading.Lock()  # around starts of slots and jobs, so that none comes after the end
+        self._message = closed
+
+    def begin(self, slot: Slot[Job]) -> None:
+        """Start a slot. The caller has the lock. Raises RuntimeError for a closed pool."""
+        self.check_open()
+        if not self.slots:
+            atexit.register(self.close)
+        self.slots.append(slot)
+        slot.start()
+
+    def check_open(self) -> None:
+        """Raises RuntimeError for a closed pool."""
+        if self.closed.is_set():
+            raise RuntimeError(self._message)
+
+    def put(self, jobs: queue.SimpleQueue[Job | None], job: Job) -> None:
+        """Hand a job to the slots that take from ``jobs``. Raises RuntimeError for a closed pool."""
+        with self.lock:
+            self.check_open()
+            jobs.put(job)
+
+    def close(self) -> None:
+        """Kill all processes. Jobs under way fail with RuntimeError."""
+        with self.lock:
+            self.closed.set()
+        slots = [*self.slots]
+        for slot in slots:
+            slot.stop()
+        for slot in slots:
+            slot.join()
+        atexit.unregister(self.close)
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [process.child.pid for slot in [*self.slots] for process in [*slot.processes.values()]]
+
+
+class Slot(threading.Thread, Generic[Job]):
+    """A thread that does jobs with up to two worker processes, one for users' code and one for built-in scorers: it starts them, sends
+    them requests, kills them at a deadline and starts the next ones. A kind of pool says how its jobs are done."""
+
+    def __init__(self, pool: WorkerPool[Job], jobs: queue.SimpleQueue[Job | None]) -> None:
+        super().__init__(name=pool.name, daemon=True)
+        self.pool, self.jobs = pool, jobs
+        self.processes: dict[bool, WorkerProcess] = {}  # key: whether the process is for built-in scorers
+        self._guard = threading.Lock()
+
+    def do(self, job: Job) -> None:
+        """Do a job. What it raises goes to ``fail``."""
+        raise NotImplementedError
+
+    def fail(self, job: Job, error: BaseException) -> None:
+        """End a job with an error, which the thread that waits for it raises."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Do jobs until ``stop``, then end the processes."""
+        while (job := self.jobs.get()) is not None:
+            try:
+                self.do(job)
+            except BaseException as error:
+                self.fail(job, error)
+        for built_in in (True, False):
+            self.kill(built_in)
+
+    def stop(self) -> None:
+        """Kill the slot's processes, and let the thread end. Called from another thread."""
+        with self._guard:
+            for process in self.processes.values():
+                process.signal_group()
+        self.jobs.put(None)
+
+    def feed(self, load: Load, message: dict[str, Any], seconds: float, checks: Iterator[Callable[[Any], Any]]) -> Iterator[Any]:
+        """Send a request, and give its replies as soon as they are there, each within ``seconds`` and as the next of ``checks`` gives it.
+        Raises Idle where a process ends before it takes the request, Died and RewardLate where it ends or is late after that, PlanError
+        for what cannot be loaded and RuntimeError for a closed pool."""
+        try:
+            process = self._ready(load)
+            process.send(message, START)
+            process.receive(START)
+        except (Died, RewardLate) as stopped:
+            self._ended(load)
+            raise Idle(str(stopped)) from None
+        try:
+            for place, check in enumerate(checks):
+                yield check(process.receive(seconds, place))
+        except (Died, RewardLate):
+            self._ended(load)
+            raise
+
+    def kill(self, built_in: bool) -> None:
+        """Kill a process; the next request starts another."""
+        with self._guard:
+            process = self.processes.pop(built_in, None)
+        if process is not None:
+            process.kill()
+
+    def _ready(self, load: Load) -> WorkerProcess:
+        """The slot's process, with what is to be loaded."""
+        pool = self.pool
+        with self._guard:
+            pool.check_open()
+            if (process := self.processes.get(load.built_in)) is None:
+                process = WorkerProcess(load.built_in, pool.confinement, lambda data: pool.hear(data), pool.program, pool.clock)
+                self.processes[load.built_in] = process
+        if load.key not in process.loaded:
+            process.send({"key": load.key, "file": load.file, "load": load.packed}, START)
+            reply = process.receive(START)
+            if "failed" in reply:
+                raise load.cannot(reply)
+            process.loaded.add(load.key)
+        return process
+
+    def _ended(self, load: Load) -> None:
+        self.kill(load.built_in)
+        self.pool.check_open()
+
+
+def _own_folder() -> str:
+    """Make an empty folder that this user alone can read. Where this process is killed, the run's watchdog removes the folder, which it
+    knows by its name."""
+    run = os.environ.get(kin.MARK, "").rpartition("/")[2]
+    return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

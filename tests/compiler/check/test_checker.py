@@ -1,0 +1,159 @@
+"""The checker: one fixture file per kind of mistake, whose wrong lines end in ``# <- code``. Beside it lies what is found, as JSON:
+the parts of each problem but for those of ``USUAL``, with which staleness, and in which trace of several where that is not the first."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+from sources import ROOT
+
+from rlflow.author.load import load_flow
+from rlflow.cli.new import write_new
+from rlflow.compiler.check.checker import check
+from rlflow.compiler.trace import arguments, compile, evaluation, rules, symbols
+from rlflow.errors import FlowError, PlanError, Problem
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FILES = sorted(path.stem for path in FIXTURES.glob("*.py"))
+USUAL = {"nearest": None, "variant": "", "severity": "error"}
+PARTS = ("code", "found", "expected", "remedy", *USUAL)
+
+
+def expected(name: str) -> dict[str, object]:
+    return json.loads((FIXTURES / f"{name}.json").read_text())
+
+
+def findings(name: str) -> tuple[Problem, ...]:
+    known = expected(name)
+    try:
+        flow = load_flow(str(FIXTURES / f"{name}.py"))
+        reports = [check(flow, staleness=known.get("staleness", 0)) for _ in range(known.get("traces", 1))]
+    except (FlowError, PlanError) as error:
+        return error.problems
+    return reports[-1].problems
+
+
+def marks(name: str) -> set[tuple[str, int]]:
+    lines = (FIXTURES / f"{name}.py").read_text().splitlines()
+    return {(code, number) for number, line in enumerate(lines, 1) for code in re.findall(r"# <- ([\w-]+)", line)}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mistake_is_found_at_its_line_with_what_to_write_instead(name):
+    found = findings(name)
+    assert [{part: getattr(problem, part) for part in PARTS} for problem in found] == [USUAL | one for one in expected(name)["findings"]]
+    assert {(problem.code, problem.place.line) for problem in found} == marks(name)
+    assert {problem.place.path for problem in found} == {str(FIXTURES / f"{name}.py")}
+
+
+def test_every_fixture_has_its_findings():
+    assert sorted(path.stem for path in FIXTURES.glob("*.json")) == FILES
+    assert all(expected(name)["findings"] for name in FILES)
+
+
+@pytest.mark.parametrize("module", [arguments, compile, evaluation, rules, symbols])
+def test_every_mistake_that_tracing_finds_has_a_fixture(module):
+    codes = set(re.findall(r'Problem\(\s*"([a-z-]+)"', inspect.getsource(module)))
+    shown = {finding["code"] for name in FILES for finding in expected(name)["findings"]}
+    # of flags, of a stage of a state, of environments: test_sampling.py, test_compile.py, binding/test_environments.py
+    assert codes - shown <= {"no-such-generate", "state-dispatch", "env-role", "env-lengths"}
+    assert codes & shown
+
+
+def test_errors_come_first_then_warnings_then_notes_by_line():
+    found = findings("many")
+    assert [p.severity for p in found] == ["error"] * (len(found) - 1) + ["warning"]
+    lines = [p.place.line for p in found if p.severity == "error"]
+    assert lines == sorted(lines)
+
+
+def test_a_definition_is_named_beside_the_call():
+    problem = findings("column_misspelt")[0]
+    assert (problem.place.line, problem.definition.line) == (21, 6)
+    assert str(problem).splitlines()[:2] == [
+        f"{problem.place}: stage 'place' needs column 'score', which the batch has not",
+        f"  defined:  {problem.definition}",
+    ]
+
+
+def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
+    source = (FIXTURES / "setting_range_verb.py").read_text()
+    broken = source.replace("generate(prompts, samples=0,", "generate(\n        prompts,\n        samples=0,\n       ")
+    (tmp_path / "broken.py").write_text(broken)
+    line = next(number for number, text in enumerate(broken.splitlines(), 1) if "generate(" in text)
+    assert {p.place.line for p in check(load_flow(str(tmp_path / "broken.py"))).errors} == {line}
+
+
+# -- settings, from the file and from flags --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "code", "found", "expected", "nearest"),
+    [
+        ("--hp.bta", "0.2", "unknown-setting", "bta", "one of beta, samples", "--hp.beta"),
+        ("--hp.samples", "1", "setting-range", "'1'", "int >= 2: input should be greater than or equal to 2", None),
+        ("--hp.samples", "two", "setting-range", "'two'",
+         "int >= 2: input should be a valid integer, unable to parse string as an integer", None),
+        ("--hp.beta", "-1", "setting-range", "'-1'", "float >= 0: input should be greater than or equal to 0", None),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected, nearest):
+    from rlflow.cli.check import check_flow
+
+    with pytest.raises(PlanError) as caught:
+        check_flow(str(FIXTURES / "variant_number.py"), [flag, value])
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.found, problem.expected, problem.nearest) == (code, found, expected, nearest)
+    assert problem.remedy
+
+
+def test_given_settings_are_judged_and_so_is_each_changed_alone():
+    from rlflow.cli.check import check_flow
+
+    report = check_flow(str(FIXTURES / "variant_number.py"), ["--hp.beta", "0"])
+    assert [(p.code, p.variant) for p in report.errors] == [("missing-column", "")]
+    assert check_flow(str(FIXTURES / "variant_boolean.py"), ["--hp.use_critic=true"]).errors[0].variant == "use_critic=False"
+
+
+@pytest.mark.parametrize("value", ["groups", "tries"])
+def test_a_supply_of_rows_that_cannot_come_is_refused_not_waited_for(value):
+    # torchforge#557: a bound of 0 waited for ever
+    from rlflow.cli.check import check_flow
+
+    arguments = ["--hp.tries", "2", f"--hp.{value}", "0"] if value == "groups" else ["--hp.tries", "0"]
+    found = check_flow(str(FIXTURES / "torchforge_557.py"), arguments).errors
+    assert [(p.code, p.found, p.expected) for p in found] == [("setting-range", f"{value}=0", f"{value}: an integer of at least 1")]
+
+
+def test_a_staleness_of_none_is_synchronous_and_a_negative_one_admits_no_rows():
+    # torchforge#557: `max_policy_age: 0` waited for ever
+    flow = load_flow(str(FIXTURES / "stale.py"))
+    assert check(flow, staleness=0).ok
+    refused = [p for p in check(flow, staleness=-1).errors if p.code == "staleness-range"]
+    assert [(p.found, p.remedy) for p in refused] == [("--staleness -1", "--staleness 0")]
+
+
+def test_staleness_is_accepted_where_the_loss_corrects_for_it():
+    assert check(load_flow("ppo"), staleness=3).ok
+    assert check(load_flow("dapo"), staleness=3).ok
+
+
+def test_a_variant_that_fails_otherwise_is_dropped(tmp_path):
+    # with `tries` at 0 repeat is refused: that value is not meant, so what else it breaks is not reported
+    source = (FIXTURES / "torchforge_557.py").read_text().replace("tries: int = 0", "tries: int = 3")
+    (tmp_path / "fine.py").write_text(source)
+    assert check(load_flow(str(tmp_path / "fine.py"))).problems == ()
+
+
+def test_a_shipped_algorithm_has_no_findings():
+    files = sorted((ROOT / "algorithms").glob("[!_]*.py"))
+    assert files
+    for path in files:
+        assert [p for p in check(load_flow(str(path))).problems if p.severity != "note"] == [], path
+
+
+def test_the_file_that_new_writes_passes(tmp_path):
+    write_new(tmp_path / "mine.py")
+    assert check(load_flow(str(tmp_path / "mine.py"))).problems == ()

@@ -1,0 +1,97 @@
+"""What samples and health metrics show: the last columns of an iteration, and of several trained roles the rows of each."""
+
+
+import pytest
+import torch
+from sources import TESTS
+
+from rlflow import compare, flow, loss, row, stage
+from rlflow.algorithms.debate import debate
+from rlflow.algorithms.gdpo import gdpo
+from rlflow.algorithms.grpo import grpo
+from rlflow.author.load import load, load_flow
+from rlflow.compiler.graph.model import Column
+from rlflow.compiler.passes import plan
+from rlflow.compiler.passes.recording import judged, last, of_policies
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow, trace
+
+LINEAGE = load(TESTS / "execution" / "lineage.py")
+
+
+def makers(graph, columns):
+    """The node of each column, by the column's name."""
+    assert all(column.name == name for name, column in columns.items())
+    return {name: graph.nodes[column.node].name for name, column in columns.items()}
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "distill", "reward_model"])
+def test_with_one_policy_nothing_is_measured_by_role(name):
+    assert of_policies(compile_flow(load_flow(name)).graph) == {}
+
+
+def test_each_of_several_policies_has_the_columns_of_the_rows_that_it_learns_from():
+    program = compile_flow(LINEAGE.critique)
+    own = {role: makers(program.graph, columns) for role, columns in of_policies(program.graph).items()}
+    assert own == {
+        "solver": {"tokens": "solver.generate", "mask": "solver.generate", "finish": "solver.generate", "scores": "reward",
+                   "sampled_logprobs": "solver.generate", "logprobs": "solver.logprobs"},
+        "verifier": {"tokens": "verifier.generate", "mask": "verifier.generate", "finish": "verifier.generate", "scores": "reward#2",
+                     "sampled_logprobs": "verifier.generate", "logprobs": "verifier.logprobs"},
+    }
+    assert makers(program.graph, last(program.graph))["logprobs"] == "verifier.logprobs"
+
+
+def test_what_is_measured_by_role_is_held_to_the_end_of_an_iteration():
+    program = compile_flow(LINEAGE.critique)
+    made = plan(program)
+    (solver,) = (node.id for node in program.graph.nodes if node.name == "solver.generate")
+    assert {Column(solver, name) for name in ("tokens", "mask", "finish", "sampled_logprobs")} <= made.held_to_end
+    assert made.policies == of_policies(program.graph)
+    assert made.records == last(program.graph)
+
+
+@stage(gives={"scores": row(torch.float32)})
+def both(of_one, of_other):
+    return of_one + of_other
+
+
+@loss
+def policy_loss(new, advantages):
+    return -new.logprobs * advantages
+
+
+@flow
+def summed(prompts, actor, one, other):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= one(batch, gives="of_one")
+    batch |= other(batch, gives="of_other")
+    batch |= both(batch)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss)
+
+
+def names(graph, columns):
+    """``node.column`` of each."""
+    return [f"{graph.nodes[column.node].name}.{column.name}" for column in columns]
+
+
+def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_it_reads_of_them():
+    graph = trace(gdpo, None, TraceOptions(rewards=2)).program.graph
+    found = judged(graph, ())[""]
+    assert {role: names(graph, [column]) for role, column in found.rewards.items()} == {
+        "rewards_0": ["rewards_0.scores"], "rewards_1": ["rewards_1.scores"]}
+    assert names(graph, found.learned) == ["over_the_batch.advantages"]
+
+
+def test_one_reward_and_one_score_that_a_stage_makes_of_several_are_measured_as_scores():
+    for made, learned in ((grpo, "compare.advantages"), (summed, "compare.advantages")):
+        graph = compile_flow(made).graph
+        found = judged(graph, ())[""]
+        assert (found.rewards, names(graph, found.learned)) == ({}, [learned])
+
+
+def test_each_of_several_trained_roles_has_what_its_own_update_reads():
+    graph = compile_flow(debate).graph
+    found = judged(graph, ("one", "other"))
+    assert set(found) == {"one", "other"}
+    assert all(names(graph, columns.learned) for columns in found.values())
