@@ -26,6 +26,7 @@ slice: $(VENV)/ready-to-test
 
 lint: $(VENV)/ready-to-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 setup: $(VENV)/ready-to-test

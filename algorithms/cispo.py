@@ -1,8 +1,9 @@
 """Clipped Importance-Sampling Policy Optimization (MiniMax 2025, "MiniMax-M1").
 
-REINFORCE with GRPO's advantages: the ratio is a weight without gradient, cut at `ratio_cap`, so no token loses its gradient to
-the clip. `ratio_cap` is the largest ratio itself, not its distance from 1; there is no lower bound, as in the paper's runs.
-Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025).
+REINFORCE with GRPO's advantages: the ratio is a weight without gradient, cut at `ratio_cap`, so no token
+loses its gradient to the clip. `ratio_cap` is the largest ratio itself, not its distance from 1; there is no
+lower bound, as in the paper's runs. Differs from the paper in the truncated weights between sampler and
+trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,11 @@
 """Clip-Cov, and with `form="kl"` KL-Cov (Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning").
 
-GRPO in which the few tokens that lower the entropy most, those of high covariance between log-prob and advantage, are held back:
-Clip-Cov draws some of them and takes no gradient from them; KL-Cov takes the highest and, instead of the clip, charges them for
-moving. Differs from the paper in choosing the tokens once, over all rows of the iteration and by the log-probs before its first
-step, and in the truncated weights between sampler and trainer (Yao et al. 2025).
+GRPO in which the few tokens that lower the entropy most, those of high covariance between log-prob and
+advantage, are held back:
+Clip-Cov draws some of them and takes no gradient from them; KL-Cov takes the highest and, instead of the
+clip, charges them for moving. Differs from the paper in choosing the tokens once, over all rows of the
+iteration and by the log-probs before its first step, and in the truncated weights between sampler and trainer
+(Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ class ClipCov:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     form: Literal["clip", "kl"] = "clip"  # tokens held back get no gradient, or a charge for moving
-    share: Annotated[float, Ge(0), Le(1)] = 2e-4  # of all tokens, held back at most; one token at least, and none at 0
+    # of all tokens, held back at most; one token at least, and none at 0
+    share: Annotated[float, Ge(0), Le(1)] = 2e-4
     cov_low: float = 1.0  # "clip": tokens are drawn from those with a covariance above this
     cov_high: float = 5.0  # and below this
     beta: Annotated[float, Ge(0)] = 1.0  # "kl": price of one nat by which a token held back moves
@@ -47,7 +50,9 @@ def hold(logprobs, advantages, mask, *, form, share, low, high, generator):
     covariance = token_covariance(logprobs, advantages, mask)
     count = max(int(share * int(mask.sum())), 1 if share else 0)
     between = mask & (covariance > low) & (covariance < high)
-    held = largest_tokens(covariance, mask, count) if form == "kl" else drawn_tokens(between, count, generator)
+    held = (
+        largest_tokens(covariance, mask, count) if form == "kl" else drawn_tokens(between, count, generator)
+    )
     return held, {"held": held.float(), "covariance_max": covariance}
 
 
@@ -69,4 +74,6 @@ def clip_cov(prompts, actor, reward, hp=ClipCov()):
     batch |= truncated_weights(batch, cap=hp.is_cap)
     batch |= compare(batch)
     batch |= hold(batch, form=hp.form, share=hp.share, low=hp.cov_low, high=hp.cov_high)
-    actor.update(batch, policy_loss, form=hp.form, clip=hp.clip, beta=hp.beta, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch, policy_loss, form=hp.form, clip=hp.clip, beta=hp.beta, epochs=hp.epochs, minibatch=hp.minibatch
+    )

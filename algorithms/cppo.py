@@ -1,9 +1,10 @@
 """Completion Pruning Policy Optimization (Lin et al. 2025).
 
-GRPO that trains on the responses of each group with the largest absolute advantage alone: an update by the others would change little.
-They are dropped before the policy scores them, so that an iteration costs less. Differs from the paper in the averaging over all tokens
-(its own is per response), in having no KL term, and in the truncated weights between sampler and trainer (Yao et al. 2025); prompts that
-would fill up the freed places (its dynamic allocation) are a larger `--prompts`.
+GRPO that trains on the responses of each group with the largest absolute advantage alone: an update by the
+others would change little. They are dropped before the policy scores them, so that an iteration costs less.
+Differs from the paper in the averaging over all tokens (its own is per response), in having no KL term, and
+in the truncated weights between sampler and trainer (Yao et al. 2025); prompts that would fill up the freed
+places (its dynamic allocation) are a larger `--prompts`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from rlflow import choose, clipped_gain, compare, flow, loss, row, stage, trunca
 class CPPO:
     samples: Annotated[int, Ge(2)] = 16  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    kept: Annotated[int, Ge(1)] = 4  # responses of each group to train on, those of the largest absolute advantage
+    # responses of each group to train on, those of the largest absolute advantage
+    kept: Annotated[int, Ge(1)] = 4
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
@@ -28,7 +30,8 @@ class CPPO:
 
 @stage(gives={"magnitude": row("float32")})
 def magnitude(advantages, mask):
-    """The absolute advantage of a response, one number at all of its tokens. A missing score (NaN) is never among the largest."""
+    """The absolute advantage of a response, one number at all of its tokens. A missing score (NaN) is never
+    among the largest."""
     return torch.where(mask, advantages.abs(), 0.0).amax(1)
 
 

@@ -1,9 +1,10 @@
-"""A solver and a verifier that learn together (after RL Tango, Zha et al. 2025, "Reinforcing Generator and Verifier Together").
+"""A solver and a verifier that learn together (after RL Tango, Zha et al. 2025, "Reinforcing Generator and
+Verifier Together").
 
-The verifier reads each answer several times and says whether it is right. It is paid for being right about that, the solver for its score
-and for being believed; each row is compared with the others of its group, those of a prompt or of an answer. Differs from the paper in
-judging whole answers and not steps, in the plain sum of the two payments, and in the truncated weights between sampler and trainer
-(Yao et al. 2025).
+The verifier reads each answer several times and says whether it is right. It is paid for being right about
+that, the solver for its score and for being believed; each row is compared with the others of its group,
+those of a prompt or of an answer. Differs from the paper in judging whole answers and not steps, in the plain
+sum of the two payments, and in the truncated weights between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,19 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt, Le
 
-from rlflow import ask, clipped_gain, compare, flow, group, group_mean, loss, row, stage, text, truncated_weights
+from rlflow import (
+    ask,
+    clipped_gain,
+    compare,
+    flow,
+    group,
+    group_mean,
+    loss,
+    row,
+    stage,
+    text,
+    truncated_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,8 @@ def ask_verifier(prompt, completion, *, request):
 
 @stage(gives={"agrees": row("float32"), "believes": row("float32")})
 def judge(completion, scores, *, right, wrong, correct):
-    """Whether a reading is right about its answer, and whether it believes it. One without a verdict does neither."""
+    """Whether a reading is right about its answer, and whether it believes it. One without a verdict does
+    neither."""
     places = [(said.rfind(right), said.rfind(wrong)) for said in completion]
     yes, no = torch.tensor([y > n for y, n in places]), torch.tensor([n > y for y, n in places])
     agrees = torch.where(scores >= correct, yes, no).to(scores)

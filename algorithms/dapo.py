@@ -1,8 +1,9 @@
 """Decoupled Clip and Dynamic Sampling Policy Optimization (Yu et al. 2025).
 
-GRPO with a wider clip upwards, groups of equal scores replaced by fresh ones (dynamic sampling, `repeat`), a soft penalty for
-responses near the longest length, the mean over all tokens, and no KL. Differs from the paper in the truncated weights between
-sampler and trainer (Yao et al. 2025). A group is judged mixed by its scores before the penalty.
+GRPO with a wider clip upwards, groups of equal scores replaced by fresh ones (dynamic sampling, `repeat`), a
+soft penalty for responses near the longest length, the mean over all tokens, and no KL. Differs from the
+paper in the truncated weights between sampler and trainer (Yao et al. 2025). A group is judged mixed by its
+scores before the penalty.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ class DAPO:
     max_tokens: Annotated[int, Ge(1)] = 20480  # longest response
     groups: Annotated[int, Ge(1)] = 64  # mixed groups to train on in each iteration
     tries: Annotated[int, Ge(1)] = 10  # how often prompts are drawn for them at most
-    overlong: Annotated[int, Ge(0)] = 4096  # the last tokens before max_tokens, over which the penalty grows; 0 is none
+    # the last tokens before max_tokens, over which the penalty grows; 0 is none
+    overlong: Annotated[int, Ge(0)] = 4096
     penalty: Annotated[float, Ge(0)] = 1.0  # at max_tokens
     clip_low: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio downwards
     clip_high: Annotated[float, Gt(0)] = 0.28  # and upwards
-    dual_clip: Annotated[float, Gt(1)] | None = None  # largest ratio on a negative advantage (Ye et al. 2020); None: any
+    # largest ratio on a negative advantage (Ye et al. 2020); None: any
+    dual_clip: Annotated[float, Gt(1)] | None = None
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 512  # rows per optimizer step, over all ranks
@@ -37,7 +40,8 @@ def mixed(scores, group):
 
 @stage(gives="scores")
 def shorten(scores, mask, *, max_tokens, overlong, penalty):
-    """Soft over-long punishment (eq. 13), from 0 at max_tokens - overlong tokens down to -penalty at max_tokens and beyond."""
+    """Soft over-long punishment (eq. 13), from 0 at max_tokens - overlong tokens down to -penalty at
+    max_tokens and beyond."""
     excess = (mask.sum(1) - (max_tokens - overlong)).to(scores.dtype) / overlong
     return scores - penalty * excess.clamp(0, 1)
 
@@ -62,4 +66,12 @@ def dapo(prompts, actor, reward, hp=DAPO()):
     if hp.overlong:
         batch |= shorten(batch, max_tokens=hp.max_tokens, overlong=hp.overlong, penalty=hp.penalty)
     batch |= compare(batch)
-    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, dual=hp.dual_clip, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch,
+        policy_loss,
+        low=hp.clip_low,
+        high=hp.clip_high,
+        dual=hp.dual_clip,
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+    )

@@ -1,10 +1,11 @@
-"""Two players who answer, read each other, and answer again (Du et al. 2023, "Improving Factuality and Reasoning through Multiagent
-Debate"), trained by what comes of it (after MAPoRL, Park et al. 2025).
+"""Two players who answer, read each other, and answer again (Du et al. 2023, "Improving Factuality and
+Reasoning through Multiagent Debate"), trained by what comes of it (after MAPoRL, Park et al. 2025).
 
-One player opens, the other answers with the opening before it, and the first closes with both before it. A turn is paid its own score
-and a share of the mean score of the turns that come after it, so that a player also learns to help the other. It is compared with the
-same turn in the other debates on the prompt. Differs from the papers in that the players speak one after another, in having two players
-and a verifiable reward, and in the truncated weights between sampler and trainer (Yao et al. 2025).
+One player opens, the other answers with the opening before it, and the first closes with both before it. A
+turn is paid its own score and a share of the mean score of the turns that come after it, so that a player
+also learns to help the other. It is compared with the same turn in the other debates on the prompt. Differs
+from the papers in that the players speak one after another, in having two players and a verifiable reward,
+and in the truncated weights between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -35,12 +36,23 @@ def pass_on(prompt, completion, topic: text, *, request):
     return [f"{before} {answer}\n{request}\n{question}" for before, answer, question in said]
 
 
-@stage(gives={"opening_gain": row("float32"), "reply_gain": row("float32"), "closing_gain": row("float32")}, rows="group")
+@stage(
+    gives={"opening_gain": row("float32"), "reply_gain": row("float32"), "closing_gain": row("float32")},
+    rows="group",
+)
 def settle(scores, reply_scores: row("float32"), closing_scores: row("float32"), group, *, share):
     """The pay of each turn, less the mean pay of the same turn in the other debates on the prompt."""
     later = (reply_scores + closing_scores) / 2
-    pays = (1 - share) * scores + share * later, (1 - share) * reply_scores + share * closing_scores, closing_scores
-    return *(pay - leave_one_out(pay, group) for pay in pays), {"opening": scores, "reply": reply_scores, "closing": closing_scores}
+    pays = (
+        (1 - share) * scores + share * later,
+        (1 - share) * reply_scores + share * closing_scores,
+        closing_scores,
+    )
+    return *(pay - leave_one_out(pay, group) for pay in pays), {
+        "opening": scores,
+        "reply": reply_scores,
+        "closing": closing_scores,
+    }
 
 
 @stage(gives="advantages")
@@ -58,8 +70,12 @@ def policy_loss(new, logprobs, advantages, weights, *, clip):
 def debate(prompts, one, other, reward, hp=Debate()):
     prompts |= prompts.select("prompt").rename(prompt="topic")
     opening = one.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
-    reply = other.generate(ask(opening | pass_on(opening, request=hp.request), "question"), max_tokens=hp.max_tokens)
-    closing = one.generate(ask(reply | pass_on(reply, request=hp.request), "question"), max_tokens=hp.max_tokens)
+    reply = other.generate(
+        ask(opening | pass_on(opening, request=hp.request), "question"), max_tokens=hp.max_tokens
+    )
+    closing = one.generate(
+        ask(reply | pass_on(reply, request=hp.request), "question"), max_tokens=hp.max_tokens
+    )
     opening |= reward(opening)
     opening |= reward(reply, gives="reply_scores")
     opening |= reward(closing, gives="closing_scores")

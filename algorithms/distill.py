@@ -1,10 +1,12 @@
-"""On-policy distillation (Agarwal et al. 2024, GKD; Lu et al. 2025, Thinking Machines): the teacher judges each token of the student.
+"""On-policy distillation (Agarwal et al. 2024, GKD; Lu et al. 2025, Thinking Machines): the teacher judges
+each token of the student.
 
-The student samples; the advantage of a token is minus its reverse KL to the teacher, log p_teacher - log p_student, with no
-discount, so each token answers for itself. With `jsd` below 1 it is GKD's generalised Jensen-Shannon divergence that is descended, down
-to the forward KL at 0: of any sum over the vocabulary of p_student g(p_teacher / p_student), a token's advantage is u g'(u) - g(u) at its
-u = p_teacher / p_student. Differs from GKD in the policy gradient on the sampled token in place of the sum over
-the vocabulary, and from both in the clipped ratio and the truncated weights between sampler and trainer (Yao et al. 2025).
+The student samples; the advantage of a token is minus its reverse KL to the teacher, log p_teacher - log
+p_student, with no discount, so each token answers for itself. With `jsd` below 1 it is GKD's generalised
+Jensen-Shannon divergence that is descended, down to the forward KL at 0: of any sum over the vocabulary of
+p_student g(p_teacher / p_student), a token's advantage is u g'(u) - g(u) at its u = p_teacher / p_student.
+Differs from GKD in the policy gradient on the sampled token in place of the sum over the vocabulary, and from
+both in the clipped ratio and the truncated weights between sampler and trainer (Yao et al. 2025).
 """
 
 import math
@@ -21,7 +23,8 @@ from rlflow import clipped_gain, flow, kl, loss, stage, token, truncated_weights
 class Distill:
     samples: Annotated[int, Ge(1)] = 4  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    jsd: Annotated[float, Ge(0), Le(1)] = 1.0  # GKD's beta: 1 is the reverse KL, 0 the forward KL, what lies between a mixture of both
+    # GKD's beta: 1 is the reverse KL, 0 the forward KL, what lies between a mixture of both
+    jsd: Annotated[float, Ge(0), Le(1)] = 1.0
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
@@ -37,7 +40,8 @@ def judge(logprobs, teacher_logprobs: token(torch.float32), mask, *, jsd=1.0):
     if jsd == 0:
         advantages, divergence = log_u.exp() - 1, log_u.exp() * log_u
     else:
-        mixed = torch.logaddexp(log_u + math.log(jsd), torch.full_like(log_u, math.log(1 - jsd)))  # log of the mixture over the student
+        # log of the mixture over the student
+        mixed = torch.logaddexp(log_u + math.log(jsd), torch.full_like(log_u, math.log(1 - jsd)))
         advantages, divergence = (1 - jsd) * mixed, jsd * log_u.exp() * (log_u - mixed) - (1 - jsd) * mixed
     return torch.where(mask, advantages, 0.0), {"reverse_kl": reverse_kl, "divergence": divergence}
 

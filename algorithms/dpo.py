@@ -1,7 +1,8 @@
-"""Direct Preference Optimization (Rafailov et al. 2023), and with `form="ipo"` Identity Preference Optimization (Azar et al. 2024).
+"""Direct Preference Optimization (Rafailov et al. 2023), and with `form="ipo"` Identity Preference
+Optimization (Azar et al. 2024).
 
-Offline: the data have pairs, `chosen` and `rejected`. A response's margin is the sum of its tokens' log-ratios to the reference,
-for both forms; TRL divides IPO's by the length.
+Offline: the data have pairs, `chosen` and `rejected`. A response's margin is the sum of its tokens'
+log-ratios to the reference, for both forms; TRL divides IPO's by the length.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from rlflow import flow, loss, row, row_sum
 @dataclass(frozen=True)
 class DPO:
     beta: Annotated[float, Gt(0)] = 0.1  # how strongly the policy is held to the reference
-    form: Literal["sigmoid", "ipo"] = "sigmoid"  # logistic loss of the gap, or its squared distance from 1 / (2 beta)
+    # logistic loss of the gap, or its squared distance from 1 / (2 beta)
+    form: Literal["sigmoid", "ipo"] = "sigmoid"
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks; a pair is two
 
@@ -32,4 +34,6 @@ def prefer(new, ref_logprobs, mask, *, beta, form):
 @flow(data={"chosen": row(bool)})
 def dpo(pairs, actor, reference, hp=DPO()):
     pairs |= reference.logprobs(pairs, gives="ref_logprobs")
-    actor.update(pairs, prefer, beta=hp.beta, form=hp.form, mean="rows", epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        pairs, prefer, beta=hp.beta, form=hp.form, mean="rows", epochs=hp.epochs, minibatch=hp.minibatch
+    )

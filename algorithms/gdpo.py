@@ -1,10 +1,11 @@
 """Group reward-Decoupled Normalization Policy Optimization, GDPO (Liu et al. 2026).
 
-GRPO for several rewards. Each is compared within its group by itself, and the weighted sum of these advantages is whitened over the
-batch. Where the rewards are added first, different combinations of them that have equal sums get equal advantages. Each `--reward X:WEIGHT`
-is a role of its own. Its weight is that of its advantages, since the comparison takes any factor out of the scores. Differs from the paper
-in the averaging over all tokens, in having no KL term, and in the truncated weights between sampler and trainer (Yao et al. 2025). With one
-reward this is GRPO with whitened advantages.
+GRPO for several rewards. Each is compared within its group by itself, and the weighted sum of these
+advantages is whitened over the batch. Where the rewards are added first, different combinations of them that
+have equal sums get equal advantages. Each `--reward X:WEIGHT` is a role of its own. Its weight is that of its
+advantages, since the comparison takes any factor out of the scores. Differs from the paper in the averaging
+over all tokens, in having no KL term, and in the truncated weights between sampler and trainer (Yao et al.
+2025). With one reward this is GRPO with whitened advantages.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ def weigh(of_reward, *, weight):
 
 @stage(gives="advantages")
 def add(advantages, of_reward, *, weight):
-    """The advantages of one more reward added. A missing score (NaN) of any reward leaves its row out of the update."""
+    """The advantages of one more reward added. A missing score (NaN) of any reward leaves its row out of the
+    update."""
     return advantages + weight * of_reward
 
 

@@ -1,8 +1,9 @@
 """Geometric-Mean Policy Optimization (Zhao et al. 2025).
 
-GRPO's advantages and one ratio per response, the geometric mean of its tokens' ratios as in GSPO; but each token is clipped, in log
-space and only where it would raise the gain, so that one outlier does not decide for its response. Differs from the paper in the
-truncated weights between sampler and trainer (Yao et al. 2025), of which a response gets its tokens' mean.
+GRPO's advantages and one ratio per response, the geometric mean of its tokens' ratios as in GSPO; but each
+token is clipped, in log space and only where it would raise the gain, so that one outlier does not decide for
+its response. Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025),
+of which a response gets its tokens' mean.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ class GMPO:
 def policy_loss(new, logprobs, advantages, weights, mask, *, low, high):
     log_ratio = new.logprobs - logprobs
     clipped = torch.where(advantages > 0, log_ratio > high, log_ratio < -low)
-    return -row_mean(weights, mask) * geometric_gain(log_ratio, advantages, mask, low, high), {"clipped": clipped}
+    return -row_mean(weights, mask) * geometric_gain(log_ratio, advantages, mask, low, high), {
+        "clipped": clipped
+    }
 
 
 @flow
@@ -39,4 +42,12 @@ def gmpo(prompts, actor, reward, hp=GMPO()):
     batch |= actor.logprobs(batch)
     batch |= truncated_weights(batch, cap=hp.is_cap)
     batch |= compare(batch)
-    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, mean="rows", epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch,
+        policy_loss,
+        low=hp.clip_low,
+        high=hp.clip_high,
+        mean="rows",
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+    )

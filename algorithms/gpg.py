@@ -1,8 +1,8 @@
 """Group Policy Gradient (Chu et al. 2025).
 
-The policy gradient itself: scores minus the group's mean, no ratio, no clip, no KL, no deviation. Groups of equal scores have no
-gradient; `alpha` scales the others up to the whole batch. Differs from the paper in the truncated weights between sampler and
-trainer (Yao et al. 2025).
+The policy gradient itself: scores minus the group's mean, no ratio, no clip, no KL, no deviation. Groups of
+equal scores have no gradient; `alpha` scales the others up to the whole batch. Differs from the paper in the
+truncated weights between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,13 @@ class GPG:
 
 @stage(gives="advantages", dispatch=RANK0)  # alpha is over the whole batch
 def compare(scores, group, mask):
-    """alpha (score - group's mean), alpha = rows / rows of groups with unequal scores (eq. 9). NaN leaves its row out."""
+    """alpha (score - group's mean), alpha = rows / rows of groups with unequal scores (eq. 9). NaN leaves its
+    row out."""
     there = scores.isfinite()
     unequal = there & (group_std(scores, group) > 0)
     alpha = there.sum().double() / unequal.sum().clamp(min=1)
-    advantage = alpha * (scores - group_mean(scores, group))  # in the dtype of the scores: alpha is one number
+    # in the dtype of the scores: alpha is one number
+    advantage = alpha * (scores - group_mean(scores, group))
     return torch.where(mask, advantage[:, None], 0.0), {"alpha": alpha}
 
 

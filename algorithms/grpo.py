@@ -1,8 +1,9 @@
 """Group Relative Policy Optimization (Shao et al. 2024), with the settings of Dr. GRPO (Liu et al. 2025).
 
-Differs from the first paper in the averaging over all tokens of the minibatch (DAPO, Yu et al. 2025; the paper's is
-`mean="row-tokens"`), in having no KL term unless beta is set, in that term's estimator (the paper's is `estimator="k3"`), and in the
-truncated weights between sampler and trainer (Yao et al. 2025). `deviation=False` with `mean="constant"` is Dr. GRPO.
+Differs from the first paper in the averaging over all tokens of the minibatch (DAPO, Yu et al. 2025; the
+paper's is `mean="row-tokens"`), in having no KL term unless beta is set, in that term's estimator (the
+paper's is `estimator="k3"`), and in the truncated weights between sampler and trainer (Yao et al. 2025).
+`deviation=False` with `mean="constant"` is Dr. GRPO.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from rlflow import clipped_gain, compare, flow, kl_penalty, loss, truncated_weig
 class GRPO:
     samples: Annotated[int, Ge(2)] = 8  # responses per prompt
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
-    deviation: bool = True  # divide by the group's deviation; false weighs questions by how mixed their scores are
+    # divide by the group's deviation; false weighs questions by how mixed their scores are
+    deviation: bool = True
     beta: Annotated[float, Ge(0)] = 0.0  # weight of the KL term in the loss; 0 needs no reference
-    estimator: Literal["k2", "k3", "k3-weighted"] = "k2"  # of that KL, by gradient: right on-policy, forward KL, right off-policy too
-    mean: Literal["tokens", "row-tokens", "constant"] = "tokens"  # over all tokens, each row's tokens first, or rows x max_tokens
+    # of that KL, by gradient: right on-policy, forward KL, right off-policy too
+    estimator: Literal["k2", "k3", "k3-weighted"] = "k2"
+    # over all tokens, each row's tokens first, or rows x max_tokens
+    mean: Literal["tokens", "row-tokens", "constant"] = "tokens"
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
@@ -31,7 +35,9 @@ class GRPO:
 def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta, estimator="k2"):
     ratio = (new.logprobs - logprobs).exp()
     charge = 0 if ref_logprobs is None else beta * kl_penalty(new.logprobs, logprobs, ref_logprobs, estimator)
-    return charge - weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+    return charge - weights * clipped_gain(ratio, advantages, clip, clip), {
+        "clipped": (ratio - 1).abs() > clip
+    }
 
 
 @flow
@@ -44,5 +50,13 @@ def grpo(prompts, actor, reference, reward, hp=GRPO()):
         batch |= reference.logprobs(batch, gives="ref_logprobs")
     batch |= compare(batch, deviation=hp.deviation)
     mean = hp.max_tokens if hp.mean == "constant" else hp.mean
-    actor.update(batch, policy_loss, clip=hp.clip, beta=hp.beta, estimator=hp.estimator,
-                 mean=mean, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch,
+        policy_loss,
+        clip=hp.clip,
+        beta=hp.beta,
+        estimator=hp.estimator,
+        mean=mean,
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+    )

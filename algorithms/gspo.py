@@ -1,8 +1,9 @@
 """Group Sequence Policy Optimization (Zheng et al. 2025).
 
-GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, and a clip range that is as narrow as
-such means are. Written as GSPO-token (eq. 14), which has the same gradient and lets the truncated weights between sampler and
-trainer (Yao et al. 2025) act on tokens; these weights are what differs from the paper.
+GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, and a clip range that
+is as narrow as such means are. Written as GSPO-token (eq. 14), which has the same gradient and lets the
+truncated weights between sampler and trainer (Yao et al. 2025) act on tokens; these weights are what differs
+from the paper.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class GSPO:
 @loss
 def policy_loss(new, logprobs, advantages, weights, mask, *, low, high):
     fixed = new.logprobs.detach()
-    log_ratio = row_mean(fixed - logprobs, mask)[:, None]  # of the response; the gradient goes through its tokens
+    # of the response; the gradient goes through its tokens
+    log_ratio = row_mean(fixed - logprobs, mask)[:, None]
     ratio = (log_ratio.clamp(max=10) + new.logprobs - fixed).exp()
     clipped = (ratio < 1 - low) | (ratio > 1 + high)
     return -weights * clipped_gain(ratio, advantages, low, high), {"clipped": clipped}
@@ -40,4 +42,12 @@ def gspo(prompts, actor, reward, hp=GSPO()):
     batch |= actor.logprobs(batch)
     batch |= truncated_weights(batch, cap=hp.is_cap)
     batch |= compare(batch)
-    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, mean="row-tokens", epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch,
+        policy_loss,
+        low=hp.clip_low,
+        high=hp.clip_high,
+        mean="row-tokens",
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+    )

@@ -1,7 +1,7 @@
 """Online DPO (Guo et al. 2024): two fresh responses to each prompt, the one with the higher score is chosen.
 
-Differs from the paper in judging by any reward instead of an AI's preference, and in leaving pairs of equal scores out of the
-update instead of taking the first response as chosen.
+Differs from the paper in judging by any reward instead of an AI's preference, and in leaving pairs of equal
+scores out of the update instead of taking the first response as chosen.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class OnlineDPO:
 
 @stage(gives={"sign": row(torch.float32)}, rows="group")
 def compare(scores, group):
-    """1 for the response with the higher score, -1 for the other; NaN, which leaves the pair out, where they tie or one is missing."""
+    """1 for the response with the higher score, -1 for the other; NaN, which leaves the pair out, where they
+    tie or one is missing."""
     sign = (scores - leave_one_out(scores, group)).sign()
     return torch.where(sign == 0, torch.nan, sign), {"tied": (sign == 0).float()}
 

@@ -1,9 +1,9 @@
 """On-Policy RL with Optimal Baseline (Hao et al. 2025).
 
-The baseline of a group is the mean of its scores weighted by length, which has the least variance where the gradient of a
-response grows with its length. Exactly on-policy: one step per iteration over all its rows, no ratio, no clip, no KL. Differs
-from the paper in the truncated weights between sampler and trainer (Yao et al. 2025), and in the constant divisor: the sum over a
-response's tokens by max_tokens.
+The baseline of a group is the mean of its scores weighted by length, which has the least variance where the
+gradient of a response grows with its length. Exactly on-policy: one step per iteration over all its rows, no
+ratio, no clip, no KL. Differs from the paper in the truncated weights between sampler and trainer (Yao et al.
+2025), and in the constant divisor: the sum over a response's tokens by max_tokens.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class OPO:
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Score minus the group's length-weighted mean. A missing score (NaN) leaves its row out of the update."""
+    """Score minus the group's length-weighted mean. A missing score (NaN) leaves its row out of the
+    update."""
     advantage = scores - length_weighted_mean(scores, mask.sum(1), group)
     return torch.where(mask, advantage[:, None], 0.0)
 

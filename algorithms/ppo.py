@@ -1,7 +1,8 @@
 """Proximal Policy Optimization for language models (Schulman et al. 2017; Ouyang et al. 2022).
 
-Token level, with a learned critic, GAE, whitened advantages, a KL charge in the reward (k1), and importance weights between
-sampler and trainer. Differs from the papers in the truncated weights (Yao et al. 2025) and in whitening over the whole batch.
+Token level, with a learned critic, GAE, whitened advantages, a KL charge in the reward (k1), and importance
+weights between sampler and trainer. Differs from the papers in the truncated weights (Yao et al. 2025) and in
+whitening over the whole batch.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,19 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt, Le
 
-from rlflow import DP_COMPUTE, RANK0, clipped_gain, flow, gae, kl, loss, place_last, stage, truncated_weights, whiten
+from rlflow import (
+    DP_COMPUTE,
+    RANK0,
+    clipped_gain,
+    flow,
+    gae,
+    kl,
+    loss,
+    place_last,
+    stage,
+    truncated_weights,
+    whiten,
+)
 
 
 @dataclass(frozen=True)
@@ -21,10 +34,13 @@ class PPO:
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0  # discount per token
     lam: Annotated[float, Ge(0), Le(1)] = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
-    clip_high: Annotated[float, Gt(0)] | None = None  # and upwards, where it is another (Yu et al. 2025); None: as downwards
-    dual_clip: Annotated[float, Gt(1)] | None = None  # largest ratio on a negative advantage (Ye et al. 2020); None: any
+    # and upwards, where it is another (Yu et al. 2025); None: as downwards
+    clip_high: Annotated[float, Gt(0)] | None = None
+    # largest ratio on a negative advantage (Ye et al. 2020); None: any
+    dual_clip: Annotated[float, Gt(1)] | None = None
     value_clip: Annotated[float, Gt(0)] = 0.5  # how far a value may move from the old one in one iteration
-    value_huber: Annotated[float, Gt(0)] | None = None  # error from which the value loss is linear (Huber 1964); None: none
+    # error from which the value loss is linear (Huber 1964); None: none
+    value_huber: Annotated[float, Gt(0)] | None = None
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     warmup: Annotated[int, Ge(0)] = 0  # first iterations, in which only the critic learns
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration

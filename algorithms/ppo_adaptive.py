@@ -1,8 +1,9 @@
-"""PPO whose price of KL follows a target (Ziegler et al. 2019, section 2.2): `beta` rises while the policy is further from the
-reference than `target_kl`, and falls while it is nearer.
+"""PPO whose price of KL follows a target (Ziegler et al. 2019, section 2.2): `beta` rises while the policy is
+further from the reference than `target_kl`, and falls while it is nearer.
 
-Differs from PPO (ppo.py) in this alone: `beta` is state of the flow, saved and resumed with the run. Differs from the paper in what
-PPO differs, and in naming the step by `horizon`, as its code does: the rows over which beta changes by at most a fifth, about.
+Differs from PPO (ppo.py) in this alone: `beta` is state of the flow, saved and resumed with the run. Differs
+from the paper in what PPO differs, and in naming the step by `horizon`, as its code does: the rows over which
+beta changes by at most a fifth, about.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from rlflow.algorithms.ppo import PPO, normalise, policy_loss, value_loss
 @dataclass(frozen=True)
 class AdaptivePPO(PPO):
     beta: Annotated[float, Gt(0)] = 0.05  # price of one nat of KL to the reference, at the start
-    target_kl: Annotated[float, Gt(0)] = 6.0  # KL of a whole response to the reference, in nats, that is aimed at
+    # KL of a whole response to the reference, in nats, that is aimed at
+    target_kl: Annotated[float, Gt(0)] = 6.0
     horizon: Annotated[float, Gt(0)] = 10000  # rows over which beta changes by at most a fifth, about
 
 
@@ -30,7 +32,10 @@ def charge_kl(scores, logprobs, mask, ref_logprobs, beta):
 @stage(gives="beta", dispatch=RANK0)
 def adapt(beta, logprobs, ref_logprobs, mask, *, target, horizon):
     observed = row_sum(kl(logprobs, ref_logprobs, "k1"), mask).mean()
-    return adapted_beta(beta, observed, target=target, rate=min(1.0, len(mask) / horizon)), {"kl": observed, "beta": beta}
+    return adapted_beta(beta, observed, target=target, rate=min(1.0, len(mask) / horizon)), {
+        "kl": observed,
+        "beta": beta,
+    }
 
 
 @flow(state=lambda hp: {"beta": hp.beta})
@@ -45,6 +50,16 @@ def ppo_adaptive(prompts, actor, critic, reference, reward, hp=AdaptivePPO()):
     adapt(batch, target=hp.target_kl, horizon=hp.horizon)  # sets beta for the next iteration
     batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
     batch |= normalise(batch)
-    critic.update(batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, policy_loss, clip=hp.clip, high=hp.clip_high, dual=hp.dual_clip,
-                 epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)
+    critic.update(
+        batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch
+    )
+    actor.update(
+        batch,
+        policy_loss,
+        clip=hp.clip,
+        high=hp.clip_high,
+        dual=hp.dual_clip,
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+        after=hp.warmup,
+    )

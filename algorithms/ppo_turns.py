@@ -1,9 +1,9 @@
-"""PPO for a model that acts in turns, with the reward of a turn where the turn ends (Zeng et al. 2025, "Reinforcing Multi-Turn Reasoning in
-LLM Agents via Turn-Level Reward Design": MT-PPO).
+"""PPO for a model that acts in turns, with the reward of a turn where the turn ends (Zeng et al. 2025,
+"Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design": MT-PPO).
 
-Differs from PPO (ppo.py) in this alone: what an environment pays for a turn is at that turn's last token, so no later turn answers for it.
-What the score has beside it is at the end of the response; without an environment that is all of it, and this is PPO. Differs from the
-paper in what PPO differs.
+Differs from PPO (ppo.py) in this alone: what an environment pays for a turn is at that turn's last token, so
+no later turn answers for it. What the score has beside it is at the end of the response; without an
+environment that is all of it, and this is PPO. Differs from the paper in what PPO differs.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class TurnPPO(PPO):
 
 
 @stage(gives="rewards", dispatch=DP_COMPUTE)
-def credit_turns(scores, logprobs, mask, turn_rewards=None, ref_logprobs=None, *, beta):  # optional: absent where nothing gives them
+# optional: absent where nothing gives them
+def credit_turns(scores, logprobs, mask, turn_rewards=None, ref_logprobs=None, *, beta):
     earned = torch.zeros_like(logprobs) if turn_rewards is None else turn_rewards
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
     return earned + place_last(scores - row_sum(earned, mask), mask) - torch.where(mask, charge, 0.0)
@@ -40,6 +41,16 @@ def ppo_turns(prompts, actor, critic, reference, reward, hp=TurnPPO()):
     batch |= credit_turns(batch, beta=hp.beta)
     batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
     batch |= normalise(batch)
-    critic.update(batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, policy_loss, clip=hp.clip, high=hp.clip_high, dual=hp.dual_clip,
-                 epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)
+    critic.update(
+        batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch
+    )
+    actor.update(
+        batch,
+        policy_loss,
+        clip=hp.clip,
+        high=hp.clip_high,
+        dual=hp.dual_clip,
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+        after=hp.warmup,
+    )

@@ -1,11 +1,12 @@
 """PRIME: Process Reinforcement through Implicit Rewards (Cui et al. 2025).
 
-A second model, `prm`, learns from outcomes alone to tell right responses from wrong ones by their likelihood. What it makes of a token,
-beta log(prm / reference), is that token's reward, beside the outcome's, both less the mean of the other responses to the prompt (eq. 5).
-Differs from the paper in having no filter of prompts by accuracy (put `repeat` around the sampling, as DAPO does), in whitening the
-returns as the authors' code does, and in the truncated weights between sampler and trainer (Yao et al. 2025). As in the paper, `prm`
-scores the rows before it learns from them. Eq. 5 is taken as printed: the authors' code adds a token's distance from the mean of its
-own response, over samples - 1.
+A second model, `prm`, learns from outcomes alone to tell right responses from wrong ones by their likelihood.
+What it makes of a token, beta log(prm / reference), is that token's reward, beside the outcome's, both less
+the mean of the other responses to the prompt (eq. 5). Differs from the paper in having no filter of prompts
+by accuracy (put `repeat` around the sampling, as DAPO does), in whitening the returns as the authors' code
+does, and in the truncated weights between sampler and trainer (Yao et al. 2025). As in the paper, `prm`
+scores the rows before it learns from them. Eq. 5 is taken as printed: the authors' code adds a token's
+distance from the mean of its own response, over samples - 1.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class PRIME:
 
 @stage(gives="rewards", rows="group")
 def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, group, mask, *, beta):
-    """Process rewards less the mean of the other responses' means, and at the last token the score less the mean of the others'."""
+    """Process rewards less the mean of the other responses' means, and at the last token the score less the
+    mean of the others'."""
     process = beta * (prm_logprobs - ref_logprobs)
     process = process - leave_one_out(row_mean(process, mask), group)[:, None]
     return torch.where(mask, process, 0.0) + place_last(scores - leave_one_out(scores, group), mask)
@@ -55,7 +57,8 @@ def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, grou
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Rewards to go, whitened. A missing score (NaN) leaves its row out of the statistics and of the update."""
+    """Rewards to go, whitened. A missing score (NaN) leaves its row out of the statistics and of the
+    update."""
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 
@@ -63,7 +66,9 @@ def normalised_returns(rewards, mask, *, gamma):
 def outcome_loss(new, ref_logprobs, scores, mask, *, beta, correct):
     logit = beta * row_sum(new.logprobs - ref_logprobs, mask)
     right = (scores >= correct).to(logit)
-    return binary_cross_entropy_with_logits(logit, right, reduction="none"), {"accuracy": ((logit > 0) == (right > 0)).float()}
+    return binary_cross_entropy_with_logits(logit, right, reduction="none"), {
+        "accuracy": ((logit > 0) == (right > 0)).float()
+    }
 
 
 @loss

@@ -1,8 +1,9 @@
 """Reward-ranked fine-tuning, RAFT (Dong et al. 2023).
 
-The policy is trained by maximum likelihood on the best responses of each group, and on nothing else. Needs no ratio, no baseline and no
-reference. Differs from the paper in that the policy that samples is the one that has just been trained, in every iteration, and in
-leaving groups out whose scores are all equal (`mixed`): their best response is not better than the others.
+The policy is trained by maximum likelihood on the best responses of each group, and on nothing else. Needs no
+ratio, no baseline and no reference. Differs from the paper in that the policy that samples is the one that
+has just been trained, in every iteration, and in leaving groups out whose scores are all equal (`mixed`):
+their best response is not better than the others.
 """
 
 from dataclasses import dataclass

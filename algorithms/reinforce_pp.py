@@ -1,8 +1,9 @@
 """REINFORCE++ (Hu 2025), and with `baseline` REINFORCE++-baseline.
 
-REINFORCE with PPO's clip, a KL charge on each token, and returns whitened over all tokens of the batch instead of a critic.
-`baseline=True` first takes the group's mean off the scores, without its deviation. Differs from the paper in the truncated
-weights between sampler and trainer (Yao et al. 2025), and in charging k1 in the reward with the baseline as well.
+REINFORCE with PPO's clip, a KL charge on each token, and returns whitened over all tokens of the batch
+instead of a critic. `baseline=True` first takes the group's mean off the scores, without its deviation.
+Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025), and in charging
+k1 in the reward with the baseline as well.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,19 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt, Le
 
-from rlflow import RANK0, clipped_gain, flow, group_mean, kl, loss, place_last, reward_to_go, stage, truncated_weights, whiten
+from rlflow import (
+    RANK0,
+    clipped_gain,
+    flow,
+    group_mean,
+    kl,
+    loss,
+    place_last,
+    reward_to_go,
+    stage,
+    truncated_weights,
+    whiten,
+)
 
 
 @dataclass(frozen=True)
@@ -33,14 +46,16 @@ def centre(scores, group):
 
 
 @stage(gives="rewards")
-def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # an optional column: absent when beta is 0
+# an optional column: absent when beta is 0
+def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
 
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Rewards to go, whitened. A missing score (NaN) leaves its row out of the statistics and of the update."""
+    """Rewards to go, whitened. A missing score (NaN) leaves its row out of the statistics and of the
+    update."""
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

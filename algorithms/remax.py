@@ -1,8 +1,9 @@
 """ReMax (Li et al. 2024): REINFORCE with the score of the greedy response as baseline.
 
-No critic and no groups: one sampled and one greedy response per prompt. Differs from the authors' code in the KL charge, which
-accumulates over the tokens to come as their paper has it, in the clipped ratio, which leaves the first step as it is and allows
-more than one, and in the truncated weights between sampler and trainer (Yao et al. 2025).
+No critic and no groups: one sampled and one greedy response per prompt. Differs from the authors' code in the
+KL charge, which accumulates over the tokens to come as their paper has it, in the clipped ratio, which leaves
+the first step as it is and allows more than one, and in the truncated weights between sampler and trainer
+(Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -27,14 +28,16 @@ class ReMax:
 
 
 @stage(gives="rewards")
-def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # an optional column: absent when beta is 0
+# an optional column: absent when beta is 0
+def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
     charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
 
 
 @stage(gives="advantages")
 def compare(rewards, baseline: row(torch.float32), mask, *, gamma):
-    """Reward to go minus the score of the greedy response. A missing one of the two (NaN) leaves the row out of the update."""
+    """Reward to go minus the score of the greedy response. A missing one of the two (NaN) leaves the row out
+    of the update."""
     return torch.where(mask, reward_to_go(rewards, mask, gamma) - baseline[:, None], 0.0)
 
 
@@ -56,4 +59,6 @@ def remax(prompts, actor, reference, reward, hp=ReMax()):
         batch |= reference.logprobs(batch, gives="ref_logprobs")
     batch |= charge_kl(batch, beta=hp.beta)
     batch |= compare(batch, gamma=hp.gamma)
-    actor.update(batch, policy_loss, clip=hp.clip, mean=hp.max_tokens, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch, policy_loss, clip=hp.clip, mean=hp.max_tokens, epochs=hp.epochs, minibatch=hp.minibatch
+    )

@@ -1,9 +1,10 @@
 """REINFORCE Leave-One-Out (Ahmadian et al. 2024, "Back to Basics").
 
-Each response is compared with the mean of the other responses to its prompt. The KL to the reference is charged in the score of
-the whole response, as in the paper. Differs from it in the clipped ratio, which leaves the first step as it is and allows more
-than one, in the truncated weights between sampler and trainer (Yao et al. 2025), and in the constant divisor: the sum over a
-response's tokens, the paper's gradient, by max_tokens.
+Each response is compared with the mean of the other responses to its prompt. The KL to the reference is
+charged in the score of the whole response, as in the paper. Differs from it in the clipped ratio, which
+leaves the first step as it is and allows more than one, in the truncated weights between sampler and trainer
+(Yao et al. 2025), and in the constant divisor: the sum over a response's tokens, the paper's gradient, by
+max_tokens.
 """
 
 from dataclasses import dataclass
@@ -54,4 +55,6 @@ def rloo(prompts, actor, reference, reward, hp=RLOO()):
         batch |= reference.logprobs(batch, gives="ref_logprobs")
         batch |= charge_kl(batch, beta=hp.beta)
     batch |= compare(batch)
-    actor.update(batch, policy_loss, clip=hp.clip, mean=hp.max_tokens, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch, policy_loss, clip=hp.clip, mean=hp.max_tokens, epochs=hp.epochs, minibatch=hp.minibatch
+    )

@@ -1,7 +1,8 @@
 """Soft Adaptive Policy Optimization, SAPO (Gao et al. 2025).
 
-GRPO whose clip is a smooth gate around a ratio of 1, so that no token's gradient ends at a bound; tokens of negative
-advantage are gated more sharply. Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025).
+GRPO whose clip is a smooth gate around a ratio of 1, so that no token's gradient ends at a bound; tokens of
+negative advantage are gated more sharply. Differs from the paper in the truncated weights between sampler and
+trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -39,4 +40,12 @@ def sapo(prompts, actor, reward, hp=SAPO()):
     batch |= actor.logprobs(batch)
     batch |= truncated_weights(batch, cap=hp.is_cap)
     batch |= compare(batch)
-    actor.update(batch, policy_loss, tau_pos=hp.tau_pos, tau_neg=hp.tau_neg, mean="row-tokens", epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(
+        batch,
+        policy_loss,
+        tau_pos=hp.tau_pos,
+        tau_neg=hp.tau_neg,
+        mean="row-tokens",
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+    )

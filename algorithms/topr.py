@@ -1,9 +1,10 @@
 """Tapered Off-Policy REINFORCE, TOPR (Le Roux et al. 2025).
 
-No clip and no reference: responses with a positive reward are learnt by their likelihood, whatever the ratio between the policy and the
-sampler, and those with a negative one are weighed by that ratio, at most 1, so that what has become unlikely is pushed down no further
-(section 3). The ratio is of whole responses, and to the sampler's own log-probs, so that rows may be old. The baseline is a constant,
-which says how much right and wrong responses weigh. Differs from the paper in learning in every iteration from rows of its own.
+No clip and no reference: responses with a positive reward are learnt by their likelihood, whatever the ratio
+between the policy and the sampler, and those with a negative one are weighed by that ratio, at most 1, so
+that what has become unlikely is pushed down no further (section 3). The ratio is of whole responses, and to
+the sampler's own log-probs, so that rows may be old. The baseline is a constant, which says how much right
+and wrong responses weigh. Differs from the paper in learning in every iteration from rows of its own.
 """
 
 from dataclasses import dataclass

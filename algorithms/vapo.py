@@ -1,10 +1,11 @@
 """VAPO: Value-based Augmented PPO (Yue et al. 2025).
 
-PPO with a learned critic for long responses. The critic learns from returns with lambda 1, the policy from advantages whose lambda grows
-with the response, 1 - 1 / (alpha length) (eq. 5 and 6); the critic learns alone first (value pretraining); and the policy's step has a
-second loss, the likelihood of right responses, averaged over their own tokens alone (eq. 9 and 10). With the averaging over all tokens and
-the wider clip upwards of DAPO. Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025), which weigh
-both losses.
+PPO with a learned critic for long responses. The critic learns from returns with lambda 1, the policy from
+advantages whose lambda grows with the response, 1 - 1 / (alpha length) (eq. 5 and 6); the critic learns alone
+first (value pretraining); and the policy's step has a second loss, the likelihood of right responses,
+averaged over their own tokens alone (eq. 9 and 10). With the averaging over all tokens and the wider clip
+upwards of DAPO. Differs from the paper in the truncated weights between sampler and trainer (Yao et al.
+2025), which weigh both losses.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,9 @@ def decoupled_gae(scores, values, mask, *, alpha):
 @loss
 def policy_loss(new, logprobs, advantages, weights, *, low, high):
     ratio = (new.logprobs - logprobs).exp()
-    return -weights * clipped_gain(ratio, advantages, low, high), {"clipped": (ratio < 1 - low) | (ratio > 1 + high)}
+    return -weights * clipped_gain(ratio, advantages, low, high), {
+        "clipped": (ratio < 1 - low) | (ratio > 1 + high)
+    }
 
 
 @loss
@@ -71,5 +74,15 @@ def vapo(prompts, actor, critic, reward, hp=VAPO()):
     batch |= critic.values(batch)
     batch |= decoupled_gae(batch, alpha=hp.alpha)
     critic.update(batch, value_loss, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, (policy_loss, likelihood), scale=(1.0, hp.mu), mean=("tokens", "tokens"), where=(None, "right"),
-                 low=hp.clip_low, high=hp.clip_high, epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)
+    actor.update(
+        batch,
+        (policy_loss, likelihood),
+        scale=(1.0, hp.mu),
+        mean=("tokens", "tokens"),
+        where=(None, "right"),
+        low=hp.clip_low,
+        high=hp.clip_high,
+        epochs=hp.epochs,
+        minibatch=hp.minibatch,
+        after=hp.warmup,
+    )

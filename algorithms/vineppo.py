@@ -1,11 +1,12 @@
 """VinePPO (Kazemnejad et al. 2025, "Refining Credit Assignment in RL Training of LLMs").
 
-PPO without a critic: the value of the beginning of each step is the mean score of responses that go on from it (eq. 5), and the advantage
-of a step's tokens is the value after the step less that before it (eq. 6); after the last one it is the score. Differs from the paper in
-steps of equal length, where the paper's are lines of reasoning, and in the truncated weights between sampler and trainer (Yao et al. 2025).
-Differs from the authors' run in three more: that whitens the advantages over the batch; it passes twice over the rows of an iteration (here
-`--hp.epochs 2`); and its loss has a KL term of weight 1e-4 by the estimator k3, cut off at 10 (here `--hp.beta 1e-4`, by k2). A response
-that goes on may be as long as a whole one.
+PPO without a critic: the value of the beginning of each step is the mean score of responses that go on from
+it (eq. 5), and the advantage of a step's tokens is the value after the step less that before it (eq. 6);
+after the last one it is the score. Differs from the paper in steps of equal length, where the paper's are
+lines of reasoning, and in the truncated weights between sampler and trainer (Yao et al. 2025). Differs from
+the authors' run in three more: that whitens the advantages over the batch; it passes twice over the rows of
+an iteration (here `--hp.epochs 2`); and its loss has a KL term of weight 1e-4 by the estimator k3, cut off at
+10 (here `--hp.beta 1e-4`, by k2). A response that goes on may be as long as a whole one.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,18 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt
 
-from rlflow import ask, clipped_gain, flow, group, group_mean, kl_penalty, loss, stage, token, truncated_weights
+from rlflow import (
+    ask,
+    clipped_gain,
+    flow,
+    group,
+    group_mean,
+    kl_penalty,
+    loss,
+    stage,
+    token,
+    truncated_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +55,8 @@ def mean_score(scores, group):
 
 @stage(gives="advantages")
 def gain_of_steps(scores, state_values: token("float32"), mask):
-    """The value after each token's step less that before it. A step whose beginning has no value (NaN) belongs to the one before; a
-    response without the first one is left out of the update."""
+    """The value after each token's step less that before it. A step whose beginning has no value (NaN)
+    belongs to the one before; a response without the first one is left out of the update."""
     known = mask & ~state_values.isnan()
     before, after = torch.empty_like(state_values), torch.empty_like(state_values)
     value = scores  # at the next beginning after a token
@@ -61,7 +73,9 @@ def gain_of_steps(scores, state_values: token("float32"), mask):
 def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta):
     ratio = (new.logprobs - logprobs).exp()
     charge = 0 if ref_logprobs is None else beta * kl_penalty(new.logprobs, logprobs, ref_logprobs, "k2")
-    return charge - weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+    return charge - weights * clipped_gain(ratio, advantages, clip, clip), {
+        "clipped": (ratio - 1).abs() > clip
+    }
 
 
 @flow

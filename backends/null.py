@@ -1,5 +1,5 @@
-"""The null backend: no model. Columns are functions of the row key, so that a lost, doubled or reordered row changes a digest;
-calls take the times that are declared. The whole engine runs on it."""
+"""The null backend: no model. Columns are functions of the row key, so that a lost, doubled or reordered row
+changes a digest; calls take the times that are declared. The whole engine runs on it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ VOCABULARY = 256
 
 
 def numbers(name: str, batch: Batch, width: int) -> Tensor:
-    """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row. Of rows that have a prompt places
-    are counted from its first token, so that a later turn is not what the first one was."""
+    """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row. Of rows
+    that have a prompt places are counted from its first token, so that a later turn is not what the first one
+    was."""
     seeds = torch.tensor(row_seeds(derived(name), batch.axis.keys), dtype=torch.int64)
     prompt = batch.data["prompt_tokens"].lengths if "prompt_tokens" in batch else None
     places = torch.arange(1, width + 1) + (0 if prompt is None else prompt[:, None])
@@ -50,6 +51,7 @@ class Trainer:
     @dataclass(frozen=True)
     class Settings:
         """How long each call takes."""
+
         forward_seconds: Annotated[float, Ge(0)] = 0.0  # how long a forward takes
         row_seconds: Annotated[float, Ge(0)] = 0.0  # how long each of its rows takes beside that
         update_seconds: Annotated[float, Ge(0)] = 0.0  # how long an update takes
@@ -91,7 +93,9 @@ class Trainer:
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(
+        self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
+    ) -> Learned:
         """Train on the shares of all ranks of a pool, as ``update`` does on rows."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
@@ -146,10 +150,14 @@ class Generator:
     @dataclass(frozen=True)
     class Settings:
         """How long sampling takes, and how long responses are."""
+
         generate_seconds: Annotated[float, Ge(0)] = 0.0  # how long a call of generate takes
-        token_seconds: Annotated[float, Ge(0)] = 0.0  # how long each token of the longest response takes beside that
-        longest: Annotated[int, Ge(1)] = 4096  # tokens of the longest response, where max_tokens does not cut it
-        tail: Annotated[float, Ge(0)] = 4.0  # lengths are longest times a uniform number to this power: above 1 few are long
+        # how long each token of the longest response takes beside that
+        token_seconds: Annotated[float, Ge(0)] = 0.0
+        # tokens of the longest response, where max_tokens does not cut it
+        longest: Annotated[int, Ge(1)] = 4096
+        # lengths are longest times a uniform number to this power: above 1 few are long
+        tail: Annotated[float, Ge(0)] = 4.0
 
     defaults: ClassVar[Settings] = Settings()
 
@@ -164,10 +172,15 @@ class Generator:
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Take the configured time, and sample token ids from seeds alone."""
         sampled = self._made(prompts, sampling)
-        _take(self.settings.generate_seconds + self.settings.token_seconds * max(sampled.data["tokens"].row_lengths.tolist(), default=0))
+        _take(
+            self.settings.generate_seconds
+            + self.settings.token_seconds * max(sampled.data["tokens"].row_lengths.tolist(), default=0)
+        )
         return sampled
 
-    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
+    def generate_chunks(
+        self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
+    ) -> Iterator[Batch]:
         """The rows of ``generate``, as if each got a token at a time: rows end by length."""
         sampled = self._made(prompts, sampling)
         lengths = sampled.data["tokens"].row_lengths.tolist()
@@ -186,7 +199,8 @@ class Generator:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
         lengths = 1 + (_row_numbers("length", rows) ** self.settings.tail * self.settings.longest).long()
-        stopped = lengths <= sampling.max_tokens  # whether a row ends by itself, also where that is at the last token that it may have
+        # whether a row ends by itself, also where that is at the last token that it may have
+        stopped = lengths <= sampling.max_tokens
         lengths = lengths.clamp(max=sampling.max_tokens)
         if sampling.lengths:
             lengths = torch.tensor([each.max_tokens for each in sampling.of_rows(rows.axis.keys)])
@@ -200,8 +214,12 @@ class Generator:
         data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
         stopped &= not sampling.lengths  # a length that was asked for is no end of the row's own
         data["completion"] = Data(Kind(Level.TEXT), tuple(".".join(map(str, path)) for path in keys.tolist()))
-        data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if own else "length" for own in stopped.tolist()))
-        data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
+        data["finish"] = Data(
+            Kind(Level.TEXT), tuple("stop" if own else "length" for own in stopped.tolist())
+        )
+        data["temperature"] = Data(
+            Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0)
+        )
         data["group"] = rows.data["group"]
         prompted = {"prompt_tokens": rows.data["prompt_tokens"]}
         data["sampled_logprobs"] = token_numbers("logprobs", Batch(rows.axis, data | prompted))

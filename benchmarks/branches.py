@@ -1,9 +1,11 @@
-"""What sampling costs where the rows of a prompt share its keys and values, beside a copy of them for each row.
+"""What sampling costs where the rows of a prompt share its keys and values, beside a copy of them for each
+row.
 
     python benchmarks/branches.py [--model FOLDER] [--rounds 3]
 
-Responses of random tokens, between half as long and as long as a row says, float32, one thread. Both ways take turns in one process;
-processor seconds, the least of --rounds. Without --model it is the model of `rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
+Responses of random tokens, between half as long and as long as a row says, float32, one thread. Both ways
+take turns in one process; processor seconds, the least of --rounds. Without --model it is the model of
+`rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
 """
 
 from __future__ import annotations
@@ -22,11 +24,20 @@ from rlflow.backends.local.endings import Endings
 from rlflow.benchmarks.suites.fixed_shape import make
 from rlflow.training.protocols import ModelSpec, Sampling
 
-SHAPES = [(16, 12, 2, 16), (8, 12, 8, 16), (8, 46, 8, 12), (4, 190, 2, 64), (4, 190, 4, 128), (4, 190, 8, 64), (4, 190, 8, 256)]
+SHAPES = [
+    (16, 12, 2, 16),
+    (8, 12, 8, 16),
+    (8, 46, 8, 12),
+    (4, 190, 2, 64),
+    (4, 190, 4, 128),
+    (4, 190, 8, 64),
+    (4, 190, 8, 256),
+]
 
 
 def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool) -> float:
-    """Processor seconds of sampling. shape: prompts, their tokens, samples of each, most tokens of a response."""
+    """Processor seconds of sampling. shape: prompts, their tokens, samples of each, most tokens of a
+    response."""
     prompts, width, samples, longest = shape
     chance, rows = torch.Generator().manual_seed(0), prompts * samples
     ids = [torch.randint(3, 300, (width - number % 5,), generator=chance) for number in range(prompts)]
@@ -34,13 +45,17 @@ def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool
     ends = Endings(torch.tensor(generator.eos), (), generator.tokenizer, 0, lengths)
     of, chances = torch.arange(prompts).repeat_interleave(samples), uniforms(list(range(rows)), longest)
     begin = time.process_time()
-    for _ in decode(generator.network, ids, of, chances, Sampling(samples=samples, max_tokens=longest), ends, 1, shared):
+    for _ in decode(
+        generator.network, ids, of, chances, Sampling(samples=samples, max_tokens=longest), ends, 1, shared
+    ):
         pass
     return time.process_time() - begin
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="a model folder")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
@@ -48,13 +63,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if given.model is None:
             make(Path(folder))
-        generator = Generator(ModelSpec(given.model or Path(folder) / "model", "logprobs", False, "cpu", "float32", 0))
-        print("| prompts × tokens, samples × most tokens | a copy for each row, s | shared, s | ratio |\n| --- | ---: | ---: | ---: |")
+        generator = Generator(
+            ModelSpec(given.model or Path(folder) / "model", "logprobs", False, "cpu", "float32", 0)
+        )
+        print(
+            "| prompts × tokens, samples × most tokens | a copy for each row, s | shared, s | ratio |\n| "
+            "--- | ---: | ---: | ---: |"
+        )
         for shape in SHAPES:
-            turns = [[sampled(generator, shape, shared) for shared in (False, True)] for _ in range(given.rounds)]
+            turns = [
+                [sampled(generator, shape, shared) for shared in (False, True)] for _ in range(given.rounds)
+            ]
             apart, shared = (min(times) for times in zip(*turns, strict=True))
             prompts, width, samples, longest = shape
-            print(f"| {prompts} × {width}, {samples} × {longest} | {apart:.3f} | {shared:.3f} | {shared / apart:.2f} |", flush=True)
+            print(
+                f"| {prompts} × {width}, {samples} × {longest} | {apart:.3f} | {shared:.3f} | {shared / apart:.2f} "
+                ""
+                ""
+                ""
+                "|",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@
     wrong     results that differ from those of the same run without the fault, bit for bit; damaged files that were loaded
     orphans   processes that a class of faults left behind
 
-Each class runs in children that are forked, since importing torch takes seconds. --quick takes a few faults of each class.
-A disk that is full or read-only is a small one in memory, which only root can mount; elsewhere that class is left out, and is said.
+Each class runs in children that are forked, since importing torch takes seconds. --quick takes a few faults
+of each class. A disk that is full or read-only is a small one in memory, which only root can mount; elsewhere
+that class is left out, and is said.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("", "runs", "checkpoints", "cluster", "rewards", "cli", "launching", "serving", "watchdog")  # folders of tests
+# folders of tests
+SHARED = ("", "runs", "checkpoints", "cluster", "rewards", "cli", "launching", "serving", "watchdog")
 sys.path += [str(ROOT / "tests" / folder) for folder in SHARED]
 
 import campaign  # noqa: E402
@@ -68,7 +70,9 @@ class Counts:
     survived: int = 0
     wrong: int = 0
 
-    def add(self, injected: bool = True, detected: bool = False, survived: bool = False, wrong: bool = False) -> None:
+    def add(
+        self, injected: bool = True, detected: bool = False, survived: bool = False, wrong: bool = False
+    ) -> None:
         self.injected += injected
         self.detected += detected
         self.survived += survived
@@ -86,8 +90,16 @@ class Place:
     def task(self) -> dict[str, Any]:
         """Keywords of a small run with real models."""
         data = faults.write_sums(self.folder / "sums.jsonl")
-        return {"model": faults.MODEL, "data": str(data), "iterations": 4, "held_out": 0, "save_every": 1, "lr": 1e-3, "threads": 1,
-                "out": str(self.folder / "runs")}  # fmt: skip
+        return {
+            "model": faults.MODEL,
+            "data": str(data),
+            "iterations": 4,
+            "held_out": 0,
+            "save_every": 1,
+            "lr": 1e-3,
+            "threads": 1,
+            "out": str(self.folder / "runs"),
+        }
 
     def of(self, items: Iterable[Any], few: int = 3) -> list[Any]:
         """All of them; of a quick campaign a few, from the first to the last."""
@@ -106,7 +118,8 @@ def resumed(folders: Iterable[Path]) -> list[bool]:
     return [code == 0 for code in all_of(partial(resume.resume, folder, {}, Quiet()) for folder in folders)]
 
 
-# -- classes -------------------------------------------------------------------------------------------------------------------
+# -- classes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def killed(name: str) -> Callable[[Place], Counts]:
@@ -122,7 +135,12 @@ def killed(name: str) -> Callable[[Place], Counts]:
         folders = [place.folder / "runs" / node for node in nodes]
         found = [status.read(folder) for folder in folders]
         for folder, code, state, ended in zip(folders, codes, found, resumed(folders), strict=True):
-            counts.add(code == -signal.SIGKILL, state is not None and state.state == "died", ended, ended and differs(folder, wanted))
+            counts.add(
+                code == -signal.SIGKILL,
+                state is not None and state.state == "died",
+                ended,
+                ended and differs(folder, wanted),
+            )
         return counts
 
     return measured
@@ -136,8 +154,8 @@ KINDS = ("generate", *recoveries.AT, "update")  # places of a run on pools
 
 
 def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
-    """In each iteration a worker is killed, in another run stopped, in a call of another kind, which of them chance chooses. The run
-    recovers by itself, again and again."""
+    """In each iteration a worker is killed, in another run stopped, in a call of another kind, which of them
+    chance chooses. The run recovers by itself, again and again."""
 
     def measured(place: Place) -> Counts:
         counts, draw, kinds = Counts(), random.Random(0), place.of(KINDS, 2)
@@ -146,12 +164,18 @@ def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
         wanted = recoveries.Ended.read(place.folder / "straight")
         for number in (signal.SIGKILL, signal.SIGSTOP):
             folder, at = place.folder / str(int(number)), [f"{kind}, {i}" for i, kind in enumerate(kinds)]
-            run_in_child(folder, {each: [1 + draw.randrange(calls(place.folder / "straight", each))] for each in at}
-                         | {"signal": number}, told)
+            run_in_child(
+                folder,
+                {each: [1 + draw.randrange(calls(place.folder / "straight", each))] for each in at}
+                | {"signal": number},
+                told,
+            )
             found = recoveries.Ended.read(folder)
             named = [note for note in found.notes if "has died" in note or "is stopped" in note]
             for i in range(len(at)):
-                counts.add(True, i < len(named), not found.failure, not found.failure and not found.same(wanted))
+                counts.add(
+                    True, i < len(named), not found.failure, not found.failure and not found.same(wanted)
+                )
         return counts
 
     return measured
@@ -190,9 +214,14 @@ def stopped(place: Place, phase: str, number: int) -> None:
 
 
 def signals(place: Place) -> Counts:
-    """SIGINT and SIGTERM in each phase of a run, and two SIGINT; then resumed. A run that has not begun has nothing to resume."""
+    """SIGINT and SIGTERM in each phase of a run, and two SIGINT; then resumed. A run that has not begun has
+    nothing to resume."""
     counts, wanted = Counts(), straight("ppo", place, **EVALUATED)
-    kinds = place.of([(phase, int(n)) for phase in PHASES for n in (signal.SIGINT, signal.SIGTERM)] + [("twice", int(signal.SIGINT))], 4)
+    kinds = place.of(
+        [(phase, int(n)) for phase in PHASES for n in (signal.SIGINT, signal.SIGTERM)]
+        + [("twice", int(signal.SIGINT))],
+        4,
+    )
     codes = all_of(partial(stopped, place, phase, number) for phase, number in kinds)
     folders = {kind: place.folder / "runs" / f"{kind[0]}-{kind[1]}".replace(" ", "-") for kind in kinds}
     begun = {kind: status.read(folder) for kind, folder in folders.items() if folder.exists()}
@@ -208,7 +237,8 @@ def signals(place: Place) -> Counts:
 
 
 def corrupted(place: Place) -> Counts:
-    """Files of the newest checkpoint cut, flipped, zeroed, swapped, forged, missing; the one before must be used, or none."""
+    """Files of the newest checkpoint cut, flipped, zeroed, swapped, forged, missing; the one before must be
+    used, or none."""
     counts, run = Counts(), campaign.write_run(place.folder / "run")
     for corruption in place.of(campaign.corruptions(run), 40):
         outcome = campaign.outcome(run, corruption, place.folder / "scratch")
@@ -225,7 +255,12 @@ class Disk:
         path.mkdir(parents=True, exist_ok=True)
 
     def mount(self, options: str) -> bool:
-        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.path], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.path], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
 
     def unmount(self) -> None:
         subprocess.run(["umount", self.path], capture_output=True, check=False)
@@ -246,7 +281,8 @@ class Disk:
 
 
 def disk_full(place: Place) -> Counts:
-    """Somebody fills the disk of the run in an iteration and empties it two iterations later: saves between fail."""
+    """Somebody fills the disk of the run in an iteration and empties it two iterations later: saves between
+    fail."""
     counts, wanted = Counts(), straight("grpo", place, iterations=6)
     for iteration in place.of(range(1, 4), 1):
         disk = Disk(place.folder / "disk", "256m")
@@ -271,7 +307,9 @@ def read_only(place: Place) -> Counts:
         folder = place.folder / "runs" / f"fixed-{iteration}"
 
         def fixed(iteration: int = iteration, folder: Path = folder) -> None:
-            faults.at("actor.update", iteration, lambda: Disk(folder / "checkpoints", "1m").mount("ro,size=1m"))
+            faults.at(
+                "actor.update", iteration, lambda: Disk(folder / "checkpoints", "1m").mount("ro,size=1m")
+            )
             faults.at("actor.update", iteration + 2, lambda: Disk(folder / "checkpoints", "1m").unmount())
             faults.run("grpo", place.task, folder.name, iterations=6, quiet=False)
 
@@ -293,7 +331,9 @@ def rewards(place: Place) -> Counts:
     modes = {mode: place.folder / mode.replace(" ", "-") for mode in place.of(bad_days.MODES, 4)}
     for folder in modes.values():
         folder.mkdir()
-    codes = all_of(partial(bad_days.null_run, folder, bad_days.MODES[mode][0]) for mode, folder in modes.items())
+    codes = all_of(
+        partial(bad_days.null_run, folder, bad_days.MODES[mode][0]) for mode, folder in modes.items()
+    )
     for (mode, folder), code in zip(modes.items(), codes, strict=True):
         cause, ended = bad_days.MODES[mode][1], code == 0
         for line in bad_days.lines(folder / "runs" / "grpo-1"):
@@ -311,33 +351,54 @@ def hung_stages(place: Place) -> Counts:
         folder = place.folder / str(number)
         folder.mkdir()
         (folder / "stuck.py").write_text(bad_days.NEVER.replace("{action}", "pass"))
-        said = faults.command(["run", folder / "stuck.py", "--backend", "null", "--prompts", 4, "--out", folder], folder / "said")
+        said = faults.command(
+            ["run", folder / "stuck.py", "--backend", "null", "--prompts", 4, "--out", folder],
+            folder / "said",
+        )
         counts.add(True, "stage 'never'" in said.err and "deadline" in said.err, said.code == 1)
     return counts
 
 
 def not_finite(place: Place) -> Counts:
-    """NaN and infinities in a row of four, against the run that never had these rows; in a loss and a gradient: no step is taken."""
+    """NaN and infinities in a row of four, against the run that never had these rows; in a loss and a
+    gradient: no step is taken."""
     counts, without = Counts(), straight(faults.BAD, place, **{"hp.drop": True})
-    kinds = [(where, value) for where in ("scores", "values", "loss", "gradient") for value in ("nan", "inf", "-inf")]
+    kinds = [
+        (where, value)
+        for where in ("scores", "values", "loss", "gradient")
+        for value in ("nan", "inf", "-inf")
+    ]
     kinds = place.of(kinds, 4)
-    codes = all_of(partial(faults.run, faults.BAD, place.task, where + value, **{"max_bad": 0, "hp.place": where, "hp.value": value})
-                   for where, value in kinds)  # fmt: skip
+    codes = all_of(
+        partial(
+            faults.run,
+            faults.BAD,
+            place.task,
+            where + value,
+            **{"max_bad": 0, "hp.place": where, "hp.value": value},
+        )
+        for where, value in kinds
+    )
     for (where, value), code in zip(kinds, codes, strict=True):
         found, rows = faults.content(place.folder / "runs" / (where + value)), where in ("scores", "values")
         if rows:
             seen = all(line["actor.update/left_out"] == 2 for line in found.metrics)
             wrong = any(faults.unequal(found.tensors, without.tensors))
         else:
-            seen = all(line["actor.update/skipped_steps"] == 1 and line["actor.update/steps"] == 0 for line in found.metrics)
-            wrong = any(not tensor.isfinite().all() for group in found.tensors.values() for tensor in group.values())
+            seen = all(
+                line["actor.update/skipped_steps"] == 1 and line["actor.update/steps"] == 0
+                for line in found.metrics
+            )
+            wrong = any(
+                not tensor.isfinite().all() for group in found.tensors.values() for tensor in group.values()
+            )
         counts.add(True, seen, code == 0, wrong)
     return counts
 
 
 def launches(place: Place) -> Counts:
-    """Two launches at once into one directory: one works, the other exits with 3 and names it. Every tenth time, a killed one's lock
-    is taken over before."""
+    """Two launches at once into one directory: one works, the other exits with 3 and names it. Every tenth
+    time, a killed one's lock is taken over before."""
     faults.must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
     counts, folder = Counts(), place.folder / "runs" / "grpo-1"
     for number in range(10 if place.quick else 100):
@@ -346,7 +407,12 @@ def launches(place: Place) -> Counts:
             faults.must(faults.killed_holder(folder, iterations, place.folder).code, -signal.SIGKILL)
         found = faults.race(folder, iterations, place.folder)
         named = f"process {found.pids[1]} on " in found.first.err
-        counts.add(True, found.first.code == 3 and named, found.second.code == 0, found.first.code == found.second.code)
+        counts.add(
+            True,
+            found.first.code == 3 and named,
+            found.second.code == 0,
+            found.first.code == found.second.code,
+        )
     done = [line["iteration"] for line in bad_days.lines(folder)]
     counts.wrong += done != list(range(counts.injected + 1))
     return counts
@@ -362,7 +428,12 @@ def paths(place: Place) -> Counts:
             refused = False
         except PlanError:
             refused = True
-        counts.add(True, refused, refused, any(path.is_dir() and path != inside for path in (place.folder / "in").rglob("*")))
+        counts.add(
+            True,
+            refused,
+            refused,
+            any(path.is_dir() and path != inside for path in (place.folder / "in").rglob("*")),
+        )
     return counts
 
 
@@ -393,14 +464,25 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "NaN and infinities": not_finite,
     "two launches at once": launches,
     "run name leads elsewhere": paths,
-    **{name: counted(outcomes)
-       for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers, chaos_services, chaos_environments, chaos_texts)
-       for name, outcomes in beside.CLASSES.items()},
+    **{
+        name: counted(outcomes)
+        for beside in (
+            chaos_folders,
+            chaos_processes,
+            chaos_answers,
+            chaos_servers,
+            chaos_services,
+            chaos_environments,
+            chaos_texts,
+        )
+        for name, outcomes in beside.CLASSES.items()
+    },
 }
 NEED_MOUNT = (disk_full, read_only)
 
 
-# -- the table -----------------------------------------------------------------------------------------------------------------
+# -- the table
+# ------------------------------------------------------------------------------------------------------------
 
 
 def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
@@ -417,7 +499,13 @@ def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
             counts = measure(Place(Path(folder), quick))
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
             orphans = faults.left_over(os.environ[MARK], MARK)
-        yield (name, *(str(n) for n in (counts.injected, counts.detected, counts.survived, counts.wrong, len(orphans))))
+        yield (
+            name,
+            *(
+                str(n)
+                for n in (counts.injected, counts.detected, counts.survived, counts.wrong, len(orphans))
+            ),
+        )
 
 
 def can_mount() -> bool:
@@ -430,7 +518,8 @@ def can_mount() -> bool:
 
 
 def fast_folder() -> str | None:
-    """Memory, where there is enough of it: no fault here is one of the power, and disks take most of the time."""
+    """Memory, where there is enough of it: no fault here is one of the power, and disks take most of the
+    time."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
 
@@ -448,14 +537,17 @@ def again_with_mark() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="", help="classes whose name has this in it")
     options = parser.parse_args()
     if MARK not in os.environ:
         again_with_mark()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
+    # a shell has what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     warm_up()
     print(f"| {' | '.join(HEADS)} |\n| --- {'| ---: ' * (len(HEADS) - 1)}|", flush=True)

@@ -1,7 +1,8 @@
 """Completions that are programs, through every reasoning-gym task, math-verify and users' rewards.
 
-Each function yields outcomes for the table of ``chaos.py``: a payload was judged; it scored nothing; the rows beside it scored as before.
-Wrong is one that acted outside of its process, scored although it is not the answer, or changed what another row scored.
+Each function yields outcomes for the table of ``chaos.py``: a payload was judged; it scored nothing; the rows
+beside it scored as before. Wrong is one that acted outside of its process, scored although it is not the
+answer, or changed what another row scored.
 """
 
 from __future__ import annotations
@@ -25,21 +26,38 @@ def everywhere(place: Place) -> Iterator[Outcome]:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     marks = payloads.Marks(place.folder)
-    tasks = [*plain.EVALUATING, *place.of(sorted(set(DATASETS) - set(plain.EVALUATING) - {plain.COMPOSITE}), few=4)]
+    tasks = [
+        *plain.EVALUATING,
+        *place.of(sorted(set(DATASETS) - set(plain.EVALUATING) - {plain.COMPOSITE}), few=4),
+    ]
     rows = [(payloads.task_row(task), task in DEAR) for task in tasks]
     with RewardPool(1) as pool:
-        for row, dear in [*rows, (payloads.MATHS, True), (payloads.user_row(place.folder, "compared"), False)]:
-            yield from _outcomes(pool, row, marks, place.of(marks.payloads(shapes=payloads.SHAPES[: 2 if dear else None]), few=8))
+        for row, dear in [
+            *rows,
+            (payloads.MATHS, True),
+            (payloads.user_row(place.folder, "compared"), False),
+        ]:
+            yield from _outcomes(
+                pool,
+                row,
+                marks,
+                place.of(marks.payloads(shapes=payloads.SHAPES[: 2 if dear else None]), few=8),
+            )
     evaluated = payloads.user_row(place.folder, "evaluated")
     for payload in place.of(marks.payloads(shapes=("{}",)), few=4):
-        with RewardPool(1) as pool:  # the payload has its process: what it scores there is that reward's fault
+        # the payload has its process: what it scores there is that reward's fault
+        with RewardPool(1) as pool:
             pool.score(evaluated.scorer, ["completion", "answer"], [[payload, ""]], SECONDS)
         yield Outcome(True, True, True, _acted(marks))
 
 
-def _outcomes(pool: RewardPool, row: payloads.Row, marks: payloads.Marks, texts: list[str]) -> Iterator[Outcome]:
+def _outcomes(
+    pool: RewardPool, row: payloads.Row, marks: payloads.Marks, texts: list[str]
+) -> Iterator[Outcome]:
     for found in payloads.judge(pool, row, texts, SECONDS):
-        yield Outcome(True, not found.scored, not found.neighbours, found.scored or found.neighbours or _acted(marks))
+        yield Outcome(
+            True, not found.scored, not found.neighbours, found.scored or found.neighbours or _acted(marks)
+        )
 
 
 def _acted(marks: payloads.Marks) -> bool:

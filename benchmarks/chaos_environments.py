@@ -1,7 +1,8 @@
 """Environments that kill their process, hang, lie, raise or are slow in the middle of an episode.
 
-A fault is an episode in which that happens. It is detected where the episode has failed by its cause, survived where the run goes on
-without it, and wrong where another episode of the same processes is not what it is without the faults. A slow one is no fault of its own:
+A fault is an episode in which that happens. It is detected where the episode has failed by its cause,
+survived where the run goes on without it, and wrong where another episode of the same processes is not what
+it is without the faults. A slow one is no fault of its own:
 it is detected where it has not failed.
 """
 
@@ -18,7 +19,7 @@ from chaos_folders import Outcome, Place
 
 import rlflow
 
-ENVIRONMENT = '''
+ENVIRONMENT = """
 import os, signal, time
 from rlflow import Turn
 
@@ -41,8 +42,9 @@ class Faulty:
             if given is not None:
                 return given
         return Turn(says=f"{self.seed % 97} ", reward=len(said) % 3, done=self.turn == 3, log={"hit": self.hit} if self.turn == 1 else {})
-'''
-MODES = {"kill": "died", "exit": "died", "hang": "timeout", "lie": "type", "raise": "raised", "slow": ""}  # name → cause
+"""
+# name → cause
+MODES = {"kill": "died", "exit": "died", "hang": "timeout", "lie": "type", "raise": "raised", "slow": ""}
 ROWS = 16  # of an iteration
 
 
@@ -54,7 +56,11 @@ def failing(place: Place) -> Iterator[Outcome]:
     for mode, cause in [(mode, MODES[mode]) for mode in place.of(MODES, 3)]:
         code = faults.in_child(partial(_run, place.folder, mode, mode))
         lines, others = _lines(place.folder, mode, "metrics"), _lines(place.folder, mode, "samples")
-        wrong = any(one["episode"] != other["episode"] for one, other in zip(rows, others, strict=False) if other["finish"] != "failed")
+        wrong = any(
+            one["episode"] != other["episode"]
+            for one, other in zip(rows, others, strict=False)
+            if other["finish"] != "failed"
+        )
         for line, straight in zip(lines, whole, strict=False):
             hits = round(straight["env/hit"] * ROWS)
             failed = line.get(f"reward/missing_env_{cause}", 0) if cause else hits - line["env/failed"] * ROWS
@@ -63,16 +69,34 @@ def failing(place: Place) -> Iterator[Outcome]:
 
 
 def _run(folder: Path, name: str, mode: str, file: str = "faulty.py:Faulty", **settings: Any) -> None:
-    rlflow.run("grpo", backend="null", prompts=4, iterations=3, held_out=0, out=str(folder / "runs"), name=name, max_missing=1.0,
-               **{"hp.samples": 4, "hp.max_tokens": 60, "actor.longest": 12, "env": f"{folder}/{file}", "env.mode": mode,
-                  "env.turns": 3, "env.seconds": 1.0, "env.parallel": 2, **settings})  # fmt: skip
+    rlflow.run(
+        "grpo",
+        backend="null",
+        prompts=4,
+        iterations=3,
+        held_out=0,
+        out=str(folder / "runs"),
+        name=name,
+        max_missing=1.0,
+        **{
+            "hp.samples": 4,
+            "hp.max_tokens": 60,
+            "actor.longest": 12,
+            "env": f"{folder}/{file}",
+            "env.mode": mode,
+            "env.turns": 3,
+            "env.seconds": 1.0,
+            "env.parallel": 2,
+            **settings,
+        },
+    )
 
 
 def _lines(folder: Path, name: str, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "runs" / name / f"{file}.jsonl").read_text().splitlines()]
 
 
-SPEAKER = '''
+SPEAKER = """
 from rlflow import Turn
 
 TEXTS = {"surrogate": "7 \\ud83c", "zero": "7\\0", "message": [{"role": "user", "content": "7 \\udc80"}], "endless": "7 " * (1 << 18)}
@@ -88,18 +112,21 @@ class Speaker:
     def step(self, said):
         self.turn += 1
         return Turn(says=self.text if self.odd and not self.first else "7", reward=1.0, done=self.turn == 2)
-'''
+"""
 
 
 def speaking(place: Place) -> Iterator[Outcome]:
-    """An environment says characters that no tokenizer takes, or too many: they are mended or cut, counted, and no episode fails."""
+    """An environment says characters that no tokenizer takes, or too many: they are mended or cut, counted,
+    and no episode fails."""
     (place.folder / "speaker.py").write_text(SPEAKER)
     for mode in place.of(("surrogate", "zero", "message", "endless"), 4):
         for first in (False, True):
             if first and mode == "message":
                 continue  # the first words of an episode are a text
             name = f"{mode}-{first}"
-            code = faults.in_child(partial(_run, place.folder, name, mode, file="speaker.py:Speaker", **{"env.first": first}))
+            code = faults.in_child(
+                partial(_run, place.folder, name, mode, file="speaker.py:Speaker", **{"env.first": first})
+            )
             lines = _lines(place.folder, name, "metrics") if code == 0 else []
             counted = "env/cut" if mode == "endless" else "env/replaced"
             for line in lines or [{}]:

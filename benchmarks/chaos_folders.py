@@ -1,4 +1,5 @@
-"""Faults of what lies on the disk: a run's folder at every change of it, what a run depends on, logs that are damaged, disks that fill.
+"""Faults of what lies on the disk: a run's folder at every change of it, what a run depends on, logs that are
+damaged, disks that fill.
 
 Each function yields outcomes of faults of one class, for the table of ``chaos.py``.
 """
@@ -27,9 +28,23 @@ from rlflow.monitoring.outputs import make_reporter
 from rlflow.runs import resume
 
 AT_ONCE = min(os.cpu_count() or 1, 4)
-TEXTS = ("identity.json", "settings.json", "graph.txt", "graph.json", "graph.msgpack", "status.json", "notes.txt", "metrics.jsonl",
-         "samples.jsonl", "timeline.json", "answers.jsonl", "bounds.txt", "bounds.json")  # fmt: skip
-NULL_NODES = ("actor.generate", "reward", "actor.logprobs", "compare", "actor.update")  # of grpo with its defaults
+TEXTS = (
+    "identity.json",
+    "settings.json",
+    "graph.txt",
+    "graph.json",
+    "graph.msgpack",
+    "status.json",
+    "notes.txt",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "timeline.json",
+    "answers.jsonl",
+    "bounds.txt",
+    "bounds.json",
+)
+# of grpo with its defaults
+NULL_NODES = ("actor.generate", "reward", "actor.logprobs", "compare", "actor.update")
 REFUSED = 2  # the exit status of a child whose resumption was refused by name
 
 
@@ -41,7 +56,8 @@ class Outcome(NamedTuple):
 
 
 class Place(Protocol):
-    """A folder for one class of faults, keywords of a small run, and how many of a class's faults are wanted."""
+    """A folder for one class of faults, keywords of a small run, and how many of a class's faults are
+    wanted."""
 
     folder: Path
 
@@ -79,12 +95,13 @@ def null(place: Place, out: Path) -> Any:
     return kills.null_run(out)
 
 
-# -- a run's folder --------------------------------------------------------------------------------------------------------------
+# -- a run's folder
+# ------------------------------------------------------------------------------------------------------------
 
 
 def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[[Place], Iterator[Outcome]]:
-    """SIGKILL before each change of the run's folder that every-th call makes, and in the middle of writes; then resumed. A run that has no
-    name yet, or no checkpoint, has nothing to resume."""
+    """SIGKILL before each change of the run's folder that every-th call makes, and in the middle of writes;
+    then resumed. A run that has no name yet, or no checkpoint, has nothing to resume."""
 
     def outcomes(place: Place) -> Iterator[Outcome]:
         seen: list[str] = []
@@ -97,7 +114,9 @@ def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[
         outs = [place.folder / f"at-{point}" for point in points]
         for out in outs:
             out.mkdir()
-        codes = all_of(partial(dying, begin, place, out, point) for out, point in zip(outs, points, strict=True))
+        codes = all_of(
+            partial(dying, begin, place, out, point) for out, point in zip(outs, points, strict=True)
+        )
         ended = all_of(partial(go_on, out / "cut") for out in outs)
         for out, code, end in zip(outs, codes, ended, strict=True):
             yield killed(out / "cut", code, end, wanted)
@@ -115,29 +134,52 @@ def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome
     """What came of a run that was killed."""
     died = code == -signal.SIGKILL
     if not list(folder.glob("checkpoints/step-*")):
-        there = folder.exists() and not (folder / "settings.json").exists()  # a folder that is no run: it would be in the way
+        # a folder that is no run: it would be in the way
+        there = folder.exists() and not (folder / "settings.json").exists()
         return Outcome(died, True, not there and end == REFUSED)
-    left = [path for path in (*folder.iterdir(), *(folder / "checkpoints").iterdir()) if path.name.startswith(".")]
+    left = [
+        path for path in (*folder.iterdir(), *(folder / "checkpoints").iterdir()) if path.name.startswith(".")
+    ]
     found = status.read(folder)
     whole = found is not None and found.state == "done" and (folder / "final" / "actor").is_dir() and not left
     return Outcome(died, True, whole, any(faults.differences(faults.content(folder), wanted)))
 
 
 def lost(place: Place) -> Iterator[Outcome]:
-    """The run's folder is moved, or deleted, as a node of the third iteration begins: the run ends soon, saved, and says where."""
+    """The run's folder is moved, or deleted, as a node of the third iteration begins: the run ends soon,
+    saved, and says where."""
     wanted = homes.null_run(place.folder / "wanted").folder
-    for number, (node, kind) in enumerate((n, k) for n in place.of(NULL_NODES, 2) for k in ("moved", "deleted")):
+    for number, (node, kind) in enumerate(
+        (n, k) for n in place.of(NULL_NODES, 2) for k in ("moved", "deleted")
+    ):
         out = place.folder / str(number)
         folder, there = out / "runs" / "run", out / "there"
         out.mkdir()
         act = partial(folder.rename, there) if kind == "moved" else partial(shutil.rmtree, folder)
-        words = ["run", "grpo", "--backend", "null", "--prompts", 4, "--iterations", homes.ITERATIONS, "--save-every", 0, "--out",
-                 out / "runs", "--name", "run", "--quiet"]  # fmt: skip
+        words = [
+            "run",
+            "grpo",
+            "--backend",
+            "null",
+            "--prompts",
+            4,
+            "--iterations",
+            homes.ITERATIONS,
+            "--save-every",
+            0,
+            "--out",
+            out / "runs",
+            "--name",
+            "run",
+            "--quiet",
+        ]
         said = faults.command(words, out / "said", partial(faults.at, node, 2, act))
         where = there if kind == "moved" else folder
         ended = faults.in_child(partial(go_on, where)) == 0
         same = ended and homes.content_without_metrics(where) == homes.content_without_metrics(wanted)
-        yield Outcome(True, said.code == 2 and f"rlflow resume {where}" in said.err, ended, ended and not same)
+        yield Outcome(
+            True, said.code == 2 and f"rlflow resume {where}" in said.err, ended, ended and not same
+        )
 
 
 def model_lost(place: Place) -> Iterator[Outcome]:
@@ -155,7 +197,12 @@ def model_lost(place: Place) -> Iterator[Outcome]:
 
         ended = faults.in_child(losing) == 0
         right = ended and same_files(out / "cut/final/actor", straight / "cut/final/actor")
-        yield Outcome(not model.exists(), True, right, ended and any(faults.differences(faults.content(out / "cut"), wanted)))
+        yield Outcome(
+            not model.exists(),
+            True,
+            right,
+            ended and any(faults.differences(faults.content(out / "cut"), wanted)),
+        )
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -164,15 +211,19 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 def full_at(place: Place) -> Iterator[Outcome]:
-    """No room for one of the text files of a run, from its start on and as it is resumed; the others find room. Room for what says what the
-    run is has to be there as it starts."""
+    """No room for one of the text files of a run, from its start on and as it is resumed; the others find
+    room. Room for what says what the run is has to be there as it starts."""
     wanted = homes.null_run(place.folder / "wanted").folder
     for name in place.of(TEXTS, 4):
         for begun in (False, True):
             out = place.folder / f"{name}-{begun}"
             if begun:
                 faults.must(faults.in_child(lambda out=out: homes.null_run(out, iterations=2)), 0)
-            act = partial(go_on, out / "run", iterations=homes.ITERATIONS) if begun else partial(homes.null_run, out)
+            act = (
+                partial(go_on, out / "run", iterations=homes.ITERATIONS)
+                if begun
+                else partial(homes.null_run, out)
+            )
             said = faults.quietly(partial(without_room, out, name, act), place.folder / "said")
             if (out / "refused").exists():  # a file that says what was there already is not written
                 yield judged(out / "run", said, wanted)
@@ -184,13 +235,23 @@ def judged(folder: Path, said: faults.Said, wanted: Path) -> Outcome:
         return Outcome(True, "No space left" in said.err, said.code == 1 and "PlanError" in said.err)
     ended = said.code == 0
     lines = homes.numbers(folder)
-    right = ended and homes.content_without_metrics(folder) == homes.content_without_metrics(wanted) and len(set(lines)) == len(lines)
+    right = (
+        ended
+        and homes.content_without_metrics(folder) == homes.content_without_metrics(wanted)
+        and len(set(lines)) == len(lines)
+    )
     notes = (folder / "notes.txt").read_text() if (folder / "notes.txt").exists() else ""
-    return Outcome(True, "No space left" in said.err + notes, ended and (folder / "final/actor").is_dir(), ended and not right)
+    return Outcome(
+        True,
+        "No space left" in said.err + notes,
+        ended and (folder / "final/actor").is_dir(),
+        ended and not right,
+    )
 
 
 def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
-    """No byte goes into files of this name below ``out``, nor into what is beside them to take their place."""
+    """No byte goes into files of this name below ``out``, nor into what is beside them to take their
+    place."""
     files: set[int] = set()
 
     def before(call: str, args: tuple[Any, ...]) -> None:
@@ -208,10 +269,19 @@ def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
 
 
 def damaged(place: Place) -> Iterator[Outcome]:
-    """Logs, the graph's file and the settings damaged before a run is resumed. Without settings that say all it is refused."""
+    """Logs, the graph's file and the settings damaged before a run is resumed. Without settings that say all
+    it is refused."""
     half = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder
-    names = ("metrics.jsonl", "samples.jsonl", "fates.jsonl", "notes.txt", "graph.msgpack", "settings.json", "status.json")
+    names = (
+        "metrics.jsonl",
+        "samples.jsonl",
+        "fates.jsonl",
+        "notes.txt",
+        "graph.msgpack",
+        "settings.json",
+        "status.json",
+    )
     kinds = [(name, kind) for name in names for kind in homes.DAMAGE]
     for number, (name, kind) in enumerate(place.of(kinds, 9)):
         folder = place.folder / str(number) / "run"
@@ -220,15 +290,21 @@ def damaged(place: Place) -> Iterator[Outcome]:
         code = faults.in_child(partial(go_on, folder, iterations=homes.ITERATIONS))
         ended = code == 0
         lines = homes.numbers(folder) if ended else []
-        right = ended and homes.content_without_metrics(folder) == homes.content_without_metrics(wanted) and len(set(lines)) == len(lines)
+        right = (
+            ended
+            and homes.content_without_metrics(folder) == homes.content_without_metrics(wanted)
+            and len(set(lines)) == len(lines)
+        )
         yield Outcome(True, True, ended or (code == REFUSED and name == "settings.json"), ended and not right)
 
 
-# -- what a run depends on -------------------------------------------------------------------------------------------------------
+# -- what a run depends on
+# -------------------------------------------------------------------------------------------------------
 
 
 def changed(place: Place) -> Iterator[Outcome]:
-    """Rewards, model folders, tokenizers, data and modules changed between a run and its resumption: refused by name; a fork takes them."""
+    """Rewards, model folders, tokenizers, data and modules changed between a run and its resumption: refused
+    by name; a fork takes them."""
     ground = place.folder / "ground"
     ground.mkdir()
     faults.must(faults.in_child(lambda: inputs.made(ground)), 0)
@@ -237,21 +313,33 @@ def changed(place: Place) -> Iterator[Outcome]:
         file, change, line = inputs.CHANGES[kind]
         change(where / file)
         folder = where / "runs/grpo-1"
-        said = faults.command(["resume", folder, "--iterations", 2, "--trust", "--quiet"], place.folder / "said")
-        forked = faults.command(["resume", folder, "--fork", "--iterations", 2, "--trust", "--quiet"], place.folder / "forked")
-        taken = forked.code == (2 if kind == "held-out data" else 0)  # a fork goes on with the data of the checkpoint
+        said = faults.command(
+            ["resume", folder, "--iterations", 2, "--trust", "--quiet"], place.folder / "said"
+        )
+        forked = faults.command(
+            ["resume", folder, "--fork", "--iterations", 2, "--trust", "--quiet"], place.folder / "forked"
+        )
+        # a fork goes on with the data of the checkpoint
+        taken = forked.code == (2 if kind == "held-out data" else 0)
         yield Outcome(True, said.code == 2 and line in said.err, taken, said.code == 0)
 
 
 def code_of_models(place: Place) -> Iterator[Outcome]:
-    """Model folders that bring code, of which transformers would ask whether to run it, with yes on standard input."""
+    """Model folders that bring code, of which transformers would ask whether to run it, with yes on standard
+    input."""
     task = place.task
     kinds = [(backend, unknown) for backend in ("null", "local") for unknown in ({}, code_in_models.UNKNOWN)]
     for number, (backend, unknown) in enumerate(place.of(kinds, 2)):
         where = place.folder / str(number)
         where.mkdir()
         code_in_models.with_code(where / "model", where / "ran", unknown)
-        keywords = {"model": str(where / "model"), "data": task["data"], "out": str(where / "runs"), "iterations": 1, "held_out": 0}
+        keywords = {
+            "model": str(where / "model"),
+            "data": task["data"],
+            "out": str(where / "runs"),
+            "iterations": 1,
+            "held_out": 0,
+        }
         run = partial(faults.run, "grpo", keywords, "told", prompts=4, backend=backend)
         code = code_in_models.answered(b"y\n" * 20, run)
         yield Outcome(True, True, code == 0 or bool(unknown), (where / "ran").exists())

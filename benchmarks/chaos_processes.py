@@ -1,7 +1,8 @@
-"""Faults of processes: stages that end a run or hold it, forks, what stages and rewards start, signals, and what a run is driven by.
+"""Faults of processes: stages that end a run or hold it, forks, what stages and rewards start, signals, and
+what a run is driven by.
 
-Runs are started as a shell starts them, on the null backend. Each function yields outcomes of faults of one class, for the table of
-``chaos.py``.
+Runs are started as a shell starts them, on the null backend. Each function yields outcomes of faults of one
+class, for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -23,12 +24,27 @@ from rlflow.processes.watchdog import kin
 
 POOLS = ("--pools", "all=1")
 STAGE = {  # what a stage does, and what is said of it
-    "hold": "keeps the interpreter's lock", "sys.exit": "SystemExit: 0", "interrupt": "KeyboardInterrupt", "os._exit": "os._exit(0)",
-    "C exit": "exited with code 0", "segfault": "SIGSEGV",
-}  # fmt: skip
-ON_POOLS = {name: STAGE[name] for name in ("sys.exit", "interrupt", "os._exit")} | {"hold": "'judge'", "C exit": "has died"}
-FORKS: tuple[dict[str, str], ...] = ({"fault": "fork"}, {"fault": "fork and exit"}, {"reward": "returns"}, {"reward": "exits"})
-STARTS: tuple[dict[str, str], ...] = ({"fault": "daemon", "reward": "child"}, {"fault": "stays", "reward": "daemon"})
+    "hold": "keeps the interpreter's lock",
+    "sys.exit": "SystemExit: 0",
+    "interrupt": "KeyboardInterrupt",
+    "os._exit": "os._exit(0)",
+    "C exit": "exited with code 0",
+    "segfault": "SIGSEGV",
+}
+ON_POOLS = {name: STAGE[name] for name in ("sys.exit", "interrupt", "os._exit")} | {
+    "hold": "'judge'",
+    "C exit": "has died",
+}
+FORKS: tuple[dict[str, str], ...] = (
+    {"fault": "fork"},
+    {"fault": "fork and exit"},
+    {"reward": "returns"},
+    {"reward": "exits"},
+)
+STARTS: tuple[dict[str, str], ...] = (
+    {"fault": "daemon", "reward": "child"},
+    {"fault": "stays", "reward": "daemon"},
+)
 ENDS = ("done", "launcher killed", "run killed", "watchdog killed")
 SLOW = ("--generate_seconds", 0.1)  # so that a fault finds the run under way
 FOREVER = 100_000  # iterations
@@ -52,7 +68,8 @@ def gone_on(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
 
 
 def stages(place: Place) -> Iterator[Outcome]:
-    """A stage that exits, interrupts, crashes, or holds the interpreter in C code: its failure, named; then resumed."""
+    """A stage that exits, interrupts, crashes, or holds the interpreter in C code: its failure, named; then
+    resumed."""
     wanted = straight(place)
     for fault in place.of(STAGE, 3):
         run = launch(place.folder, fault.replace(" ", "-"), fault=fault)
@@ -68,11 +85,16 @@ def stages_on_pools(place: Place) -> Iterator[Outcome]:
         run = launch(place.folder, fault.replace(" ", "-"), *POOLS, fault=fault)
         code = run.ended(240)
         named = ON_POOLS[fault] in run.output()
-        yield Outcome(True, named, True, unlike(run, wanted)) if code == 0 else gone_on(run, wanted, named and code == 1)
+        yield (
+            Outcome(True, named, True, unlike(run, wanted))
+            if code == 0
+            else gone_on(run, wanted, named and code == 1)
+        )
 
 
 def forks(place: Place) -> Iterator[Outcome]:
-    """A stage or a reward that forks, whose child returns or exits: the run ends as if it had not, and each row has its own score."""
+    """A stage or a reward that forks, whose child returns or exits: the run ends as if it had not, and each
+    row has its own score."""
     wanted = straight(place)
     for what in place.of(FORKS, 2):
         run = launch(place.folder, "-".join(what.values()).replace(" ", "-"), **what)
@@ -81,11 +103,18 @@ def forks(place: Place) -> Iterator[Outcome]:
 
 
 def started_ones(place: Place) -> Iterator[Outcome]:
-    """Processes that stages and rewards start, some in sessions of their own: however the run ends, they end with it."""
+    """Processes that stages and rewards start, some in sessions of their own: however the run ends, they end
+    with it."""
     kinds = place.of([(end, number) for end in ENDS for number in range(len(STARTS))], 3)
     for end, number in kinds:
         name, done = f"{end.replace(' ', '-')}-{number}", end == "done"
-        run = launch(place.folder, name, iterations=6 if done else FOREVER, save_every=2 if done else FOREVER, **STARTS[number])
+        run = launch(
+            place.folder,
+            name,
+            iterations=6 if done else FOREVER,
+            save_every=2 if done else FOREVER,
+            **STARTS[number],
+        )
         run.reaches(4)
         if end == "run killed":
             os.kill(run.driver, signal.SIGKILL)
@@ -102,7 +131,9 @@ def started_ones(place: Place) -> Iterator[Outcome]:
 
 def named(run: Launched, word: str) -> list[int]:
     """Processes of a run with this in their command line."""
-    return [pid for pid in faults.marked(run.mark) if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid for pid in faults.marked(run.mark) if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def sent(number: int, run: Launched) -> None:
@@ -120,7 +151,8 @@ def stopped(run: Launched) -> None:
     os.killpg(run.pid, signal.SIGCONT)
 
 
-SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {  # what happens, to which run, and its exit code
+# what happens, to which run, and its exit code
+SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {
     "hangup": (hung_up, {"fault": "sleep", "terminal": True}, 130),
     "hangup while a stage prints": (hung_up, {"fault": "speak", "terminal": True}, 130),
     "SIGHUP": (partial(sent, signal.SIGHUP), {"fault": "sleep"}, 130),
@@ -129,7 +161,8 @@ SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {  
 
 
 def signals(place: Place) -> Iterator[Outcome]:
-    """A terminal that hangs up, SIGHUP: the run is saved. A suspended driver's time counts for no deadline."""
+    """A terminal that hangs up, SIGHUP: the run is saved. A suspended driver's time counts for no
+    deadline."""
     wanted = straight(place)
     for kind in place.of(SIGNALS, 2):
         happen, what, expected = SIGNALS[kind]
@@ -152,11 +185,12 @@ def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def driven_by(place: Place) -> Iterator[Outcome]:
-    """On pools: raylet or GCS killed, which ends the run in words, saved; the watchdog killed, which is replaced; a token file that is
-    empty, which is written anew."""
+    """On pools: raylet or GCS killed, which ends the run in words, saved; the watchdog killed, which is
+    replaced; a token file that is empty, which is written anew."""
     wanted = straight(place, 20)
     for name in place.of(("raylet", "gcs_server", "watchdog.dog"), 2):
-        run = launch(place.folder, name.replace(".", "-"), *POOLS, *SLOW, iterations=20)  # whose words must not have that name in them
+        # whose words must not have that name in them
+        run = launch(place.folder, name.replace(".", "-"), *POOLS, *SLOW, iterations=20)
         run.reaches(4)
         for pid in named(run, name) if "." in name else commands(run, name):
             os.kill(pid, signal.SIGKILL)
@@ -164,11 +198,15 @@ def driven_by(place: Place) -> Iterator[Outcome]:
         if "." in name:
             yield Outcome(True, True, code == 0, code == 0 and unlike(run, wanted))
         else:
-            yield gone_on(run, wanted, code == 1 and f"Ray's {name}" in run.output() and run.status["state"] == "failed")
+            yield gone_on(
+                run, wanted, code == 1 and f"Ray's {name}" in run.output() and run.status["state"] == "failed"
+            )
     with token(place.folder / "token"):
         run = launch(place.folder, "token", *POOLS, iterations=20)
         code = run.ended(240)
-        yield Outcome(True, bool((place.folder / "token").read_text()), code == 0, code == 0 and unlike(run, wanted))
+        yield Outcome(
+            True, bool((place.folder / "token").read_text()), code == 0, code == 0 and unlike(run, wanted)
+        )
 
 
 def commands(run: Launched, name: str) -> list[int]:

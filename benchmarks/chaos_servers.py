@@ -1,7 +1,8 @@
 """Servers that judge rows and fail: late, gone, resetting, or answering what is no number for each row.
 
-A fault is a row of an iteration whose answer failed. It is detected where it is missing by its cause, survived where the run goes on
-without it, and wrong where it, or a row that was answered, has another score than it should.
+A fault is a row of an iteration whose answer failed. It is detected where it is missing by its cause,
+survived where the run goes on without it, and wrong where it, or a row that was answered, has another score
+than it should.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def _some(handler: Any, question: Any, value: Any) -> bool:
     return bool(handler.say({"rewards": [value, *lengths(question)[1:]]}))
 
 
-FAILURES: dict[str, tuple[str, int, Callable[[Any, Any], bool]]] = {  # name → (cause, rows of a batch that it costs, how the server fails)
+# name → (cause, rows of a batch that it costs, how the server fails)
+FAILURES: dict[str, tuple[str, int, Callable[[Any, Any], bool]]] = {
     "late": ("timeout", ROWS, _late),
     "reset": ("connection", ROWS, lambda handler, question: handler.reset()),
     "500": ("status", ROWS, lambda handler, question: handler.say(b"out of memory", 500)),
@@ -74,7 +76,8 @@ def _moved(handler: Any) -> bool:
     return True
 
 
-PASSING: dict[str, Callable[[Any], bool]] = {  # name → what the server does to one question, before it answers
+# name → what the server does to one question, before it answers
+PASSING: dict[str, Callable[[Any], bool]] = {
     "503": lambda handler: bool(handler.say(b"overloaded", 503)),
     "429": lambda handler: bool(handler.say(b"slow down", 429)),
     "502": lambda handler: bool(handler.say(b"<html>", 502)),
@@ -84,8 +87,9 @@ PASSING: dict[str, Callable[[Any], bool]] = {  # name → what the server does t
 
 
 def passing(place: Place) -> Iterator[Outcome]:
-    """Three iterations each, in the second of which a wait mends what the server does. A fault is a row; it is detected where the server
-    was asked again, survived where the row has its score, and wrong where it has another."""
+    """Three iterations each, in the second of which a wait mends what the server does. A fault is a row; it
+    is detected where the server was asked again, survived where the row has its score, and wrong where it has
+    another."""
     for name, fail in [(name, PASSING[name]) for name in place.of(PASSING, 3)]:
         folder = place.folder / f"passing-{name}"
 
@@ -98,14 +102,31 @@ def passing(place: Place) -> Iterator[Outcome]:
         rows = [json.loads(line) for line in (folder / "grpo-1" / "samples.jsonl").read_text().splitlines()]
         wrong = any(row["scores"] is not None and row["scores"] != len(row["completion"]) for row in rows)
         for _ in range(ROWS):
-            yield Outcome(True, len(server.questions) == 4, code == 0 and all(line["reward/missing"] == 0 for line in lines), wrong)
+            yield Outcome(
+                True,
+                len(server.questions) == 4,
+                code == 0 and all(line["reward/missing"] == 0 for line in lines),
+                wrong,
+            )
 
 
 def _run(url: str, out: Path, seconds: float = SECONDS) -> None:
-    rlflow.run("grpo", backend="null", prompts=8, iterations=3, threads=1, max_missing=1.0, held_out=0, reward=url, reward_timeout=seconds,
-               out=str(out), **{"hp.samples": 2})  # fmt: skip
+    rlflow.run(
+        "grpo",
+        backend="null",
+        prompts=8,
+        iterations=3,
+        threads=1,
+        max_missing=1.0,
+        held_out=0,
+        reward=url,
+        reward_timeout=seconds,
+        out=str(out),
+        **{"hp.samples": 2},
+    )
 
 
 CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
-    "server of rewards fails": failing, "server of rewards is busy for a while": passing,
-}  # fmt: skip
+    "server of rewards fails": failing,
+    "server of rewards is busy for a while": passing,
+}

@@ -1,7 +1,9 @@
-"""Services of a run that are killed, stopped, slow, or answer badly in the middle of it, and runs that are killed beside their services.
+"""Services of a run that are killed, stopped, slow, or answer badly in the middle of it, and runs that are
+killed beside their services.
 
-A fault is a row of an iteration in which that happens. It is detected where the row is missing by its cause, or was scored once the service
-had been started anew; survived where the run goes on to its end; and wrong where a row has another score than it should.
+A fault is a row of an iteration in which that happens. It is detected where the row is missing by its cause,
+or was scored once the service had been started anew; survived where the run goes on to its end; and wrong
+where a row has another score than it should.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import rlflow
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 
-JUDGE = '''
+JUDGE = """
 import json, os, pathlib, signal, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -59,10 +61,14 @@ class Judge(BaseHTTPRequestHandler):
         pass
 
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Judge).serve_forever()
-'''
+"""
 MODES: dict[str, tuple[str, ...]] = {  # how a service fails → the causes for which its rows may be missing
-    "kill": ("connection",), "stop": ("connection", "timeout"), "500": ("status",), "truncated": ("reply",), "slow": (),
-}  # fmt: skip
+    "kill": ("connection",),
+    "stop": ("connection", "timeout"),
+    "500": ("status",),
+    "truncated": ("reply",),
+    "slow": (),
+}
 ROWS, ITERATIONS = 16, 6
 
 
@@ -73,20 +79,31 @@ def failing(place: Place) -> Iterator[Outcome]:
         code = faults.in_child(partial(_run, mode, folder))
         lines, rows = _lines(folder, "metrics"), _lines(folder, "samples")
         missing = sum(int(line["reward/missing"]) for line in lines)
-        named = sum(int(line.get(f"reward/missing_get_reward/{cause}", 0)) for line in lines for cause in MODES[mode])
+        named = sum(
+            int(line.get(f"reward/missing_get_reward/{cause}", 0)) for line in lines for cause in MODES[mode]
+        )
         wrong = any(row["scores"] is not None and row["scores"] != len(row["completion"]) for row in rows)
         for _ in range(ROWS):
             yield Outcome(True, missing == named, code == 0 and len(lines) == ITERATIONS, wrong)
 
 
 def killed(place: Place) -> Iterator[Outcome]:
-    """The run's process is killed while its service judges: the service ends with it, and the run goes on with another."""
+    """The run's process is killed while its service judges: the service ends with it, and the run goes on
+    with another."""
     folder = _folder(place, "kill the run")
     code = faults.in_child(partial(_run, "kill the run", folder))
-    again = faults.in_child(partial(resume.resume, folder / "grpo-1", {"service.judge": _command("kill the run", folder)}, Quiet()))
+    again = faults.in_child(
+        partial(
+            resume.resume, folder / "grpo-1", {"service.judge": _command("kill the run", folder)}, Quiet()
+        )
+    )
     rows = _lines(folder, "samples")
-    yield Outcome(True, code == -signal.SIGKILL, again == 0 and len(_lines(folder, "metrics")) == ITERATIONS,
-                  any(row["scores"] != len(row["completion"]) for row in rows))
+    yield Outcome(
+        True,
+        code == -signal.SIGKILL,
+        again == 0 and len(_lines(folder, "metrics")) == ITERATIONS,
+        any(row["scores"] != len(row["completion"]) for row in rows),
+    )
 
 
 def telling(place: Place) -> Iterator[Outcome]:
@@ -94,7 +111,11 @@ def telling(place: Place) -> Iterator[Outcome]:
     folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
     os.environ["OF_MINE_TOKEN"] = secret
     code = faults.in_child(partial(_run, "tells", folder))
-    told = [path for path in (folder / "grpo-1").rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    told = [
+        path
+        for path in (folder / "grpo-1").rglob("*")
+        if path.is_file() and secret.encode() in path.read_bytes()
+    ]
     heard = "***" in (folder / "grpo-1" / "services" / "judge.log").read_text()
     yield Outcome(True, heard, code == 0, bool(told))
 
@@ -111,9 +132,21 @@ def _command(mode: str, folder: Path) -> str:
 
 
 def _run(mode: str, folder: Path) -> None:
-    rlflow.run("grpo", backend="null", prompts=8, iterations=ITERATIONS, threads=1, max_missing=1.0, held_out=0, save_every=1,
-               reward="{judge}/get_reward", reward_timeout=10.0, max_bad=0, out=str(folder),
-               **{"hp.samples": 2, "service.judge": _command(mode, folder), "service.judge.wait": 1.5})  # fmt: skip
+    rlflow.run(
+        "grpo",
+        backend="null",
+        prompts=8,
+        iterations=ITERATIONS,
+        threads=1,
+        max_missing=1.0,
+        held_out=0,
+        save_every=1,
+        reward="{judge}/get_reward",
+        reward_timeout=10.0,
+        max_bad=0,
+        out=str(folder),
+        **{"hp.samples": 2, "service.judge": _command(mode, folder), "service.judge.wait": 1.5},
+    )
 
 
 def _lines(folder: Path, file: str) -> list[dict[str, Any]]:

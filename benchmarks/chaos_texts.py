@@ -1,5 +1,5 @@
-"""Files, texts, code and flows of others: scripts to import, configurations, values in texts of jobs, code of a model, drawn histories,
-weights that blow up.
+"""Files, texts, code and flows of others: scripts to import, configurations, values in texts of jobs, code of
+a model, drawn histories, weights that blow up.
 
 Each function yields outcomes of faults of one class, for the table of ``chaos.py``.
 """
@@ -32,12 +32,19 @@ HISTORIES = 12
 
 
 def scripts(place: Place) -> Iterator[Outcome]:
-    """Scripts and settings of verl and OpenRLHF that are damaged, grow without end or do not say all: refused by name, nothing written."""
+    """Scripts and settings of verl and OpenRLHF that are damaged, grow without end or do not say all: refused
+    by name, nothing written."""
     for number, (name, text, says) in enumerate(place.of(imported.DAMAGED, 12)):
         folder = place.folder / str(number)
         folder.mkdir()
         (folder / name).write_text(text)
-        words = ["import", "openrlhf" if name == "open.sh" else "verl", folder / name, "-o", folder / "run.toml"]
+        words = [
+            "import",
+            "openrlhf" if name == "open.sh" else "verl",
+            folder / name,
+            "-o",
+            folder / "run.toml",
+        ]
         said = faults.command(words, folder / "said")
         yield Outcome(True, says in said.err, said.code == 2, (folder / "run.toml").exists())
 
@@ -49,12 +56,16 @@ def configurations(place: Place) -> Iterator[Outcome]:
         folder.mkdir()
         (folder / "run.toml").write_text(text)
         flags = ["grpo", "--config", folder / "run.toml"]
-        codes = [faults.command([*words, *flags], folder / "said").code for words in (["check"], ["run", "--backend", "null"])]
+        codes = [
+            faults.command([*words, *flags], folder / "said").code
+            for words in (["check"], ["run", "--backend", "null"])
+        ]
         yield Outcome(True, codes[0] == 2, codes[1] == 2, codes[0] != codes[1])
 
 
 def joined(place: Place) -> Iterator[Outcome]:
-    """Flows of drawn shapes whose rows are asked, chosen and joined: nodes begin late, on two ranks, and the run is killed at a node."""
+    """Flows of drawn shapes whose rows are asked, chosen and joined: nodes begin late, on two ranks, and the
+    run is killed at a node."""
     for number, (shape, chance) in enumerate(place.of(shapes(HISTORIES), 2)):
         folder = place.folder / str(number)
         folder.mkdir()
@@ -63,11 +74,17 @@ def joined(place: Place) -> Iterator[Outcome]:
 
 
 def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
-    """(shape of a flow, a number that decides when nodes begin and the run is killed), the same ones each time."""
+    """(shape of a flow, a number that decides when nodes begin and the run is killed), the same ones each
+    time."""
     found = []
 
     @seed(0)
-    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=count,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(shape=st.fixed_dictionaries(load(histories.DRAWN).SHAPES), chance=st.integers(0, 10_000))
     def collect(shape: dict[str, Any], chance: int) -> None:
         found.append((shape, chance))
@@ -77,20 +94,26 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
 
 
 def job_texts(place: Place) -> Iterator[Outcome]:
-    """Values that a shell, Kubernetes or SkyPilot could carry out, in the texts that start a run there: each text is carried out, with
-    stand-ins."""
+    """Values that a shell, Kubernetes or SkyPilot could carry out, in the texts that start a run there: each
+    text is carried out, with stand-ins."""
     for kind in FORMS:
         for number, value in enumerate(place.of(jobs.HOSTILE, 8)):
             folder = place.folder / f"{kind}-{number}"
             folder.mkdir()
             (folder / "run.toml").write_text(f'"hp.v" = {json.dumps(value)}\n')
-            said = faults.command(["job", "grpo", "--config", folder / "run.toml", "--for", kind, "--job.image", "i"], folder / "said")
-            right = said.code == 0 and faults.in_child(partial(handed_over, kind, said.out, value, folder)) == 0
+            said = faults.command(
+                ["job", "grpo", "--config", folder / "run.toml", "--for", kind, "--job.image", "i"],
+                folder / "said",
+            )
+            right = (
+                said.code == 0 and faults.in_child(partial(handed_over, kind, said.out, value, folder)) == 0
+            )
             yield Outcome(True, right, right, (folder / "work" / "made").exists())
 
 
 def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
-    """Raises AssertionError where the value does not come to the run as it is, or a file was made on the way."""
+    """Raises AssertionError where the value does not come to the run as it is, or a file was made on the
+    way."""
     assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
 
 
@@ -101,17 +124,27 @@ def walls(place: Place) -> Iterator[Outcome]:
     found = code.attempted(place.folder)
     for name in sorted(set(found) - code.ALLOWED):
         yield Outcome(True, found[name], found[name], not found[name])
-    right = faults.in_child(partial(code.test_code_that_would_outlive_its_killed_server_ends_with_it, place.folder)) == 0
+    right = (
+        faults.in_child(
+            partial(code.test_code_that_would_outlive_its_killed_server_ends_with_it, place.folder)
+        )
+        == 0
+    )
     yield Outcome(True, right, right, not right)
 
 
 def blown_up(place: Place) -> Iterator[Outcome]:
-    """A step, or a stage with side effects, that leaves weights that are not finite: named, and the finite checkpoint stays."""
+    """A step, or a stage with side effects, that leaves weights that are not finite: named, and the finite
+    checkpoint stays."""
     spoiled = place.folder / "spoiled"
     spoiled.mkdir()
     claims: list[Callable[[], None]] = [
         partial(bad_days.test_weights_that_blow_up_end_the_run_and_the_finite_checkpoint_stays, place.task),
-        partial(bad_days.test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_stage_is_named, place.task, spoiled),
+        partial(
+            bad_days.test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_stage_is_named,
+            place.task,
+            spoiled,
+        ),
     ]
     for claim in claims:
         right = faults.in_child(claim) == 0

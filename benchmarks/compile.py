@@ -1,4 +1,5 @@
-"""How long tracing a flow takes, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]` prints the median in milliseconds."""
+"""How long tracing a flow takes, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]` prints the
+median in milliseconds."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def main() -> None:
     arguments = parser.parse_args()
     flow = load_flow(arguments.algorithm)
     print(f"{flow.name}: compile {milliseconds(arguments.repeats, lambda: compile_flow(flow)):.2f} ms")
-    print(f"{flow.name}: check with every variant {milliseconds(arguments.repeats, lambda: check(flow)):.2f} ms")
+    print(
+        f"{flow.name}: check with every variant {milliseconds(arguments.repeats, lambda: check(flow)):.2f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What it costs to send a batch to another process, and to decide which rank gets which rows, without the sending itself.
+"""What it costs to send a batch to another process, and to decide which rank gets which rows, without the
+sending itself.
 
     python benchmarks/dataplane.py [--rows 4096] [--tokens 2048]
 
-The batch has rows of 0 to --tokens tokens, with the columns that an update of PPO reads. A copy of as many bytes is there to compare.
+The batch has rows of 0 to --tokens tokens, with the columns that an update of PPO reads. A copy of as many
+bytes is there to compare.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def batch_of(rows: int, longest: int) -> Batch:
     for name in COLUMNS:
         kind = standard_kind(name)
         assert kind is not None
-        data[name] = Data(kind, torch.ones(int(lengths.sum()), dtype=getattr(torch, str(kind.dtype))), lengths)
+        data[name] = Data(
+            kind, torch.ones(int(lengths.sum()), dtype=getattr(torch, str(kind.dtype))), lengths
+        )
     return Batch(Axis.fresh(rows), data)
 
 
@@ -63,7 +67,9 @@ def wire(rows: int, longest: int) -> None:
 
 def held(split: list[torch.Tensor], rows: int) -> Batch:
     """A column on the ranks of a pool, as the driver knows it."""
-    shards = [Shard(WorkerId("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)]
+    shards = [
+        Shard(WorkerId("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)
+    ]
     scores = RemoteColumn(standard_kind("scores"), ShardMap.of(shards, split, rows), None, "scores", 4 * rows)  # type: ignore[arg-type]
     return Batch(Axis.fresh(rows), {"scores": scores})
 
@@ -77,7 +83,9 @@ def split(rows: int, longest: int) -> None:
         "units_of_rows": lambda: units_of_rows(None, rows),
         "balanced": lambda: balanced(units, tokens, RANKS),
         "keep_or_balance": lambda: keep_or_balance(found, units, tokens),
-        "Routes": lambda: list(map(Routes(batch).to, found, (WorkerId("all", rank) for rank in range(RANKS)))),
+        "Routes": lambda: list(
+            map(Routes(batch).to, found, (WorkerId("all", rank) for rank in range(RANKS)))
+        ),
         "merge_order": lambda: merge_order(found),
     }
     print(f"{rows} rows on {RANKS} ranks")
@@ -86,7 +94,9 @@ def split(rows: int, longest: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=2048)
     arguments = parser.parse_args()

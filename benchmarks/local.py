@@ -1,11 +1,13 @@
-"""The parts of an iteration on the local backend, and what each change to them gave: before and after in turn, medians.
+"""The parts of an iteration on the local backend, and what each change to them gave: before and after in
+turn, medians.
 
     python benchmarks/local.py [--pairs 10] [--threads 2]
 
-On the workload of `rlflow bench peers` (0.8M parameters, 8 prompts × 8 samples × 64 tokens). Seconds are wall time, and in
-brackets processor time, which tells more on a machine that does other things as well.
+On the workload of `rlflow bench peers` (0.8M parameters, 8 prompts × 8 samples × 64 tokens). Seconds are wall
+time, and in brackets processor time, which tells more on a machine that does other things as well.
 
-1. sampling, the log-probs, the update, each alone; and the matrix products that they consist of, by themselves
+1. sampling, the log-probs, the update, each alone; and the matrix products that they consist of, by
+   themselves
 2. log-probs and update apart, against an update that goes on from the log-probs
 """
 
@@ -47,7 +49,10 @@ def times(pairs: int, *calls: Call) -> list[str]:
             calls[index]()
             if turn >= 2:
                 found[index].append((time.perf_counter() - wall, time.process_time() - processor))
-    return ["{:.4f} s ({:.4f} s)".format(*(statistics.median(column) for column in zip(*each, strict=True))) for each in found]
+    return [
+        "{:.4f} s ({:.4f} s)".format(*(statistics.median(column) for column in zip(*each, strict=True)))
+        for each in found
+    ]
 
 
 class Parts:
@@ -55,16 +60,25 @@ class Parts:
 
     def __init__(self, folder: Path) -> None:
         make(folder)
-        lines = [json.loads(line)["prompt"] for line in (folder / "data.jsonl").read_text().splitlines()[:PROMPTS]]
+        lines = [
+            json.loads(line)["prompt"] for line in (folder / "data.jsonl").read_text().splitlines()[:PROMPTS]
+        ]
         self.generator = Generator(ModelSpec(folder / "model"))
         self.trainer = Trainer(ModelSpec(folder / "model", trained=True))
-        self.prompts = Batch.of(prompt_tokens=self.generator.tokenizer(lines, add_special_tokens=False).input_ids)
+        self.prompts = Batch.of(
+            prompt_tokens=self.generator.tokenizer(lines, add_special_tokens=False).input_ids
+        )
         rows = self.generate()
-        self.rows = rows | Batch(rows.axis, {"prompt_tokens": self.prompts.data["prompt_tokens"].take(rows.axis.index, self.prompts.axis)})
+        self.rows = rows | Batch(
+            rows.axis,
+            {"prompt_tokens": self.prompts.data["prompt_tokens"].take(rows.axis.index, self.prompts.axis)},
+        )
         self.scored = self.rows | self.trainer.forward(self.rows)
 
     def generate(self) -> Batch:
-        return self.generator.generate(self.prompts, Sampling(SAMPLES, TOKENS, min_tokens=TOKENS), range(PROMPTS * SAMPLES))
+        return self.generator.generate(
+            self.prompts, Sampling(SAMPLES, TOKENS, min_tokens=TOKENS), range(PROMPTS * SAMPLES)
+        )
 
     def update(self) -> None:
         self.trainer.update(self.scored, surrogate)
@@ -79,11 +93,15 @@ class Parts:
         """The model's weights times ``tokens`` vectors, ``times`` over."""
         weights = [p.detach() for p in self.trainer.network.parameters().values() if p.dim() == 2]
         inputs = {p.shape[1]: torch.randn(tokens, p.shape[1]) for p in weights}
-        return lambda: [torch.nn.functional.linear(inputs[p.shape[1]], p) for _ in range(times) for p in weights]
+        return lambda: [
+            torch.nn.functional.linear(inputs[p.shape[1]], p) for _ in range(times) for p in weights
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()

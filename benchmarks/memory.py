@@ -1,10 +1,11 @@
-"""The memory of a small GRPO run: its tensors, the C library's heap in use, and what of the heap is free, given back to the system or not.
+"""The memory of a small GRPO run: its tensors, the C library's heap in use, and what of the heap is free,
+given back to the system or not.
 
     python benchmarks/memory.py [--suite peers] [--iterations 20] [--threads N]
 
-The run is the cell `rlflow` of a suite: with `peers`, 4 prompts of about 190 tokens × 8 samples, a model of 0.8M parameters, all in this
-process but the reward. Linux with glibc. MALLOC_MMAP_THRESHOLD_=1048576 in the environment gives every tensor of a MiB pages of its own, so
-that the peak is what was in use at once.
+The run is the cell `rlflow` of a suite: with `peers`, 4 prompts of about 190 tokens × 8 samples, a model of
+0.8M parameters, all in this process but the reward. Linux with glibc. MALLOC_MMAP_THRESHOLD_=1048576 in the
+environment gives every tensor of a MiB pages of its own, so that the peak is what was in use at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from rlflow.benchmarks.suite import find_suite, read_suite, with_files
 from rlflow.cli.bench import made
 
 MIB = 1 << 20
-FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+FIELDS = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
 
 
 class Heap(ctypes.Structure):
@@ -57,11 +69,15 @@ def line(iterations: int, seconds: float) -> str:
     now, peak = resident(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     info = heap()
     sizes = (now, peak, tensors(), info.uordblks, info.fordblks)
-    return " ".join(f"{text:>10}" for text in (iterations, f"{seconds:.2f}", *(f"{size / MIB:,.0f}" for size in sizes)))
+    return " ".join(
+        f"{text:>10}" for text in (iterations, f"{seconds:.2f}", *(f"{size / MIB:,.0f}" for size in sizes))
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--suite", default="peers", choices=["peers", "peers_fixed"])
     parser.add_argument("--threads", type=int, help="without it as many as a run takes")
@@ -75,7 +91,12 @@ def main() -> None:
     cell = next(each for each in suite.cells if each.system == "rlflow")
     system = System()
     system.prepare({"algorithm": cell.algorithm, "flags": dict(cell.flags), "recorded": 0}, str(folder), 0)
-    print(" ".join(f"{name:>10}" for name in ("iterations", "cpu s each", "holds", "peak", "tensors", "heap used", "heap free")))
+    print(
+        " ".join(
+            f"{name:>10}"
+            for name in ("iterations", "cpu s each", "holds", "peak", "tensors", "heap used", "heap free")
+        )
+    )
     for done in range(2, given.iterations + 1, 2):
         start = time.process_time()
         system.iterate(2)

@@ -1,12 +1,16 @@
-"""Where a real model's iteration spends its time: seconds by node, and the torch operators that take most of the processor.
+"""Where a real model's iteration spends its time: seconds by node, and the torch operators that take most of
+the processor.
 
-    python benchmarks/nodes.py [--model gemma|qwen3-0.6b] [--algorithm grpo] [--dtype float32] [--prompts 8] [--samples 8] [--tokens 12]
+    python benchmarks/nodes.py [--model gemma|qwen3-0.6b] [--algorithm grpo] [--dtype float32] [--prompts 8]
+    [--samples 8] [--tokens 12]
 
-gemma is Gemma 3 270M as `rlflow bench gemma_calls` fetches it, with sums of about 47 tokens. qwen3-0.6b has the sizes of Qwen3 0.6B, random
-weights, and the prompts of `rlflow bench peers_fixed`. The run has two iterations of one AdamW step each, whose responses are all as long,
-and the seconds are the mean of both: loading is not in them, the memory that the first step asks for is. Of the operators the dozen that
-took most is shown, with their shares of the processor seconds of all. torch's profiler slows the run a little and needs minutes at its
-end; --operators 0 leaves it out. --lora RANK trains adapters: PPO of all weights of Qwen3 0.6B needs more than 24 GB.
+gemma is Gemma 3 270M as `rlflow bench gemma_calls` fetches it, with sums of about 47 tokens. qwen3-0.6b has
+the sizes of Qwen3 0.6B, random weights, and the prompts of `rlflow bench peers_fixed`. The run has two
+iterations of one AdamW step each, whose responses are all as long, and the seconds are the mean of both:
+loading is not in them, the memory that the first step asks for is. Of the operators the dozen that took most
+is shown, with their shares of the processor seconds of all. torch's profiler slows the run a little and needs
+minutes at its end; --operators 0 leaves it out. --lora RANK trains adapters: PPO of all weights of Qwen3 0.6B
+needs more than 24 GB.
 """
 
 from __future__ import annotations
@@ -28,15 +32,25 @@ import rlflow
 from rlflow.benchmarks.suites import fixed_shape, gemma
 from rlflow.training import pretrained
 
-QWEN = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}  # fmt: skip
+QWEN = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 
 
 def qwen(folder: Path) -> Path:
     """A folder with prompts and a model of these sizes, whose weights are random."""
     fixed_shape.make(folder)
     tokenizer = pretrained.read_tokenizer(folder / "model")
-    config = Qwen3Config(**QWEN, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    config = Qwen3Config(
+        **QWEN, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     pretrained.empty_model(AutoModelForCausalLM, config, torch.bfloat16).save_pretrained(folder / "model")
     return folder / "data.jsonl"
 
@@ -47,13 +61,18 @@ def operators(count: int) -> Iterator[None]:
     if not count:
         yield
         return
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=_ExperimentalConfig(profile_all_threads=True)) as seen:
+    with profile(
+        activities=[ProfilerActivity.CPU], experimental_config=_ExperimentalConfig(profile_all_threads=True)
+    ) as seen:
         yield
     averages = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)
     whole = sum(event.self_cpu_time_total for event in averages)
     print("| operator | calls | seconds | share |\n| --- | ---: | ---: | ---: |")
     for event in averages[:count]:
-        print(f"| `{event.key}` | {event.count} | {event.self_cpu_time_total / 1e6:.2f} | {event.self_cpu_time_total / whole:.0%} |")
+        print(
+            f"| `{event.key}` | {event.count} | {event.self_cpu_time_total / 1e6:.2f} | "
+            f"{event.self_cpu_time_total / whole:.0%} |"
+        )
 
 
 def nodes(folder: Path) -> None:
@@ -66,7 +85,9 @@ def nodes(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="gemma", choices=["gemma", "qwen3-0.6b"])
     parser.add_argument("--algorithm", default="grpo", choices=["grpo", "ppo"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -83,12 +104,27 @@ def main() -> None:
         (folder / "lengths.json").write_text(json.dumps({"source": "all as long", "lengths": [given.tokens]}))
         reward = "math" if given.model == "gemma" else f"{folder / 'reward.py'}:digits"
         flags: dict[str, Any] = {
-            "model": str(folder / "model"), "data": str(data), "dtype": given.dtype, "reward": reward, "device": "cpu", "out": text,
-            "iterations": 2, "held_out": 0, "save_every": 0, "prompts": given.prompts, "hp.samples": given.samples, "hp.epochs": 1,
-            "hp.max_tokens": given.tokens, "hp.minibatch": given.prompts * given.samples, "actor.lr": 1e-6,
+            "model": str(folder / "model"),
+            "data": str(data),
+            "dtype": given.dtype,
+            "reward": reward,
+            "device": "cpu",
+            "out": text,
+            "iterations": 2,
+            "held_out": 0,
+            "save_every": 0,
+            "prompts": given.prompts,
+            "hp.samples": given.samples,
+            "hp.epochs": 1,
+            "hp.max_tokens": given.tokens,
+            "hp.minibatch": given.prompts * given.samples,
+            "actor.lr": 1e-6,
             "actor.generate.lengths": str(folder / "lengths.json"),
-        }  # fmt: skip
-        flags |= {f"{role}.lora": given.lora for role in (("actor", "critic") if given.algorithm == "ppo" else ("actor",))}
+        }
+        flags |= {
+            f"{role}.lora": given.lora
+            for role in (("actor", "critic") if given.algorithm == "ppo" else ("actor",))
+        }
         with operators(given.operators):
             run = rlflow.run(given.algorithm, **flags)
         nodes(run.folder)

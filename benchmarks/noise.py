@@ -1,10 +1,11 @@
-"""Records how long the same work takes again and again, for the tests of the statistics of `rlflow.benchmarks`.
+"""Records how long the same work takes again and again, for the tests of the statistics of
+`rlflow.benchmarks`.
 
     python benchmarks/noise.py tests/benchmarks/noise.json [--blocks 200] [--iterations 3] [--prompts 2]
 
-An iteration of `grpo` on the packaged model, on the backends null and local, which take turns block by block in one process. What is
-recorded is noise: nothing differs between two blocks of a backend but the machine and the responses that are sampled. The settings, the
-machine and its load stand beside the seconds.
+An iteration of `grpo` on the packaged model, on the backends null and local, which take turns block by block
+in one process. What is recorded is noise: nothing differs between two blocks of a backend but the machine and
+the responses that are sampled. The settings, the machine and its load stand beside the seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ CLOCKS = ("wall", "processor")
 
 
 def prepared(backend: str, prompts: int) -> RunContext:
-    """A run of grpo whose iterations are timed one by one: nothing is recorded, evaluated or saved between them."""
+    """A run of grpo whose iterations are timed one by one: nothing is recorded, evaluated or saved between
+    them."""
     loaded = load_flow("grpo")
-    config, hp = resolve_config(loaded, None, flat({"backend": backend, "prompts": prompts, "held_out": 0, "iterations": 1, "threads": 1}))
+    config, hp = resolve_config(
+        loaded,
+        None,
+        flat({"backend": backend, "prompts": prompts, "held_out": 0, "iterations": 1, "threads": 1}),
+    )
     return prepare(loaded, hp, config)
 
 
@@ -43,7 +49,9 @@ def block(run: RunContext, iterations: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--blocks", type=int, default=200)
     parser.add_argument("--iterations", type=int, default=3)
@@ -60,10 +68,20 @@ def main() -> None:
                     seconds[f"{backend} {clock}"].append(round(value, 5))
     for run in runs.values():
         run.close()
-    settings = {"flow": "grpo", "model": "packaged", "blocks": options.blocks, "iterations per block": options.iterations,
-                "prompts": options.prompts, "threads": 1, "python": platform.python_version(), "processors": os.cpu_count(),
-                "load at the start and at the end": [round(load[0], 1), round(os.getloadavg()[0], 1)]}  # fmt: skip
-    options.file.write_text(json.dumps({"settings": settings, "seconds": seconds}, separators=(",", ":")) + "\n")
+    settings = {
+        "flow": "grpo",
+        "model": "packaged",
+        "blocks": options.blocks,
+        "iterations per block": options.iterations,
+        "prompts": options.prompts,
+        "threads": 1,
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "load at the start and at the end": [round(load[0], 1), round(os.getloadavg()[0], 1)],
+    }
+    options.file.write_text(
+        json.dumps({"settings": settings, "seconds": seconds}, separators=(",", ":")) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """How often a run resolves what it needs to resolve once: `python benchmarks/once.py [--pools all=2]`.
 
-Runs one small iteration of ppo and prints, by process, how often the settings of a half were resolved, a model folder's headers read, roles
-placed, and all passes made. Beside that, what the source alone shows: functions that take the configuration of a run, and places that ask
-what a backend can do. Exits with 1 where anything was done more often than it needs.
+Runs one small iteration of ppo and prints, by process, how often the settings of a half were resolved, a
+model folder's headers read, roles placed, and all passes made. Beside that, what the source alone shows:
+functions that take the configuration of a run, and places that ask what a backend can do. Exits with 1 where
+anything was done more often than it needs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ FOLDER = "RLFLOW_COUNTS"  # in the environment: the process that runs, and where
 MOST_FUNCTIONS = 20  # that may take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
 PROTOCOLS = "rlflow/training/protocols.py"  # what backends can do, as fields and methods
-COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what → (module, function, of what, from its arguments)
-    "settings": ("rlflow.config.roles.bound", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
+# what → (module, function, of what, from its arguments)
+COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
+    "settings": (
+        "rlflow.config.roles.bound",
+        "settings",
+        lambda local: f"{local['config'].name}.{local['half']}",
+    ),
     "headers": ("rlflow.compiler.byte_sizes", "ModelFacts.of", lambda local: str(local["folder"])),
     "placement": ("rlflow.compiler.placement", "place", lambda local: ""),
     "layouts": ("rlflow.runs.planning", "with_parallelism", lambda local: ""),
@@ -35,12 +41,13 @@ COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what
 }
 
 
-# -- what a run does -------------------------------------------------------------------------------------------------------------------
+# -- what a run does
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Counts:
-    """Counts calls of the functions in ``COUNTED``, under whatever name a module knows them. The sums are in a file, since workers are
-    killed in the end."""
+    """Counts calls of the functions in ``COUNTED``, under whatever name a module knows them. The sums are in
+    a file, since workers are killed in the end."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.turn, self.sums = folder / f"{os.getpid()}.json", threading.Lock(), Counter[str]()
@@ -52,7 +59,11 @@ class Counts:
             owner, _, last = name.rpartition(".")
             place = importlib.import_module(module)
             if owner:
-                self._replace(getattr(place, owner), last, staticmethod(self._counting(getattr(getattr(place, owner), last), what, of)))
+                self._replace(
+                    getattr(place, owner),
+                    last,
+                    staticmethod(self._counting(getattr(getattr(place, owner), last), what, of)),
+                )
                 continue
             function = getattr(place, last)
             counting = self._counting(function, what, of)
@@ -69,7 +80,9 @@ class Counts:
         self.replaced.append((place, name, vars(place)[name]))
         setattr(place, name, counting)
 
-    def _counting(self, function: Callable[..., Any], what: str, of: Callable[[dict[str, Any]], str]) -> Callable[..., Any]:
+    def _counting(
+        self, function: Callable[..., Any], what: str, of: Callable[[dict[str, Any]], str]
+    ) -> Callable[..., Any]:
         signature = inspect.signature(function)
 
         def counted(*args: Any, **keywords: Any) -> Any:
@@ -95,27 +108,54 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
 
     model_facts_of_file.cache_clear()  # an earlier run in this process may have read the headers
     flow, counts = folder / "ppo.py", Counts(folder)
-    flow.write_text(f"{(ROOT / 'algorithms' / 'ppo.py').read_text()}\n\nimport runpy\nrunpy.run_path({__file__!r})['begin']()\n")
+    flow.write_text(
+        f"{(ROOT / 'algorithms' / 'ppo.py').read_text()}\n\nimport "
+        f"runpy\nrunpy.run_path({__file__!r})['begin']()\n"
+    )
     os.environ[FOLDER] = f"{os.getpid()} {folder}"
     counts.begin()
     try:
-        rlflow.run(str(flow), iterations=1, prompts=4, held_out=4, save_every=0, threads=1, out=str(folder / "runs"),
-                   **{"hp.max_tokens": 4}, **keywords)
+        rlflow.run(
+            str(flow),
+            iterations=1,
+            prompts=4,
+            held_out=4,
+            save_every=0,
+            threads=1,
+            out=str(folder / "runs"),
+            **{"hp.max_tokens": 4},
+            **keywords,
+        )
     finally:
         counts.end()
         del os.environ[FOLDER]
     driver = json.loads((folder / f"{os.getpid()}.json").read_text())
-    return driver, [json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem != str(os.getpid())]
+    return driver, [
+        json.loads(path.read_text())
+        for path in sorted(folder.glob("*.json"))
+        if path.stem != str(os.getpid())
+    ]
 
 
 def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> list[str]:
-    """What was done more often than it needs: everything twice in a process, and placing or planning in a worker."""
-    repeated = [f"{process}: {what}, {count} times" for process, sums in (("driver", driver), *(("worker", each) for each in workers))
-                for what, count in sums.items() if count > 1]  # fmt: skip
-    return repeated + [f"worker: {what}" for each in workers for what in each if what.split()[0] in ("placement", "layouts", "passes")]
+    """What was done more often than it needs: everything twice in a process, and placing or planning in a
+    worker."""
+    repeated = [
+        f"{process}: {what}, {count} times"
+        for process, sums in (("driver", driver), *(("worker", each) for each in workers))
+        for what, count in sums.items()
+        if count > 1
+    ]
+    return repeated + [
+        f"worker: {what}"
+        for each in workers
+        for what in each
+        if what.split()[0] in ("placement", "layouts", "passes")
+    ]
 
 
-# -- what the source shows -------------------------------------------------------------------------------------------------------------
+# -- what the source shows
+# ------------------------------------------------------------------------------------------------------------
 
 
 Module = tuple[str, Path, list[ast.AST]]  # its name, its path from the root, all nodes of its syntax tree
@@ -124,68 +164,133 @@ Module = tuple[str, Path, list[ast.AST]]  # its name, its path from the root, al
 def package() -> list[Module]:
     """Every file of the package."""
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "rlflow").rglob("*.py"))]
-    return [(".".join(path.with_suffix("").parts).removesuffix(".__init__"), path, list(ast.walk(ast.parse((ROOT / path).read_text()))))
-            for path in paths]
+    return [
+        (
+            ".".join(path.with_suffix("").parts).removesuffix(".__init__"),
+            path,
+            list(ast.walk(ast.parse((ROOT / path).read_text()))),
+        )
+        for path in paths
+    ]
 
 
-def named(annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]) -> set[tuple[str, str]]:
-    """(module, name) of everything that an annotation names. A Pool[Worker] is handles of processes, and holds no Worker."""
+def named(
+    annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """(module, name) of everything that an annotation names. A Pool[Worker] is handles of processes, and
+    holds no Worker."""
     nodes = list(ast.walk(annotation)) if annotation is not None else []
     pools = [node for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Pool"]
     remote = {inner for pool in pools for inner in ast.walk(pool.slice)}
-    return {imports.get(node.id, (module, node.id)) for node in nodes if isinstance(node, ast.Name) and node not in remote}
+    return {
+        imports.get(node.id, (module, node.id))
+        for node in nodes
+        if isinstance(node, ast.Name) and node not in remote
+    }
 
 
 def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
-    """Annotations of what objects of a class hold: its fields, and parameters that ``__init__`` keeps as they are."""
+    """Annotations of what objects of a class hold: its fields, and parameters that ``__init__`` keeps as they
+    are."""
     makers = [item for item in cls.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
-    taken = {each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)}
-    values = [node.value for maker in makers for node in ast.walk(maker) if isinstance(node, ast.Assign)
-              and ast.unparse(node.targets[0]).startswith(("self.", "(self."))]  # fmt: skip
-    names = [each for value in values for each in (value.elts if isinstance(value, ast.Tuple) else [value]) if isinstance(each, ast.Name)]
-    return [*(item.annotation for item in cls.body if isinstance(item, ast.AnnAssign)), *(taken.get(name.id) for name in names)]
+    taken = {
+        each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)
+    }
+    values = [
+        node.value
+        for maker in makers
+        for node in ast.walk(maker)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith(("self.", "(self."))
+    ]
+    names = [
+        each
+        for value in values
+        for each in (value.elts if isinstance(value, ast.Tuple) else [value])
+        if isinstance(each, ast.Name)
+    ]
+    return [
+        *(item.annotation for item in cls.body if isinstance(item, ast.AnnAssign)),
+        *(taken.get(name.id) for name in names),
+    ]
 
 
 def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
     """Name in the module → (module, name) of what it was imported as."""
     found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names}
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names
+    }
 
 
 def takers(modules: Sequence[Module]) -> list[str]:
-    """Functions that take, by annotation, the configuration of a run or an object that holds it, however deep."""
+    """Functions that take, by annotation, the configuration of a run or an object that holds it, however
+    deep."""
     sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules]
-    fields = {(module, node.name): contents(node) for module, _, nodes, _ in sources for node in nodes if isinstance(node, ast.ClassDef)}
+    fields = {
+        (module, node.name): contents(node)
+        for module, _, nodes, _ in sources
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+    }
     imports = {module: names for module, _, _, names in sources}
     holders, before = {CONFIG}, set[tuple[str, str]]()
     while holders != before:
         before = set(holders)
-        holders |= {place for place, each in fields.items() if any(named(one, place[0], imports[place[0]]) & before for one in each)}
-    return [f"{path}:{node.lineno} {node.name}" for module, path, nodes, names in sources for node in nodes
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and any(named(each.annotation, module, names) & holders for each in (*node.args.posonlyargs, *node.args.args,
-                                                                                 *node.args.kwonlyargs))]  # fmt: skip
+        holders |= {
+            place
+            for place, each in fields.items()
+            if any(named(one, place[0], imports[place[0]]) & before for one in each)
+        }
+    return [
+        f"{path}:{node.lineno} {node.name}"
+        for module, path, nodes, names in sources
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(
+            named(each.annotation, module, names) & holders
+            for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        )
+    ]
 
 
 def optional() -> set[str]:
     """The names of all that a backend can have beyond the two protocols."""
-    classes = [node for node in ast.parse((ROOT / PROTOCOLS).read_text()).body if isinstance(node, ast.ClassDef)]
-    fields = {each.target.id for cls in classes if cls.name == "Capabilities" for each in cls.body
-              if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}  # fmt: skip
-    checked = [cls for cls in classes if any(ast.unparse(each) == "runtime_checkable" for each in cls.decorator_list)]
+    classes = [
+        node for node in ast.parse((ROOT / PROTOCOLS).read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    fields = {
+        each.target.id
+        for cls in classes
+        if cls.name == "Capabilities"
+        for each in cls.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    checked = [
+        cls for cls in classes if any(ast.unparse(each) == "runtime_checkable" for each in cls.decorator_list)
+    ]
     return fields | {each.name for cls in checked for each in cls.body if isinstance(each, ast.FunctionDef)}
 
 
 def probes(modules: Sequence[Module]) -> list[str]:
     """Places that ask with getattr or hasattr what a backend can do."""
     names = optional()
-    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, nodes in modules for call in nodes
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
-            and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in names]  # fmt: skip
+    return [
+        f"{path}:{call.lineno} {call.args[1].value}"
+        for _, path, nodes in modules
+        for call in nodes
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id in ("getattr", "hasattr")
+        and len(call.args) > 1
+        and isinstance(call.args[1], ast.Constant)
+        and call.args[1].value in names
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pools", default="", help="as of rlflow run, such as all=2; without, one process")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -194,8 +299,16 @@ def main() -> int:
         print(name, *(f"  {what}: {count}" for what, count in sorted(sums.items())), sep="\n")
     modules = package()
     taking, probing, repeated = takers(modules), probes(modules), more_than_once(driver, workers)
-    print(f"{len(taking)} functions take the configuration, of at most {MOST_FUNCTIONS}", *(f"  {each}" for each in taking), sep="\n")
-    print(f"{len(probing)} places look for what a backend can do by its name", *(f"  {each}" for each in probing), sep="\n")
+    print(
+        f"{len(taking)} functions take the configuration, of at most {MOST_FUNCTIONS}",
+        *(f"  {each}" for each in taking),
+        sep="\n",
+    )
+    print(
+        f"{len(probing)} places look for what a backend can do by its name",
+        *(f"  {each}" for each in probing),
+        sep="\n",
+    )
     print(*(repeated or ["nothing is done twice"]), sep="\n")
     return 1 if repeated or probing or len(taking) > MOST_FUNCTIONS else 0
 

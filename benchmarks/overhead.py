@@ -1,4 +1,5 @@
-"""What overlap gives, and how many nodes a second go through. What an iteration costs beside a hand-written loop: `rlflow bench overhead`.
+"""What overlap gives, and how many nodes a second go through. What an iteration costs beside a hand-written
+loop: `rlflow bench overhead`.
 
     python benchmarks/overhead.py [--times 10]
 
@@ -32,7 +33,7 @@ def prepared(flow: str, **keywords: Any) -> RunContext:
 
 
 REWARD = "import time\ndef slow(completion):\n    time.sleep(0.5)\n    return 1.0\n"
-FLOW = '''
+FLOW = """
 import torch
 from rlflow import flow, loss, stage
 
@@ -58,7 +59,7 @@ def beside(prompts, actor, critic, reward):
     batch |= busy(batch, seconds=0.5)
     batch |= join(batch)
     actor.update(batch, policy_loss)
-'''
+"""
 
 
 def overlap(times: int) -> None:
@@ -67,7 +68,9 @@ def overlap(times: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "reward.py").write_text(REWARD)
         Path(folder, "beside.py").write_text(FLOW)
-        run = prepared(f"{folder}/beside.py", backend="null", reward=(f"{folder}/reward.py:slow",), prompts=1, threads=1)
+        run = prepared(
+            f"{folder}/beside.py", backend="null", reward=(f"{folder}/reward.py:slow",), prompts=1, threads=1
+        )
         run.executor.run(run.plan, run.prompts.take(1))  # the worker starts
         walls = []
         for _ in range(times):
@@ -75,10 +78,12 @@ def overlap(times: int) -> None:
             run.executor.run(run.plan, run.prompts.take(1))
             walls.append(time.perf_counter() - start)
         run.close()
-    print(f"reward of 0.5 s beside a forward of 0.5 s, {times} runs: {statistics.median(walls):.3f} s (median)")
+    print(
+        f"reward of 0.5 s beside a forward of 0.5 s, {times} runs: {statistics.median(walls):.3f} s (median)"
+    )
 
 
-CHAIN = '''
+CHAIN = """
 from rlflow import RANK0, flow, loss, row, stage
 
 @stage(gives="scores")
@@ -96,7 +101,7 @@ def chain(prompts, actor, reward):
     for _ in range(96):
         batch |= step(batch)
     actor.update(batch, nothing)
-'''
+"""
 
 
 def null_rate(iterations: int = 40) -> None:
@@ -118,7 +123,9 @@ def null_rate(iterations: int = 40) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=10)
     times = parser.parse_args().times
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")

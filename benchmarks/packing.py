@@ -1,12 +1,15 @@
-"""What a trainer computes of rows that share prompts: packed, with each prompt once, beside padded, each row by itself.
+"""What a trainer computes of rows that share prompts: packed, with each prompt once, beside padded, each row
+by itself.
 
-    python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190] [--tokens 256] [--rounds 5]
+    python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
+    [--tokens 256] [--rounds 5]
                                  [--ways padded packed compiled]
 
-Log-probs, and log-probs with their gradient, of random tokens; responses of --tokens tokens, or with 0 of the lengths of `rlflow bench
-peers`. Each way has a process of its own with one thread, and they take turns. Processor seconds, medians; the peak is of a process.
-"compiled" is packed rows with `--ROLE.compile true`. Seconds to load are of all processes of a way, compilers among them.
-Without --model it is the model of `rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
+Log-probs, and log-probs with their gradient, of random tokens; responses of --tokens tokens, or with 0 of the
+lengths of `rlflow bench peers`. Each way has a process of its own with one thread, and they take turns.
+Processor seconds, medians; the peak is of a process. "compiled" is packed rows with `--ROLE.compile true`.
+Seconds to load are of all processes of a way, compilers among them. Without --model it is the model of
+`rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ from rlflow.backends.local import Trainer
 from rlflow.benchmarks.suites.fixed_shape import LENGTHS, make
 from rlflow.training.protocols import ModelSpec
 
-WAYS = {"padded": {"packed": False}, "packed": {"packed": True}, "compiled": {"packed": True, "compile": True}}
+WAYS = {
+    "padded": {"packed": False},
+    "packed": {"packed": True},
+    "compiled": {"packed": True, "compile": True},
+}
 
 
 def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
@@ -39,8 +46,11 @@ def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
     count = given.prompts * given.samples
     lengths = [given.tokens] * count if given.tokens else json.loads(LENGTHS.read_text())["lengths"][:count]
     prompts = [draw(given.prompt) for _ in range(given.prompts)]
-    return Batch.of(prompt_tokens=[prompt for prompt in prompts for _ in range(given.samples)], tokens=[draw(n) for n in lengths],
-                    mask=[[True] * n for n in lengths])
+    return Batch.of(
+        prompt_tokens=[prompt for prompt in prompts for _ in range(given.samples)],
+        tokens=[draw(n) for n in lengths],
+        mask=[[True] * n for n in lengths],
+    )
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -62,11 +72,15 @@ def learn(trainer: Trainer, rows: Batch) -> None:
 
 def of_all() -> float:
     """Processor seconds of this process and of those that it has waited for."""
-    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) -> None:
-    """A process: for each message a round, whose seconds it sends; then its peak in MiB, and the seconds that loading took."""
+    """A process: for each message a round, whose seconds it sends; then its peak in MiB, and the seconds that
+    loading took."""
     torch.set_num_threads(1)
     begin = of_all()
     trainer = Trainer(ModelSpec(given.model, trained=True, dtype=given.dtype), Trainer.Settings(**settings))
@@ -83,13 +97,17 @@ def measured(given: argparse.Namespace) -> None:
     lines = {}
     for name in given.ways:
         lines[name], theirs = spawn.Pipe()
-        spawn.Process(target=way, args=(given, WAYS[name], theirs)).start()  # no daemon: it may start compilers
+        # no daemon: it may start compilers
+        spawn.Process(target=way, args=(given, WAYS[name], theirs)).start()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in given.ways}
     for turn in range(given.rounds + 1):  # the first without count
         for name, line in lines.items():
             line.send(True)
             found[name] += [line.recv()] if turn else [line.recv()][:0]
-    print("| rows | log-probs, s | with gradient, s | peak, MiB | to load, s |\n| --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| rows | log-probs, s | with gradient, s | peak, MiB | to load, s |\n| --- | ---: | ---: | ---: "
+        "| ---: |"
+    )
     for name, line in lines.items():
         line.send(False)
         forward, both = (statistics.median(column) for column in zip(*found[name], strict=True))
@@ -98,7 +116,9 @@ def measured(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))

@@ -1,10 +1,12 @@
-"""What moving weights between two pools costs: by shared memory and by Ray's object store, against whole tensors and a plain copy.
+"""What moving weights between two pools costs: by shared memory and by Ray's object store, against whole
+tensors and a plain copy.
 
     python benchmarks/passing.py [--repeats 7] [--megabytes 222] [--json]
 
-Real Ray workers of one thread each on this machine: two that hold FSDP2's parts of a bf16 model, two that need those of tensor parallel 2.
-``whole`` is what ``--weights gather`` does once rank 0 has gathered the model: all of it goes to every rank, which keeps its part.
-``memcpy`` copies as many bytes as a rank's target has. Times are medians over repeats, as the driver sees them.
+Real Ray workers of one thread each on this machine: two that hold FSDP2's parts of a bf16 model, two that
+need those of tensor parallel 2. ``whole`` is what ``--weights gather`` does once rank 0 has gathered the
+model: all of it goes to every rank, which keeps its part. ``memcpy`` copies as many bytes as a rank's target
+has. Times are medians over repeats, as the driver sees them.
 """
 
 from __future__ import annotations
@@ -47,19 +49,31 @@ class Side:
     def __init__(self, megabytes: float, rank: int, sends: bool) -> None:
         torch.set_num_threads(1)
         self.shapes, self.rank, self.sends = small(megabytes), rank, sends
-        self.pieces = self._held() if sends else empty(tensor_parallel(self.shapes, "bfloat16", RANKS, RANKS), rank)
+        self.pieces = (
+            self._held() if sends else empty(tensor_parallel(self.shapes, "bfloat16", RANKS, RANKS), rank)
+        )
         self.end: End | None = None
 
     def _held(self) -> dict[str, TensorViews]:
         layout = sharded(self.shapes, "bfloat16", [Cut(range(RANKS), RANKS)]).of(self.rank)
-        parts = {name: [(box, _part(weight(name, held.shape), box).clone()) for box in held.boxes] for name, held in layout.items()}
-        return {name: TensorViews(layout[name].shape, "bfloat16", tuple(ShardView(*part) for part in mine)) for name, mine in parts.items()}
+        parts = {
+            name: [(box, _part(weight(name, held.shape), box).clone()) for box in held.boxes]
+            for name, held in layout.items()
+        }
+        return {
+            name: TensorViews(layout[name].shape, "bfloat16", tuple(ShardView(*part) for part in mine))
+            for name, mine in parts.items()
+        }
 
     def passing(self, role: str, step: str, *told: Any) -> Any:
         """As of a run's worker."""
         if step == "begin":
             trainer = SimpleNamespace(pieces=lambda: self.pieces)
-            generator = SimpleNamespace(destinations=lambda tensors: Destinations(self.pieces, {}, {}), writing=self._writing, load=list)
+            generator = SimpleNamespace(
+                destinations=lambda tensors: Destinations(self.pieces, {}, {}),
+                writing=self._writing,
+                load=list,
+            )
             model: Any = SimpleNamespace(trainer=trainer if self.sends else None, generator=generator)
             self.end = Sender(model, "cpu") if self.sends else Receiver(model, "cpu")
         return getattr(self.end, step)(*told)
@@ -94,8 +108,17 @@ def _part(tensor: Tensor, box: tuple[tuple[int, int], ...]) -> Tensor:
 
 def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
     environment = {"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}}
-    made: list[Pool[Any]] = [make_pool(name, Side, RANKS, lambda rank, sends=sends: (megabytes, rank, sends), None, runtime_env=environment)
-                             for name, sends in (("train", True), ("rollout", False))]  # fmt: skip
+    made: list[Pool[Any]] = [
+        make_pool(
+            name,
+            Side,
+            RANKS,
+            lambda rank, sends=sends: (megabytes, rank, sends),
+            None,
+            runtime_env=environment,
+        )
+        for name, sends in (("train", True), ("rollout", False))
+    ]
     for pool in made:
         pool.made(300.0).result()
     return made[0], made[1]
@@ -103,7 +126,10 @@ def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
 
 def measured(megabytes: float, repeats: int) -> dict[str, Any]:
     train, rollout = pools(megabytes)
-    transfers = {name: WeightTransfer("actor", train, rollout, how) for name, how in (("store", "alltoall"), ("segment", "segment"))}
+    transfers = {
+        name: WeightTransfer("actor", train, rollout, how)
+        for name, how in (("store", "alltoall"), ("segment", "segment"))
+    }
     row: dict[str, Any] = {"model": sum(2 * torch.Size(shape).numel() for shape in small(megabytes).values())}
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     for name in ("whole", *transfers):  # ends are bound to one way at a time
@@ -112,7 +138,8 @@ def measured(megabytes: float, repeats: int) -> dict[str, Any]:
         for repeat in range(repeats + 1):
             start = time.perf_counter()
             row |= _once(name, transfers, train, rollout, repeat)
-            times[name] += [1000 * (time.perf_counter() - start)] * (repeat > 0)  # not the first, which touches memory for the first time
+            # not the first, which touches memory for the first time
+            times[name] += [1000 * (time.perf_counter() - start)] * (repeat > 0)
         row[f"{name} exact"] = all(rollout.call("exact", seconds=60.0).result())
     times["memcpy"] = [max(rollout.call("memcpy").result()) for _ in range(repeats + 1)][1:]
     for name, each in times.items():
@@ -120,7 +147,9 @@ def measured(megabytes: float, repeats: int) -> dict[str, Any]:
     return row
 
 
-def _once(name: str, transfers: Mapping[str, WeightTransfer], train: Pool[Any], rollout: Pool[Any], version: int) -> dict[str, Any]:
+def _once(
+    name: str, transfers: Mapping[str, WeightTransfer], train: Pool[Any], rollout: Pool[Any], version: int
+) -> dict[str, Any]:
     if name == "whole":
         rollout.call("receive", train.send(0, "whole", group="model"), seconds=60.0, group="model").result()
         return {}
@@ -129,7 +158,9 @@ def _once(name: str, transfers: Mapping[str, WeightTransfer], train: Pool[Any], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--megabytes", type=float, default=222, help="of the model in bf16")
     parser.add_argument("--json", action="store_true")
@@ -142,12 +173,21 @@ def main() -> None:
     if given.json:
         print(json.dumps(row))
         return
-    print(f"{readable(row['model'])} in bf16, FSDP2 on 2 ranks to TP 2 on 2 others: {readable(int(row['inbound']))} to each, "
-          f"{row['inbound'] / row['bound']:.3f} of the bound")  # fmt: skip
+    print(
+        f"{readable(row['model'])} in bf16, FSDP2 on 2 ranks to TP 2 on 2 others: "
+        f"{readable(int(row['inbound']))} to each, "
+        f"{row['inbound'] / row['bound']:.3f} of the bound"
+    )
     for name in WAYS:
         extra = f", {readable(int(row[f'{name} extra']))} beside the model" if f"{name} extra" in row else ""
-        print(f"  {name:8} {row[name]:8.1f} ms (fastest {row[f'{name} fastest']:.1f}), {row[name] / row['memcpy']:.2f} x memcpy"
-              f"{extra}, exact: {row.get(f'{name} exact', '-')}")  # fmt: skip
+        print(
+            f"  {name:8} {row[name]:8.1f} ms (fastest {row[f'{name} fastest']:.1f}), {row[name] / row['memcpy']:.2f} "
+            ""
+            ""
+            ""
+            "x memcpy"
+            f"{extra}, exact: {row.get(f'{name} exact', '-')}"
+        )
 
 
 if __name__ == "__main__":

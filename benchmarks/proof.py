@@ -1,15 +1,17 @@
-"""How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count N] [--algorithm NAME ...]`.
+"""How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count
+N] [--algorithm NAME ...]`.
 
-`--shipped` proves the shipped algorithms as they are, by all claims of `rlflow prove`, and prints a line for each; it exits with 1 where
-something is falsified. With `--backend fsdp deepspeed vllm null` it proves four of them on each of these: trainers, and null,
-on two Ray workers, a generator in this process.
+`--shipped` proves the shipped algorithms as they are, by all claims of `rlflow prove`, and prints a line for
+each; it exits with 1 where something is falsified. With `--backend fsdp deepspeed vllm null` it proves four
+of them on each of these: trainers, and null, on two Ray workers, a generator in this process.
 
-`--cost` says what share of the packaged run its quick part is, and how long `rlflow prove` takes, for ppo and grpo unless others are named;
-`--rounds N` of short runs with it and without it, in turns.
+`--cost` says what share of the packaged run its quick part is, and how long `rlflow prove` takes, for ppo and
+grpo unless others are named; `--rounds N` of short runs with it and without it, in turns.
 
-A fault is a small change of a shipped algorithm's text (`proof_faults.py`). It counts as one that should be found where the expected
-gradient vanishes or turns: the gradient of the update that it is in, by the log-probs of a role that learns from a reward, has a cosine of
-less than FOLLOWS with that of the shipped file on the same rows and scores, or the flow is refused.
+A fault is a small change of a shipped algorithm's text (`proof_faults.py`). It counts as one that should be
+found where the expected gradient vanishes or turns: the gradient of the update that it is in, by the
+log-probs of a role that learns from a reward, has a cosine of less than FOLLOWS with that of the shipped file
+on the same rows and scores, or the flow is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ TURNED = 0.1  # cosine with the sound gradient, below which it vanishes or turns
 def prepared(file: str, name: str, backend: str = "local") -> RunContext:
     """A run of a file on the packaged task, without held-out prompts."""
     flow = load_flow(file)
-    values: dict[str, Any] = {"held_out": 0, "threads": 1, **BACKENDS[backend]} | ({"reward": ("task", "task")} if name == "gdpo" else {})
+    values: dict[str, Any] = {"held_out": 0, "threads": 1, **BACKENDS[backend]} | (
+        {"reward": ("task", "task")} if name == "gdpo" else {}
+    )
     config, hp = resolve_config(flow, None, values)
     return prepare(flow, hp, config, judge=None)
 
@@ -86,14 +90,20 @@ def cosine(one: Push, other: Push) -> float:
 def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool:
     """Whether some update's gradient vanishes or turns in the mean over the rehearsals."""
     for node in sound[0]:
-        pairs = [(one[node], other.get(node)) for one, other in zip(sound, broken, strict=True) if node in one]
-        if sum(cosine(one, other) if other is not None else 0.0 for one, other in pairs) / len(pairs) < TURNED:
+        pairs = [
+            (one[node], other.get(node)) for one, other in zip(sound, broken, strict=True) if node in one
+        ]
+        if (
+            sum(cosine(one, other) if other is not None else 0.0 for one, other in pairs) / len(pairs)
+            < TURNED
+        ):
             return True
     return False
 
 
 def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, list[Claim] | str]:
-    """Whether a fault should be found, and what was found: claims, or the code of the error that refuses the file."""
+    """Whether a fault should be found, and what was found: claims, or the code of the error that refuses the
+    file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
         path.write_text(fault.text)
@@ -103,7 +113,9 @@ def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, 
             return True, error.problems[0].code
         try:
             claims = FlowClaims(rehearsals(context, 8))
-            return harmful(sound, gradients(claims)), [claim for claim in claims.claims() if claim.verdict == "falsified"]
+            return harmful(sound, gradients(claims)), [
+                claim for claim in claims.claims() if claim.verdict == "falsified"
+            ]
         except StageError as error:
             return True, f"stage {error.stage}"
         finally:
@@ -120,7 +132,8 @@ def proved(name: str, backend: str) -> list[Claim]:
 
 
 def shipped(names: list[str], backends: list[str]) -> int:
-    """Prove shipped algorithms, print a line for each and below it what is not proved; 1 where something is falsified."""
+    """Prove shipped algorithms, print a line for each and below it what is not proved; 1 where something is
+    falsified."""
     wrong, runs = 0, [(name, backend) for backend in backends for name in names]
     for name, backend in runs:
         began = time.monotonic()
@@ -151,7 +164,8 @@ def sound_gradients(name: str) -> list[dict[str, Push]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a fault: whether it should be found, and what was: names of falsified claims, or the code of the refusal."""
+    """What came of a fault: whether it should be found, and what was: names of falsified claims, or the code
+    of the refusal."""
 
     algorithm: str
     where: str
@@ -162,17 +176,23 @@ class Verdict:
 
     def __str__(self) -> str:
         said = ", ".join(self.found) or "nothing found"
-        return f"{self.algorithm} {self.where} {self.kind}: {'harmful' if self.should else 'harmless'}; {said}"
+        return (
+            f"{self.algorithm} {self.where} {self.kind}: {'harmful' if self.should else 'harmless'}; {said}"
+        )
 
 
 def kept(journal: Path | None) -> list[Verdict]:
     """The verdicts that a journal has."""
-    return [Verdict(**json.loads(line)) for line in journal.read_text().splitlines()] if journal and journal.exists() else []
+    return (
+        [Verdict(**json.loads(line)) for line in journal.read_text().splitlines()]
+        if journal and journal.exists()
+        else []
+    )
 
 
 def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> Iterator[Verdict]:
-    """The verdict on each fault: those of the journal first, then those that are tried, which are written down as they come. After
-    ``budget`` seconds none is begun."""
+    """The verdict on each fault: those of the journal first, then those that are tried, which are written
+    down as they come. After ``budget`` seconds none is begun."""
     end, sound = time.monotonic() + budget, dict[str, list[dict[str, Push]]]()
     known = {(verdict.algorithm, verdict.where, verdict.kind): verdict for verdict in kept(journal)}
     yield from (known[key] for name, fault in chosen if (key := (name, fault.where, fault.kind)) in known)
@@ -200,9 +220,13 @@ def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) 
     turned = [verdict for verdict in every if verdict.should]
     missed = [verdict for verdict in turned if not verdict.found]
     share = 1 - len(missed) / max(len(turned), 1)
-    print(f"{len(every)} of {len(chosen)} faults, {len(turned)} of which make a gradient vanish or turn: {len(turned) - len(missed)} found "
-          f"({share:.1%}); {sum(bool(verdict.found) for verdict in every if not verdict.should)} others found too; "
-          f"{sum(verdict.seconds for verdict in every):.0f} s")  # fmt: skip
+    print(
+        f"{len(every)} of {len(chosen)} faults, {len(turned)} of which make a gradient vanish or turn: "
+        f"{len(turned) - len(missed)} found "
+        f"({share:.1%}); {sum(bool(verdict.found) for verdict in every if not verdict.should)} others "
+        "found too; "
+        f"{sum(verdict.seconds for verdict in every):.0f} s"
+    )
     for verdict in missed:
         print(f"  missed: {verdict}")
 
@@ -211,17 +235,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=0, help="a sample of so many faults; 0: all")
     parser.add_argument("--algorithm", nargs="+", help="of these alone")
-    parser.add_argument("--journal", type=Path, help="a file that keeps each verdict, with which a killed command goes on where it was")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further fault is tried")
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        help="a file that keeps each verdict, with which a killed command goes on where it was",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=1e9, help="seconds after which no further fault is tried"
+    )
     parser.add_argument("--shipped", action="store_true", help="prove the algorithms as they are")
     parser.add_argument("--cost", action="store_true", help="what proofs cost")
     parser.add_argument("--rounds", type=int, default=7, help="with --cost")
-    parser.add_argument("--backend", nargs="+", choices=tuple(BACKENDS), help="with --shipped: on these, four algorithms unless named")
+    parser.add_argument(
+        "--backend",
+        nargs="+",
+        choices=tuple(BACKENDS),
+        help="with --shipped: on these, four algorithms unless named",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     every = sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
     if options.shipped:
-        sys.exit(shipped(options.algorithm or (list(FOUR) if options.backend else every), options.backend or ["local"]))
+        sys.exit(
+            shipped(
+                options.algorithm or (list(FOUR) if options.backend else every), options.backend or ["local"]
+            )
+        )
     if options.cost:
         for name in options.algorithm or ["ppo", "grpo"]:
             print(told(name, options.rounds), flush=True)

@@ -1,4 +1,5 @@
-"""What proofs cost: short runs in turns with the quick part and without it, beside one whole packaged run and one `rlflow prove`."""
+"""What proofs cost: short runs in turns with the quick part and without it, beside one whole packaged run and
+one `rlflow prove`."""
 
 from __future__ import annotations
 
@@ -26,9 +27,13 @@ class Use(NamedTuple):
 def command(*words: str) -> Use:
     """Run an `rlflow` command. Raises CalledProcessError where it fails."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "rlflow.cli.main", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlflow.cli.main", *words], capture_output=True, text=True, check=True
+    )
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Use(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout + done.stderr)
+    return Use(
+        wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout + done.stderr
+    )
 
 
 def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
@@ -46,9 +51,20 @@ def told(name: str, rounds: int) -> str:
         whole = command("run", name, "--out", folder)  # also brings files into memory, for the turns
         uses = in_turns(name, rounds, folder)
     said = float(SAID.findall(whole.printed)[0])
-    more = [sorted(quick[at] - off[at] for quick, off in zip(uses["quick"], uses["off"], strict=True)) for at in (0, 1)]
-    turns = ", ".join(f"{statistics.median(each):+.2f} s {what} ({each[0]:+.2f} to {each[-1]:+.2f})"
-                      for each, what in zip(more, ("wall", "of processor"), strict=True))  # fmt: skip
-    return (f"{name}: the packaged run takes {whole.wall:.1f} s, of which its quick part {said:.2f} s: {100 * said / whole.wall:.2f} %\n"
-            f"    short runs with it beside those without it, median and range of {rounds} rounds: {turns}\n"
-            f"    rlflow prove {name} takes {command('prove', name).wall:.1f} s")
+    more = [
+        sorted(quick[at] - off[at] for quick, off in zip(uses["quick"], uses["off"], strict=True))
+        for at in (0, 1)
+    ]
+    turns = ", ".join(
+        f"{statistics.median(each):+.2f} s {what} ({each[0]:+.2f} to {each[-1]:+.2f})"
+        for each, what in zip(more, ("wall", "of processor"), strict=True)
+    )
+    return (
+        f"{name}: the packaged run takes {whole.wall:.1f} s, of which its quick part {said:.2f} s: {100 * said / whole.wall:.2f} "
+        ""
+        ""
+        ""
+        "%\n"
+        f"    short runs with it beside those without it, median and range of {rounds} rounds: {turns}\n"
+        f"    rlflow prove {name} takes {command('prove', name).wall:.1f} s"
+    )

@@ -1,4 +1,5 @@
-"""Faults that proofs are judged by: small changes of the text of a shipped algorithm, one at a time, and what each is."""
+"""Faults that proofs are judged by: small changes of the text of a shipped algorithm, one at a time, and what
+each is."""
 
 from __future__ import annotations
 
@@ -17,21 +18,25 @@ class Fault:
 
 
 def faults(source: str) -> Iterator[Fault]:
-    """Every fault that the file has a place for: a merge deleted, and what a loss or stage returns detached, multiplied by 0, negated, or
-    rolled by a row; two columns of a loss swapped."""
+    """Every fault that the file has a place for: a merge deleted, and what a loss or stage returns detached,
+    multiplied by 0, negated, or rolled by a row; two columns of a loss swapped."""
     tree = ast.parse(source)
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
         marks = {ast.unparse(mark).partition("(")[0] for mark in function.decorator_list}
         if "loss" in marks:
             yield from _of_loss(source, function)
         elif "stage" in marks:
-            yield from _returns(source, function, {"times-0": "({}) * 0", "negated": "-({})", "rolled": "({}).roll(1, 0)"})
+            yield from _returns(
+                source, function, {"times-0": "({}) * 0", "negated": "-({})", "rolled": "({}).roll(1, 0)"}
+            )
         elif "flow" in marks:
             yield from _of_flow(source, function)
 
 
 def _of_loss(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
-    yield from _returns(source, function, {"detached": "({}).detach()", "times-0": "({}) * 0", "negated": "-({})"})
+    yield from _returns(
+        source, function, {"detached": "({}).detach()", "times-0": "({}) * 0", "negated": "-({})"}
+    )
     names = [one.arg for one in function.args.args[1:]]
     for name in names:
         if name in ("advantages", "scores", "returns"):
@@ -39,9 +44,13 @@ def _of_loss(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
             yield _begun(source, function, "negated-column", f"{name} = -{name}", name)
             yield _begun(source, function, "times-0-column", f"{name} = {name} * 0", name)
     if "advantages" in names and "weights" in names:
-        yield _begun(source, function, "swapped", "advantages, weights = weights, advantages", "advantages, weights")
+        yield _begun(
+            source, function, "swapped", "advantages, weights = weights, advantages", "advantages, weights"
+        )
     if "advantages" in names and "logprobs" in names:
-        yield _begun(source, function, "swapped", "advantages, logprobs = logprobs, advantages", "advantages, logprobs")
+        yield _begun(
+            source, function, "swapped", "advantages, logprobs = logprobs, advantages", "advantages, logprobs"
+        )
     if "returns" in names and "values" in names:
         yield _begun(source, function, "swapped", "returns, values = values, returns", "returns, values")
 
@@ -50,7 +59,11 @@ def _of_flow(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
     """Merges deleted: `batch |= call` becomes `call`."""
     for node in ast.walk(function):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
-            yield Fault("merge-deleted", f"{function.name}:{node.lineno}", _replaced(source, node, ast.unparse(node.value)))
+            yield Fault(
+                "merge-deleted",
+                f"{function.name}:{node.lineno}",
+                _replaced(source, node, ast.unparse(node.value)),
+            )
 
 
 def _returns(source: str, function: ast.FunctionDef, forms: dict[str, str]) -> Iterator[Fault]:
@@ -58,12 +71,20 @@ def _returns(source: str, function: ast.FunctionDef, forms: dict[str, str]) -> I
         if isinstance(node, ast.Return) and node.value is not None:
             value = node.value.elts[0] if isinstance(node.value, ast.Tuple) else node.value
             for kind, form in forms.items():
-                yield Fault(kind, f"{function.name}:{node.lineno}", _replaced(source, value, form.format(ast.unparse(value))))
+                yield Fault(
+                    kind,
+                    f"{function.name}:{node.lineno}",
+                    _replaced(source, value, form.format(ast.unparse(value))),
+                )
 
 
 def _begun(source: str, function: ast.FunctionDef, kind: str, line: str, what: str) -> Fault:
     """The function with a line before its first statement that is no docstring."""
-    body = [node for node in function.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    body = [
+        node
+        for node in function.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
     lines = source.splitlines()
     lines.insert(body[0].lineno - 1, f"    {line}")
     return Fault(kind, f"{function.name}({what})", "\n".join(lines) + "\n")
@@ -73,5 +94,7 @@ def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
     lines = source.splitlines(keepends=True)
     assert node.end_lineno is not None
     before = "".join(lines[: node.lineno - 1]) + lines[node.lineno - 1].encode()[: node.col_offset].decode()
-    after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode() + "".join(lines[node.end_lineno :])
+    after = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode() + "".join(
+        lines[node.end_lineno :]
+    )
     return before + text + after

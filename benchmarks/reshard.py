@@ -1,13 +1,15 @@
-"""What moving weights costs: bytes against the lower bound, time against gathering every parameter and against a plain copy.
+"""What moving weights costs: bytes against the lower bound, time against gathering every parameter and
+against a plain copy.
 
     python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--parts large small four plans] [--json]
 
-Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's flat parts are laid out as
-DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2 by ``DTensor.full_tensor``, else by one all-gather each)
-and copies out what the rank needs: what most frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from
-memory of the same size. Times are medians over repeats, which take turns, of the slowest rank; ratios in brackets are those of the
-fastest repeats. With 4 ranks, on a model of a quarter, only bytes and bits are looked at. Plans are timed in CPU seconds, in one process,
-for the shapes of Qwen3-8B.
+Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's
+flat parts are laid out as DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2
+by ``DTensor.full_tensor``, else by one all-gather each) and copies out what the rank needs: what most
+frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from memory of the same
+size. Times are medians over repeats, which take turns, of the slowest rank; ratios in brackets are those of
+the fastest repeats. With 4 ranks, on a model of a quarter, only bytes and bits are looked at. Plans are timed
+in CPU seconds, in one process, for the shapes of Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -54,12 +56,28 @@ QWEN3_8B = {"layers": 36, "hidden": 4096, "inner": 12288, "vocab": 151936, "q": 
 
 def decoder(layers: int, hidden: int, inner: int, vocab: int, q: int, kv: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a Qwen3-shaped model."""
-    block = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-             "self_attn.o_proj": (hidden, q), "self_attn.q_norm": (128,), "self_attn.k_norm": (128,), "mlp.gate_proj": (inner, hidden),
-             "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
-             "post_attention_layernorm": (hidden,)}  # fmt: skip
-    layered = {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in block.items()}
-    return {"model.embed_tokens.weight": (vocab, hidden), **layered, "model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
+    block = {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "self_attn.q_norm": (128,),
+        "self_attn.k_norm": (128,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    layered = {
+        f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in block.items()
+    }
+    return {
+        "model.embed_tokens.weight": (vocab, hidden),
+        **layered,
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocab, hidden),
+    }
 
 
 def small(megabytes: float) -> dict[str, tuple[int, ...]]:
@@ -74,41 +92,63 @@ def numel(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
 
 
-# -- one rank ------------------------------------------------------------------------------------------------------------------------
+# -- one rank
+# ------------------------------------------------------------------------------------------------------------
 
 
 @cache
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     chance = torch.Generator().manual_seed(sum(map(ord, name)))
-    return torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16).view(torch.bfloat16).nan_to_num(0.0)
+    return (
+        torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16)
+        .view(torch.bfloat16)
+        .nan_to_num(0.0)
+    )
 
 
-def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int) -> tuple[dict[str, Tensor], dict[str, TensorViews]]:
+def trainer(
+    cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
+) -> tuple[dict[str, Tensor], dict[str, TensorViews]]:
     wholes = {name: weight(name, shape) for name, shape in shapes.items()}
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
-        model = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(tensor) for name, tensor in wholes.items()})
+        model = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(tensor) for name, tensor in wholes.items()}
+        )
         fully_shard(model, mesh=mesh)
         live: dict[str, Tensor] = {name: model[name.replace(".", "/")] for name in shapes}
         return live, pieces_of(live.items())
     if cell.startswith("TP"):
-        placed = {name: Replicate() if (dim := row_parallel(name, shape)) is None else Shard(dim) for name, shape in shapes.items()}
+        placed = {
+            name: Replicate() if (dim := row_parallel(name, shape)) is None else Shard(dim)
+            for name, shape in shapes.items()
+        }
         live = {name: distribute_tensor(tensor, mesh, [placed[name]]) for name, tensor in wholes.items()}
         return live, pieces_of(live.items())
     sizes = {name: -(-tensor.numel() // ranks) for name, tensor in wholes.items()}
-    parts = {name: tensor.reshape(-1)[rank * sizes[name] : (rank + 1) * sizes[name]].clone() for name, tensor in wholes.items()}
+    parts = {
+        name: tensor.reshape(-1)[rank * sizes[name] : (rank + 1) * sizes[name]].clone()
+        for name, tensor in wholes.items()
+    }
     return parts, {name: from_flat(name, parts[name], shapes[name], rank, ranks) for name in shapes}
 
 
 def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> WeightLayout:
-    return tensor_parallel(shapes, "bfloat16", ranks, ranks) if cell.endswith("TP") else replicated(shapes, "bfloat16", ranks)
+    return (
+        tensor_parallel(shapes, "bfloat16", ranks, ranks)
+        if cell.endswith("TP")
+        else replicated(shapes, "bfloat16", ranks)
+    )
 
 
 def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
     def view(box: Sequence[tuple[int, int]]) -> ShardView:
         return ShardView(box, torch.empty(lengths(box), dtype=torch.bfloat16))
 
-    return {name: TensorViews(mine.shape, mine.dtype, tuple(map(view, mine.boxes))) for name, mine in layout.of(rank).items()}
+    return {
+        name: TensorViews(mine.shape, mine.dtype, tuple(map(view, mine.boxes)))
+        for name, mine in layout.of(rank).items()
+    }
 
 
 class FullTensors:
@@ -128,7 +168,9 @@ class FullTensors:
 class Gather:
     """One all-gather of each parameter, from which every rank copies what it needs."""
 
-    def __init__(self, source: WeightLayout, mine: dict[str, TensorViews], views: dict[str, TensorViews]) -> None:
+    def __init__(
+        self, source: WeightLayout, mine: dict[str, TensorViews], views: dict[str, TensorViews]
+    ) -> None:
         self.source, self.mine, self.views = source, mine, views
 
     def run(self, version: int) -> None:
@@ -171,7 +213,9 @@ def exact(views: dict[str, TensorViews]) -> bool:
         whole = weight(name, mine.shape)
         for piece in mine.pieces:
             expected = whole[tuple(slice(low, high) for low, high in piece.box)]
-            if not torch.equal(piece.view.contiguous().view(torch.int16), expected.contiguous().view(torch.int16)):
+            if not torch.equal(
+                piece.view.contiguous().view(torch.int16), expected.contiguous().view(torch.int16)
+            ):
                 return False
             piece.view.fill_(-1)
     return True
@@ -185,9 +229,16 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
     start = time.perf_counter()
     plan = make_plan(source, target)
     planned = 1000 * (time.perf_counter() - start)
-    gather = FullTensors(live, views) if isinstance(next(iter(live.values())), DTensor) else Gather(source, mine, views)
-    ways: dict[str, Any] = {"gather": gather, "alltoall": Resharder(plan, rank, mine, views, AllToAll()),
-                            "segment": Resharder(plan, rank, mine, views, Segment(f"bench-{os.getppid()}"))}  # fmt: skip
+    gather = (
+        FullTensors(live, views)
+        if isinstance(next(iter(live.values())), DTensor)
+        else Gather(source, mine, views)
+    )
+    ways: dict[str, Any] = {
+        "gather": gather,
+        "alltoall": Resharder(plan, rank, mine, views, AllToAll()),
+        "segment": Resharder(plan, rank, mine, views, Segment(f"bench-{os.getppid()}")),
+    }
     bits = {}
     for name, way in ways.items():
         way.run(1)
@@ -203,20 +254,33 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
     stats = plan.stats
     for way in (ways["alltoall"], ways["segment"]):
         way.close()
-    return {"exact": all(bits.values()), "inbound": ways["segment"].transport.received // (2 + repeats),
-            "bound": int(stats.bound[rank]), "local": int(stats.local[rank]), "peak": stats.peak(rank),
-            "plan": planned, "times": times | {"verify": [verify]}}  # fmt: skip
+    return {
+        "exact": all(bits.values()),
+        "inbound": ways["segment"].transport.received // (2 + repeats),
+        "bound": int(stats.bound[rank]),
+        "local": int(stats.local[rank]),
+        "peak": stats.peak(rank),
+        "plan": planned,
+        "times": times | {"verify": [verify]},
+    }
 
 
 def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float, repeats: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(meeting, ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=120),
+    )
     print(json.dumps({cell: measure(cell, megabytes, rank, ranks, repeats) for cell in cells}), flush=True)
     dist.barrier()
     os._exit(0)
 
 
-# -- all ranks -----------------------------------------------------------------------------------------------------------------------
+# -- all ranks
+# ------------------------------------------------------------------------------------------------------------
 
 
 def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> list[dict[str, Any]]:
@@ -224,8 +288,15 @@ def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> li
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         given = [str(Path(folder) / "meeting"), str(ranks), json.dumps(cells), str(megabytes), str(repeats)]
-        started = [subprocess.Popen([sys.executable, __file__, "--rank", str(rank), *given], stdout=subprocess.PIPE, text=True,
-                                    env=environment) for rank in range(ranks)]  # fmt: skip
+        started = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", str(rank), *given],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(ranks)
+        ]
         try:
             ended = [process.communicate(timeout=560)[0] for process in started]
         finally:
@@ -242,12 +313,22 @@ def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
 def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
     found, made = launched(ranks, list(CELLS), megabytes, repeats), []
     for cell in CELLS:
-        row: dict[str, Any] = {"cell": cell, "ranks": ranks, "exact": all(one[cell]["exact"] for one in found)}
+        row: dict[str, Any] = {
+            "cell": cell,
+            "ranks": ranks,
+            "exact": all(one[cell]["exact"] for one in found),
+        }
         row["model"] = sum(numel(shape) for shape in small(megabytes).values()) * 2
-        row |= {name: max(one[cell][name] for one in found) for name in ("inbound", "bound", "local", "peak", "plan")}
+        row |= {
+            name: max(one[cell][name] for one in found)
+            for name in ("inbound", "bound", "local", "peak", "plan")
+        }
         row["over bound"] = row["inbound"] / row["bound"] if row["bound"] else float(row["inbound"] > 0)
         for name in TIMES if repeats else ("verify",):
-            row[name], row[f"{name} fastest"] = statistics.median(times := slowest(found, cell, name)), min(times)
+            row[name], row[f"{name} fastest"] = (
+                statistics.median(times := slowest(found, cell, name)),
+                min(times),
+            )
         made.append(row)
     return made
 
@@ -261,35 +342,74 @@ def plans() -> list[dict[str, Any]]:
             for size in (1, 2, 8):
                 target = tensor_parallel(shapes, "bfloat16", size, ranks)
                 start = time.process_time()
-                bucket = BUCKET - (name == "ZeRO-3")  # whose layout may be that of FSDP2, and then its plan would be at hand
+                # whose layout may be that of FSDP2, and then its plan would be at hand
+                bucket = BUCKET - (name == "ZeRO-3")
                 plan = make_plan(source, target, [rank // 8 for rank in range(ranks)], bucket)
                 stats, spent = plan.stats, time.process_time() - start
-                made.append({"cell": f"{name} → TP{size} × DP{ranks // size}", "ranks": ranks, "seconds": spent,
-                             "inbound": int(stats.inbound.max()), "outbound": int(stats.outbound.max()),
-                             "over bound": float(stats.inbound.sum() / max(1, stats.bound.sum())),
-                             "buckets": len(plan.buckets)})  # fmt: skip
+                made.append(
+                    {
+                        "cell": f"{name} → TP{size} × DP{ranks // size}",
+                        "ranks": ranks,
+                        "seconds": spent,
+                        "inbound": int(stats.inbound.max()),
+                        "outbound": int(stats.outbound.max()),
+                        "over bound": float(stats.inbound.sum() / max(1, stats.bound.sum())),
+                        "buckets": len(plan.buckets),
+                    }
+                )
     return made
 
 
 def ratio(row: dict[str, Any], one: str, other: str, digits: int) -> str:
     """Of the medians, and of the fastest."""
-    return f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
+    return (
+        f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
+    )
 
 
 def show(moves: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
-    table = Table("from → to", "ranks", "model", "exact", "in", "in / bound", "local", "extra memory", "gather, ms", "all-to-all, ms",
-                  "segment, ms", "memcpy, ms", "gather / segment", "segment / memcpy", "verify, ms")  # fmt: skip
+    table = Table(
+        "from → to",
+        "ranks",
+        "model",
+        "exact",
+        "in",
+        "in / bound",
+        "local",
+        "extra memory",
+        "gather, ms",
+        "all-to-all, ms",
+        "segment, ms",
+        "memcpy, ms",
+        "gather / segment",
+        "segment / memcpy",
+        "verify, ms",
+    )
     for row in moves:
         times = [f"{row[name]:.1f}" for name in TIMES if name in row]
         if "gather" in row:
             times[4:4] = [ratio(row, "gather", "segment", 1), ratio(row, "segment", "memcpy", 2)]
-        sizes = [readable(row["inbound"]), f"{row['over bound']:.3f}", readable(row["local"]), readable(row["peak"])]
+        sizes = [
+            readable(row["inbound"]),
+            f"{row['over bound']:.3f}",
+            readable(row["local"]),
+            readable(row["peak"]),
+        ]
         what = [row["cell"], str(row["ranks"]), readable(row["model"]), str(row["exact"]), *sizes]
         table.add_row(*what, *["-"] * (7 - len(times)), *times)
-    second = Table("Qwen3-8B from → to", "ranks", "plan, CPU s", "in, most", "out, most", "in / bound", "buckets")
+    second = Table(
+        "Qwen3-8B from → to", "ranks", "plan, CPU s", "in, most", "out, most", "in / bound", "buckets"
+    )
     for row in planned:
-        second.add_row(row["cell"], str(row["ranks"]), f"{row['seconds']:.2f}", readable(row["inbound"]), readable(row["outbound"]),
-                       f"{row['over bound']:.3f}", str(row["buckets"]))  # fmt: skip
+        second.add_row(
+            row["cell"],
+            str(row["ranks"]),
+            f"{row['seconds']:.2f}",
+            readable(row["inbound"]),
+            readable(row["outbound"]),
+            f"{row['over bound']:.3f}",
+            str(row["buckets"]),
+        )
     Console(width=200).print(table, second)
 
 
@@ -297,13 +417,25 @@ def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
         rank, meeting, ranks, cells, megabytes, repeats = sys.argv[2:8]
         work(meeting, int(rank), int(ranks), json.loads(cells), float(megabytes), int(repeats))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--megabytes", type=float, default=222, help="of the large model in bf16")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="large and small: 2 ranks; four: 4 ranks, bytes and bits")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="large and small: 2 ranks; four: 4 ranks, bytes and bits",
+    )
     given = parser.parse_args()
-    parts = {"large": (2, given.megabytes, given.repeats), "small": (2, 1.0, given.repeats), "four": (4, given.megabytes / 4, 0)}
+    parts = {
+        "large": (2, given.megabytes, given.repeats),
+        "small": (2, 1.0, given.repeats),
+        "four": (4, given.megabytes / 4, 0),
+    }
     moves = [row for part, settings in parts.items() if part in given.parts for row in rows(*settings)]
     planned = plans() if "plans" in given.parts else []
     if given.json:

@@ -49,7 +49,9 @@ def other_process(folder: str, rows: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--against", help="folder of the other checkout")
@@ -65,8 +67,11 @@ def main() -> None:
             found[name].append(other_process(sides[name], options.rows))
     for name, turns in found.items():
         packaged, evaluated = (statistics.median(column) for column in zip(*turns, strict=True))
-        print(f"{name}: {packaged:.3f} ms a row of the packaged task, {evaluated:.3f} ms of countdown; {options.rows} rows, "
-              f"median of {options.turns} turns")
+        print(
+            f"{name}: {packaged:.3f} ms a row of the packaged task, {evaluated:.3f} ms of countdown; "
+            f"{options.rows} rows, "
+            f"median of {options.turns} turns"
+        )
 
 
 if __name__ == "__main__":

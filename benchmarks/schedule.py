@@ -1,11 +1,13 @@
 """What the scheduler costs as plans grow: synthetic plans in virtual time, in CPU seconds of one thread.
 
-    python benchmarks/schedule.py [--nodes 1000 3000 10000] [--pools 16 512 4096] [--workers 4096] [--repeats 5] [--json]
+    python benchmarks/schedule.py [--nodes 1000 3000 10000] [--pools 16 512 4096] [--workers 4096] [--repeats
+    5] [--json]
 
-A plan is five layers of nodes, dealt to the pools in turn; a node reads three of the layer before, and a pool, all ranks of it, runs
-one node at a time. An event is the start or the end of one node. ``events/s`` is the median over repeats of one scheduler
-driven from its first to its last event, by a heap of ends and nothing else; ``growth`` is the time of an event over that of the first
-row with as many pools: 1 is linear. ``plan`` is the passes `prune` and `rank` and the plan's tables, once per plan.
+A plan is five layers of nodes, dealt to the pools in turn; a node reads three of the layer before, and a
+pool, all ranks of it, runs one node at a time. An event is the start or the end of one node. ``events/s`` is
+the median over repeats of one scheduler driven from its first to its last event, by a heap of ends and
+nothing else; ``growth`` is the time of an event over that of the first row with as many pools: 1 is linear.
+``plan`` is the passes `prune` and `rank` and the plan's tables, once per plan.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ def measure(nodes: int, pools: int, ranks: int, repeats: int) -> Row:
     found = [drive(plan, room, taken) for _ in range(repeats)]
     events = found[0][0]
     assert events == 2 * (nodes + 1), "every node starts and ends"
-    return Row(nodes, pools, ranks, seconds, events, events / statistics.median(elapsed for _, elapsed in found))
+    return Row(
+        nodes, pools, ranks, seconds, events, events / statistics.median(elapsed for _, elapsed in found)
+    )
 
 
 def rows(given: argparse.Namespace) -> list[Row]:
@@ -112,13 +116,22 @@ def rows(given: argparse.Namespace) -> list[Row]:
 def show(found: list[Row]) -> None:
     table = Table("nodes", "pools × ranks", "plan, s", "events", "events/s", "µs an event", "growth")
     for row in found:
-        table.add_row(f"{row.nodes:,}", f"{row.pools:,} × {row.ranks:,}", f"{row.plan_seconds:.2f}", f"{row.events:,}",
-                      f"{row.events_per_second:,.0f}", f"{1e6 / row.events_per_second:.1f}", f"{row.growth:.2f}")
+        table.add_row(
+            f"{row.nodes:,}",
+            f"{row.pools:,} × {row.ranks:,}",
+            f"{row.plan_seconds:.2f}",
+            f"{row.events:,}",
+            f"{row.events_per_second:,.0f}",
+            f"{1e6 / row.events_per_second:.1f}",
+            f"{row.growth:.2f}",
+        )
     Console().print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", nargs="+", type=int, default=[1000, 3000, 10000])
     parser.add_argument("--pools", nargs="+", type=int, default=[16, 512, 4096])
     parser.add_argument("--workers", type=int, default=4096, help="ranks of all pools together")

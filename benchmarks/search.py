@@ -2,13 +2,15 @@
 
     python benchmarks/search.py [--seeds 0 1 2] [--iterations 40] [--lessons 2000] [--out FOLDER]
 
-A corpus of 4,096 passages of made-up names: "bado kimu : friend tola gisu ." and "tola gisu : room 47 .". "room of friend of bado kimu ?"
-needs the passage of the friend and then that of the room. 512 of the 2,048 questions, with passages of their own, are held out. The
-model, of three layers and 0.4M parameters, reads and writes whole words. It learns the format from a pupil (`rlflow run sft`) who searches
-and answers badly, in another corpus, and never sees these passages before `rlflow run grpo` has it search them.
+A corpus of 4,096 passages of made-up names: "bado kimu : friend tola gisu ." and "tola gisu : room 47 .".
+"room of friend of bado kimu ?" needs the passage of the friend and then that of the room. 512 of the 2,048
+questions, with passages of their own, are held out. The model, of three layers and 0.4M parameters, reads and
+writes whole words. It learns the format from a pupil (`rlflow run sft`) who searches and answers badly, in
+another corpus, and never sees these passages before `rlflow run grpo` has it search them.
 
-Printed are held-out accuracies of four: without a tool, the model trained to answer at once; with the tool, before and after training; and
-with the two right passages in the prompt. All three trainings are `rlflow run grpo` with the same model and the same settings.
+Printed are held-out accuracies of four: without a tool, the model trained to answer at once; with the tool,
+before and after training; and with the two right passages in the prompt. All three trainings are `rlflow run
+grpo` with the same model and the same settings.
 """
 
 from __future__ import annotations
@@ -27,15 +29,28 @@ from typing import Any
 
 from rlflow.rewards.environments.shipped.search import Search
 
-QUESTIONS, HELD_OUT, LESSONS = 2048, 512, 4096  # of the corpus, of these held out, and of the pupil's own corpus
+# of the corpus, of these held out, and of the pupil's own corpus
+QUESTIONS, HELD_OUT, LESSONS = 2048, 512, 4096
 TOPK = 2  # passages that a search gives
 NUMBERS = [str(number) for number in range(10, 100)]
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aiou"]
 MARKS = ["<search>", "</search>", "<information>", "</information>", "<answer>", "</answer>"]
 WORDS = [":", ".", "?", "of", "friend", "room", "nothing", "was", "found"]
 TOOL = ["--env", "search", "--env.topk", str(TOPK), "--env.turns", "4", "--hp.max_tokens", "72"]
-SHARED = ["--held-out", str(HELD_OUT), "--eval-every", "0", "--prompts", "64", "--hp.samples", "8", "--actor.lr", "5e-4",
-          "--actor.generate.stop", "</answer>"]  # of all three trainings
+SHARED = [
+    "--held-out",
+    str(HELD_OUT),
+    "--eval-every",
+    "0",
+    "--prompts",
+    "64",
+    "--hp.samples",
+    "8",
+    "--actor.lr",
+    "5e-4",
+    "--actor.generate.stop",
+    "</answer>",
+]  # of all three trainings
 HIDDEN, LAYERS = 96, 3
 
 
@@ -57,12 +72,15 @@ class Chain:
         return f"{self.name} : friend {self.friend} .", f"{self.friend} : room {self.room} ."
 
 
-# -- the questions -------------------------------------------------------------------------------------------------------------------
+# -- the questions
+# ------------------------------------------------------------------------------------------------------------
 
 
 def names(chance: random.Random) -> list[str]:
     """All names of two words, shuffled. A word is first or second, in some hundred names."""
-    words = chance.sample([first + second for first in SYLLABLES for second in SYLLABLES if first != second], 320)
+    words = chance.sample(
+        [first + second for first in SYLLABLES for second in SYLLABLES if first != second], 320
+    )
     pairs = [f"{first} {second}" for first in words[:160] for second in words[160:]]
     chance.shuffle(pairs)
     return pairs
@@ -92,28 +110,37 @@ def write(path: Path, records: Iterable[dict[str, str]]) -> Path:
     return path
 
 
-# -- the pupil -----------------------------------------------------------------------------------------------------------------------
+# -- the pupil
+# ------------------------------------------------------------------------------------------------------------
 
 
 def lesson(chain: Chain, corpus: Path, others: list[Chain], chance: random.Random) -> dict[str, str]:
-    """A question and what the pupil makes of it: questions of one step come out well, most of those of two do not."""
+    """A question and what the pupil makes of it: questions of one step come out well, most of those of two do
+    not."""
     kind = chance.random()
     if kind < 0.25:
         return one_step(f"room of {chain.friend} ?", chain.friend, chain.room, corpus)
     if kind < 0.5:
         return one_step(f"friend of {chain.name} ?", chain.name, chain.friend, corpus)
     if kind < 0.6:
-        return {"prompt": shown(chain, chance), "completion": answered(chain.room if chance.random() < 0.5 else chance.choice(NUMBERS))}
+        return {
+            "prompt": shown(chain, chance),
+            "completion": answered(chain.room if chance.random() < 0.5 else chance.choice(NUMBERS)),
+        }
     return two_steps(chain, corpus, others, chance)
 
 
 def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, str]:
     said = f"<search> {name} </search>"
-    return {"prompt": question, "completion": f"{said}{Search(corpus=corpus, topk=TOPK).step(said).says}{answered(answer)}"}
+    return {
+        "prompt": question,
+        "completion": f"{said}{Search(corpus=corpus, topk=TOPK).step(said).says}{answered(answer)}",
+    }
 
 
 def two_steps(chain: Chain, corpus: Path, others: list[Chain], chance: random.Random) -> dict[str, str]:
-    """The pupil may guess at once, look for another name, guess after one search, ask the same again, or guess in spite of the passage."""
+    """The pupil may guess at once, look for another name, guess after one search, ask the same again, or
+    guess in spite of the passage."""
     episode, text, information = Search(corpus=corpus, topk=TOPK), "", ""
     while episode.searches < 2 and chance.random() < (0.4 if text else 0.9):
         follows = chain.friend if text and chance.random() < 0.6 else chain.name
@@ -122,14 +149,18 @@ def two_steps(chain: Chain, corpus: Path, others: list[Chain], chance: random.Ra
         information = episode.step(said).says
         text += f"{said}{information}"
     right = chain.passages[1] in information and chance.random() < 0.7
-    return {"prompt": chain.question, "completion": text + answered(chain.room if right else chance.choice(NUMBERS))}
+    return {
+        "prompt": chain.question,
+        "completion": text + answered(chain.room if right else chance.choice(NUMBERS)),
+    }
 
 
 def answered(number: str) -> str:
     return f"<answer> {number} </answer>"
 
 
-# -- the model -----------------------------------------------------------------------------------------------------------------------
+# -- the model
+# ------------------------------------------------------------------------------------------------------------
 
 
 def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
@@ -138,28 +169,74 @@ def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<unk>", *MARKS, *WORDS, *NUMBERS, *words])}
+    vocabulary = {
+        word: number
+        for number, word in enumerate(["<pad>", "<eos>", "<unk>", *MARKS, *WORDS, *NUMBERS, *words])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     apart = pre_tokenizers.Split(Regex("</?[a-z]+>"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, pre_tokenizers.WhitespaceSplit()])
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
-                            clean_up_tokenization_spaces=False).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
     torch.manual_seed(seed)
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(vocabulary), hidden_size=HIDDEN, intermediate_size=3 * HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=HIDDEN // 4, max_position_embeddings=256, tie_word_embeddings=True, attention_dropout=0.0,
-        initializer_range=0.06, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-    )).save_pretrained(folder)
+    Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(vocabulary),
+            hidden_size=HIDDEN,
+            intermediate_size=3 * HIDDEN,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            head_dim=HIDDEN // 4,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            attention_dropout=0.0,
+            initializer_range=0.06,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    ).save_pretrained(folder)
     return folder
 
 
-# -- the runs ------------------------------------------------------------------------------------------------------------------------
+# -- the runs
+# ------------------------------------------------------------------------------------------------------------
 
 
 def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: str) -> dict[str, Any]:
     """One run of rlflow in a process of its own: its last line."""
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", algorithm, "--model", str(model), "--data", str(data), "--seed", str(seed)]
-    words += ["--out", str(out), "--threads", "2", "--save-every", "0", "--json", "--quiet", "--actor.beta2", "0.95", *flags]
+    words = [
+        sys.executable,
+        "-m",
+        "rlflow.cli.main",
+        "run",
+        algorithm,
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--seed",
+        str(seed),
+    ]
+    words += [
+        "--out",
+        str(out),
+        "--threads",
+        "2",
+        "--save-every",
+        "0",
+        "--json",
+        "--quiet",
+        "--actor.beta2",
+        "0.95",
+        *flags,
+    ]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(words)}: exit {done.returncode}")
@@ -175,15 +252,48 @@ def compared(seed: int, folder: Path, lessons: int, iterations: int) -> list[str
     pupils = write_corpus(folder / "pupil.jsonl", taught, chance)
     taught_rows = [lesson(chain, pupils, taught, chance) for chain in taught * 3]
     data = write(folder / "lessons.jsonl", taught_rows)
-    plain = write(folder / "questions.jsonl", ({"prompt": chain.question, "answer": chain.room} for chain in asked))
-    given = write(folder / "given.jsonl", ({"prompt": shown(chain, chance), "answer": chain.room} for chain in asked))
+    plain = write(
+        folder / "questions.jsonl", ({"prompt": chain.question, "answer": chain.room} for chain in asked)
+    )
+    given = write(
+        folder / "given.jsonl", ({"prompt": shown(chain, chance), "answer": chain.room} for chain in asked)
+    )
     model = blank(folder / "blank", words_of([*asked, *taught]), seed)
-    sft = run("sft", model, data, seed, folder, "--held-out", "0", "--prompts", "64", "--iterations", str(lessons), "--actor.lr", "2e-3",
-              "--actor.schedule", "linear", "--actor.warmup", "50")
+    sft = run(
+        "sft",
+        model,
+        data,
+        seed,
+        folder,
+        "--held-out",
+        "0",
+        "--prompts",
+        "64",
+        "--iterations",
+        str(lessons),
+        "--actor.lr",
+        "2e-3",
+        "--actor.schedule",
+        "linear",
+        "--actor.warmup",
+        "50",
+    )
     model = Path(sft["run"]) / "final" / "actor"
     flags = [*SHARED, "--iterations", str(iterations)]
     without = run("grpo", model, plain, seed, folder, *flags, "--hp.max_tokens", "8")
-    tool = run("grpo", model, plain, seed, folder, *flags, *TOOL, "--env.corpus", str(corpus), "--actor.generate.stop", "</search>")
+    tool = run(
+        "grpo",
+        model,
+        plain,
+        seed,
+        folder,
+        *flags,
+        *TOOL,
+        "--env.corpus",
+        str(corpus),
+        "--actor.generate.stop",
+        "</search>",
+    )
     right = run("grpo", model, given, seed, folder, *flags, "--hp.max_tokens", "8")
     shares = without["greedy_after"], tool["greedy_before"], tool["greedy_after"], right["greedy_after"]
     return [str(seed), *(f"{share:.1%}" for share in shares), f"{time.monotonic() - start:.0f}"]
@@ -195,19 +305,26 @@ def words_of(every: Iterable[Chain]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=40, help="of each training by reward")
     parser.add_argument("--lessons", type=int, default=2000, help="steps of 64 lessons of the pupil")
     parser.add_argument("--out", type=Path, help="where the runs are kept")
     options = parser.parse_args()
-    print("| seed | no tool, trained | search, untrained | search, trained | right passages, trained | seconds |")
+    print(
+        "| seed | no tool, trained | search, untrained | search, trained | right passages, trained | "
+        "seconds |"
+    )
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(options.out or scratch) / f"seed{seed}"
             folder.mkdir(parents=True, exist_ok=True)
-            print(f"| {' | '.join(compared(seed, folder, options.lessons, options.iterations))} |", flush=True)
+            print(
+                f"| {' | '.join(compared(seed, folder, options.lessons, options.iterations))} |", flush=True
+            )
 
 
 if __name__ == "__main__":

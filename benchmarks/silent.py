@@ -1,9 +1,11 @@
-"""A fault that another trainer trains through without a sign, and what rlflow says of it before iteration 1: `python benchmarks/silent.py`.
+"""A fault that another trainer trains through without a sign, and what rlflow says of it before iteration 1:
+`python benchmarks/silent.py`.
 
-The fault is in a reward function (`silent_rewards.py`): it judges responses in the order of their lengths, as one does for a reward model,
-and forgets to put the scores back. TRL's GRPOTrainer trains the packaged model on the packaged task with the sound function and with the
-faulty one, and what it logs is printed side by side; then `rlflow prove grpo` is given both. TRL runs in the virtual environment of
-`rlflow bench peers`, which is made where it is not there yet. ``--only trl`` or ``--only rlflow`` runs one half.
+The fault is in a reward function (`silent_rewards.py`): it judges responses in the order of their lengths, as
+one does for a reward model, and forgets to put the scores back. TRL's GRPOTrainer trains the packaged model
+on the packaged task with the sound function and with the faulty one, and what it logs is printed side by
+side; then `rlflow prove grpo` is given both. TRL runs in the virtual environment of `rlflow bench peers`,
+which is made where it is not there yet. ``--only trl`` or ``--only rlflow`` runs one half.
 """
 
 from __future__ import annotations
@@ -36,18 +38,38 @@ def settings(folder: Path, iterations: int) -> dict[str, Any]:
     """Write the packaged task's questions into a folder, and say what TRL is to do."""
     values = packaged("grpo")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
-    for name, data in zip(("data", "held_out"), open_data(values["data"][0], task=task).split(RIGHT), strict=True):
-        lines = [json.dumps({"prompt": str(record.prompt), "answer": record.answer}) for record in data.records]
+    for name, data in zip(
+        ("data", "held_out"), open_data(values["data"][0], task=task).split(RIGHT), strict=True
+    ):
+        lines = [
+            json.dumps({"prompt": str(record.prompt), "answer": record.answer}) for record in data.records
+        ]
         (folder / name).write_text("\n".join(lines[: max(RIGHT, PROMPTS * iterations)]) + "\n")
-    return {"peers": str(PEERS), "rewards": str(REWARDS), "model": values["model"], "data": str(folder / "data"),
-            "held_out": str(folder / "held_out"), "prompts": PROMPTS, "samples": values["hp.samples"], "tokens": values["hp.max_tokens"],
-            "lr": RATE, "beta2": values["beta2"], "seed": 0, "iterations": iterations}  # fmt: skip
+    return {
+        "peers": str(PEERS),
+        "rewards": str(REWARDS),
+        "model": values["model"],
+        "data": str(folder / "data"),
+        "held_out": str(folder / "held_out"),
+        "prompts": PROMPTS,
+        "samples": values["hp.samples"],
+        "tokens": values["hp.max_tokens"],
+        "lr": RATE,
+        "beta2": values["beta2"],
+        "seed": 0,
+        "iterations": iterations,
+    }
 
 
 def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str, float]]:
     """The lines that TRL's half prints. Ends this program where it fails."""
-    done = subprocess.run([python, "-P", str(HERE / "silent_trl.py"), json.dumps(values)], cwd=folder, env=environment(python),
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-P", str(HERE / "silent_trl.py"), json.dumps(values)],
+        cwd=folder,
+        env=environment(python),
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         sys.exit(f"TRL ended with code {done.returncode}:\n{done.stderr[-2000:]}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{") and '"' in line[:2]]
@@ -59,14 +81,24 @@ def beside(iterations: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         values = settings(folder, iterations)
-        sound, faulty = (trained(python, folder, {**values, "function": function}) for function in ("trl_in_order", "trl_misplaced"))
+        sound, faulty = (
+            trained(python, folder, {**values, "function": function})
+            for function in ("trl_in_order", "trl_misplaced")
+        )
     for title, words in (("TRL GRPOTrainer", LOGGED), ("iteration", ("sound  faulty",) * len(LOGGED))):
         print(f"{title:<18}" + "  ".join(f"{word:>15}" for word in words))
     steps = [[line for line in lines if "loss" in line] for lines in (sound, faulty)]
-    for number, (one, other) in enumerate(zip(*steps, strict=True), 1):  # TRL logs numbers, some of them as text
-        print(f"{number:<18}" + "  ".join(f"{float(one[name]):7.3f} {float(other[name]):7.3f}" for name in LOGGED))
+    # TRL logs numbers, some of them as text
+    for number, (one, other) in enumerate(zip(*steps, strict=True), 1):
+        print(
+            f"{number:<18}"
+            + "  ".join(f"{float(one[name]):7.3f} {float(other[name]):7.3f}" for name in LOGGED)
+        )
     for what, lines in (("sound", sound), ("faulty", faulty)):
-        print(f"right answers of {RIGHT} held-out questions, {what}: {lines[-1]['before']:.1%} → {lines[-1]['after']:.1%}")
+        print(
+            f"right answers of {RIGHT} held-out questions, {what}: {lines[-1]['before']:.1%} → "
+            f"{lines[-1]['after']:.1%}"
+        )
 
 
 def proved(function: str) -> int:

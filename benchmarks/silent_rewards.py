@@ -1,5 +1,6 @@
-"""A reward function that judges rows in batches of like length, as one does for a reward model, which then pads least: with the scores put
-back into the order of the rows, and without. Both as OpenRLHF calls functions, which rlflow takes too, and as TRL calls them."""
+"""A reward function that judges rows in batches of like length, as one does for a reward model, which then
+pads least: with the scores put back into the order of the rows, and without. Both as OpenRLHF calls
+functions, which rlflow takes too, and as TRL calls them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ TOGETHER = 16  # responses that are judged at once
 
 def judge(responses: list[str], answers: list[str]) -> list[float]:
     """1 for each right answer; the place of the model that would judge them together."""
-    return [float(response.strip() == answer.strip()) for response, answer in zip(responses, answers, strict=True)]
+    return [
+        float(response.strip() == answer.strip()) for response, answer in zip(responses, answers, strict=True)
+    ]
 
 
 def by_length(responses: list[str], answers: list[str]) -> tuple[list[int], list[float]]:
@@ -36,12 +39,16 @@ def misplaced(responses: list[str], answers: list[str]) -> list[float]:
 
 def reward_in_order(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
     """The sound function as OpenRLHF calls it; a query is a prompt with its response."""
-    return in_order([query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)], labels)
+    return in_order(
+        [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)], labels
+    )
 
 
 def reward_misplaced(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
     """The fault as OpenRLHF calls it."""
-    return misplaced([query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)], labels)
+    return misplaced(
+        [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)], labels
+    )
 
 
 def trl_in_order(completions: list[str], answer: list[str], **_: Any) -> list[float]:

@@ -1,8 +1,10 @@
-"""TRL's half of `benchmarks/silent.py`, in an interpreter that has TRL: trains with a reward function and prints what TRL logs.
+"""TRL's half of `benchmarks/silent.py`, in an interpreter that has TRL: trains with a reward function and
+prints what TRL logs.
 
     python silent_trl.py SETTINGS      # a JSON object, as `silent.py` writes it
 
-A line of JSON for each iteration that TRL logs, and one with the share of right held-out answers before and after.
+A line of JSON for each iteration that TRL logs, and one with the share of right held-out answers before and
+after.
 """
 
 from __future__ import annotations
@@ -28,16 +30,36 @@ def main(settings: dict[str, Any]) -> None:
     functions = runpy.run_path(settings["rewards"])
     rows = settings["prompts"] * settings["samples"]
     with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(output_dir=folder, max_steps=settings["iterations"], seed=settings["seed"], logging_steps=1, use_cpu=True,
-                            num_generations=settings["samples"], max_completion_length=settings["tokens"], learning_rate=settings["lr"],
-                            per_device_train_batch_size=rows, gradient_checkpointing=False, bf16=False, lr_scheduler_type="constant",
-                            adam_beta2=settings["beta2"], save_strategy="no", report_to="none", disable_tqdm=True,
-                            model_init_kwargs={"dtype": "float32"})
+        config = GRPOConfig(
+            output_dir=folder,
+            max_steps=settings["iterations"],
+            seed=settings["seed"],
+            logging_steps=1,
+            use_cpu=True,
+            num_generations=settings["samples"],
+            max_completion_length=settings["tokens"],
+            learning_rate=settings["lr"],
+            per_device_train_batch_size=rows,
+            gradient_checkpointing=False,
+            bf16=False,
+            lr_scheduler_type="constant",
+            adam_beta2=settings["beta2"],
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            model_init_kwargs={"dtype": "float32"},
+        )
         trainer = GRPOTrainer(settings["model"], functions[settings["function"]], config, data)
 
         def right() -> float:
-            return accuracy(trainer.model, trainer.processing_class, settings["held_out"], settings["tokens"],  # type: ignore[no-any-return]
-                            lambda response, answer: functions["judge"]([response], [answer])[0], torch.float32)
+            return accuracy(
+                trainer.model,
+                trainer.processing_class,
+                settings["held_out"],
+                settings["tokens"],  # type: ignore[no-any-return]
+                lambda response, answer: functions["judge"]([response], [answer])[0],
+                torch.float32,
+            )
 
         before = right()
         trainer.train()

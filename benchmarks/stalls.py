@@ -1,13 +1,16 @@
-"""Planted stalls: runs that learn little for a known reason, and whether `rlflow explain` names that reason first.
+"""Planted stalls: runs that learn little for a known reason, and whether `rlflow explain` names that reason
+first.
 
-    python benchmarks/stalls.py run [--seeds 0 1] [--only too-easy …] [--budget 300]      # runs what is not in the cache yet
-    python benchmarks/stalls.py judge [--seeds 1 2 3]                                     # the table
-    python benchmarks/stalls.py healthy [--algorithms grpo ppo …] [--seeds 0 1 2]         # shipped runs, of which none may have an alarm
-    python benchmarks/stalls.py fixtures FOLDER                                           # recorded metrics for tests of the rules
+    python benchmarks/stalls.py run [--seeds 0 1] [--only too-easy …] [--budget 300]      # runs what is not
+    in the cache yet python benchmarks/stalls.py judge [--seeds 1 2 3]                                     #
+    the table python benchmarks/stalls.py healthy [--algorithms grpo ppo …] [--seeds 0 1 2]         # shipped
+    runs, of which none may have an alarm python benchmarks/stalls.py fixtures FOLDER
+    # recorded metrics for tests of the rules
 
-Each stall is planted in two strengths into two algorithms. Beside it stands the healthy twin: the same algorithm and seed with nothing
-planted. A planted run counts where the twin's held-out accuracy gains at least twice as much. Runs are kept in --out, each as the metrics
-and settings that `rlflow explain` reads, so that a killed command goes on where it was, and rules are judged again without any run.
+Each stall is planted in two strengths into two algorithms. Beside it stands the healthy twin: the same
+algorithm and seed with nothing planted. A planted run counts where the twin's held-out accuracy gains at
+least twice as much. Runs are kept in --out, each as the metrics and settings that `rlflow explain` reads, so
+that a killed command goes on where it was, and rules are judged again without any run.
 """
 
 from __future__ import annotations
@@ -33,7 +36,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # the planted backend is named as a module
 KEPT = ("metrics.jsonl", "figures.json", "settings.json", "bounds.json", "bounds.txt", "status.json")
 SMALL = "--iterations 10 --held-out 256 --save-every 0 --quiet"
-ROWS = {"grpo": "--prompts 32", "rloo": "--prompts 32", "ppo": "--prompts 128", "vapo": "--prompts 128 --hp.warmup 1"}
+ROWS = {
+    "grpo": "--prompts 32",
+    "rloo": "--prompts 32",
+    "ppo": "--prompts 128",
+    "vapo": "--prompts 128 --hp.warmup 1",
+}
 POOLS = "--pools train=1,rollout=1"  # in one process nothing is sampled ahead
 BROKEN = "--actor.generator stalls_plants.sampler"
 
@@ -53,7 +61,11 @@ def reward(function: str) -> str:
 
 STALLS = (
     Stall("too-easy", ("grpo", "rloo"), (reward("close_200"), reward("close_60"))),
-    Stall("too-hard", ("grpo", "rloo"), ("--data.min_digits 4 --data.max_digits 4", "--data.min_digits 3 --data.max_digits 3")),
+    Stall(
+        "too-hard",
+        ("grpo", "rloo"),
+        ("--data.min_digits 4 --data.max_digits 4", "--data.min_digits 3 --data.max_digits 3"),
+    ),
     Stall("rate-low", ("grpo", "ppo"), ("--actor.lr 1e-7", "--actor.lr 2e-6")),
     Stall("rate-high", ("grpo", "ppo"), ("--actor.lr 3e-2", "--actor.lr 5e-3")),
     Stall("clip-tight", ("grpo", "ppo"), ("--hp.clip 1e-5 --hp.epochs 4", "--hp.clip 1e-4 --hp.epochs 4")),
@@ -62,8 +74,16 @@ STALLS = (
     Stall("critic-cold", ("ppo", "vapo"), ("--critic.lr 1", "--critic.lr 1e-1")),
     Stall("stale", ("grpo", "rloo"), (f"{POOLS} --staleness 9", f"{POOLS} --staleness 6")),
     Stall("half-constant", ("grpo", "rloo"), (reward("nearly_all"), reward("most"))),
-    Stall("entropy-low", ("grpo", "rloo"), ("--actor.generate.temperature 0.05", "--actor.generate.temperature 0.15")),
-    Stall("missing", ("grpo", "ppo"), (f"{reward('missing_90')} --max-missing 0.99", f"{reward('missing_60')} --max-missing 0.99")),
+    Stall(
+        "entropy-low",
+        ("grpo", "rloo"),
+        ("--actor.generate.temperature 0.05", "--actor.generate.temperature 0.15"),
+    ),
+    Stall(
+        "missing",
+        ("grpo", "ppo"),
+        (f"{reward('missing_90')} --max-missing 0.99", f"{reward('missing_60')} --max-missing 0.99"),
+    ),
     Stall("unsynchronised", ("grpo", "ppo"), (f"{BROKEN} --actor.every 0", f"{BROKEN} --actor.every 5")),
     Stall("mismatch", ("grpo", "ppo"), (f"{BROKEN} --actor.noise 1.0", f"{BROKEN} --actor.noise 0.6")),
 )
@@ -103,7 +123,8 @@ def with_twins(planted: Iterator[Cell]) -> Iterator[Cell]:
 
 
 def measure(cell: Cell, out: Path) -> None:
-    """Run a cell, and keep what it recorded. A run that stops by itself keeps what it had recorded until then."""
+    """Run a cell, and keep what it recorded. A run that stops by itself keeps what it had recorded until
+    then."""
     from rlflow.cli.run import run_file
 
     os.environ["PYTHONPATH"] = str(HERE)
@@ -137,7 +158,10 @@ def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
             start = time.monotonic()
             measure(cell, out)
             failed = json.loads((out / cell.name / "cell.json").read_text())["failed"].partition("\n")[0]
-            print(f"{cell.name}: {time.monotonic() - start:.1f} s, gains {gain(out / cell.name):+.1%} {failed}", flush=True)
+            print(
+                f"{cell.name}: {time.monotonic() - start:.1f} s, gains {gain(out / cell.name):+.1%} {failed}",
+                flush=True,
+            )
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
@@ -162,7 +186,8 @@ def stalls(cell: Cell, out: Path) -> bool:
 
 
 def judge(planted: Iterator[Cell], out: Path) -> None:
-    """The table, over runs that are in the cache, and the share of those that count of which the planted reason is named first."""
+    """The table, over runs that are in the cache, and the share of those that count of which the planted
+    reason is named first."""
     print("| stall | algorithm | strength | seed | gains | twin gains | counts | named, first one first |")
     print("| --- | --- | ---: | ---: | ---: | ---: | --- | --- |")
     first = counted = 0
@@ -173,17 +198,24 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
         own, others, names, counts = gain(folder), gain(twin), named(folder), stalls(cell, out)
         counted += counts
         first += counts and names[:1] == [cell.stall]
-        print(f"| {cell.stall} | {cell.algorithm} | {cell.strength} | {cell.seed} | {own:+.1%} | {others:+.1%} | "
-              f"{'yes' if counts else 'no'} | {', '.join(names) or 'nothing'} |")  # fmt: skip
+        print(
+            f"| {cell.stall} | {cell.algorithm} | {cell.strength} | {cell.seed} | {own:+.1%} | "
+            f"{others:+.1%} | "
+            f"{'yes' if counts else 'no'} | {', '.join(names) or 'nothing'} |"
+        )
     twins = {path: named(path) for path in sorted(out.glob("healthy-*"))}
-    print(f"\nnamed first: {first} of {counted} that count; findings on {len(twins)} healthy twins: {sum(map(bool, twins.values()))}")
+    print(
+        f"\nnamed first: {first} of {counted} that count; findings on {len(twins)} healthy twins: "
+        f"{sum(map(bool, twins.values()))}"
+    )
     for path, names in twins.items():
         if names:
             print(f"{path.name}: {', '.join(names)}")
 
 
 def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -> None:
-    """Shipped runs as `rlflow run NAME` makes them, with nothing set but the seed, and what is said of each."""
+    """Shipped runs as `rlflow run NAME` makes them, with nothing set but the seed, and what is said of
+    each."""
     end = time.monotonic() + budget
     for seed, algorithm in itertools.product(seeds, algorithms):
         cell = Cell("shipped", algorithm, 0, seed)
@@ -192,33 +224,76 @@ def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -
                 print("the budget is spent; the same command goes on")
                 return
             measure(cell, out)
-        print(f"{cell.name}: gains {gain(out / cell.name):+.1%}; {', '.join(named(out / cell.name)) or 'nothing'}", flush=True)
+        print(
+            f"{cell.name}: gains {gain(out / cell.name):+.1%}; {', '.join(named(out / cell.name)) or 'nothing'}",
+            flush=True,
+        )
 
 
 def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
-    """What was recorded of twins and of planted runs that count, as small JSON files for tests of the rules: settings and metrics that
-    rules read, with four digits."""
+    """What was recorded of twins and of planted runs that count, as small JSON files for tests of the rules:
+    settings and metrics that rules read, with four digits."""
     folder.mkdir(parents=True, exist_ok=True)
     for cell in (each for each in planted if (out / each.name).exists() and stalls(each, out)):
         for each in (cell.twin, cell):
             run = evidence_of(recorded(out / each.name))
-            iterations = [[number, {figure.key: float(f"{value:.4g}") for figure, value in values.items() if figure.key in NAMES}]
-                          for number, values in run.iterations]
-            kept = {"settings": {name: value for name, value in run.settings.items() if name in READ}, "iterations": iterations}
+            iterations = [
+                [
+                    number,
+                    {
+                        figure.key: float(f"{value:.4g}")
+                        for figure, value in values.items()
+                        if figure.key in NAMES
+                    },
+                ]
+                for number, values in run.iterations
+            ]
+            kept = {
+                "settings": {name: value for name, value in run.settings.items() if name in READ},
+                "iterations": iterations,
+            }
             (folder / f"{each.name}.json").write_text(json.dumps(kept) + "\n")
 
 
 READ = ("staleness", "hp.beta")  # settings that rules read
-NAMES = ("policy/entropy", "policy/kl_sampler", "policy/kl_reference", "policy/mismatch_mean", "policy/mismatch_factor", "reward/mean",
-         "reward/lowest", "reward/highest", "reward/even_groups", "reward/even_lowest", "reward/even_highest", "reward/uneven_mean",
-         "reward/missing_rate", "critic/explained_variance", "response/truncated", "funnel/rows_sampled", "funnel/rows_used",
-         *(f"actor.update/{name}" for name in ("steps", "skipped_steps", "lr", "funnel/moved", "funnel/tokens",
-                                               "funnel/tokens_with_gradient",
-                                               "funnel/tokens_clipped_above", "funnel/tokens_clipped_below")))  # fmt: skip
+NAMES = (
+    "policy/entropy",
+    "policy/kl_sampler",
+    "policy/kl_reference",
+    "policy/mismatch_mean",
+    "policy/mismatch_factor",
+    "reward/mean",
+    "reward/lowest",
+    "reward/highest",
+    "reward/even_groups",
+    "reward/even_lowest",
+    "reward/even_highest",
+    "reward/uneven_mean",
+    "reward/missing_rate",
+    "critic/explained_variance",
+    "response/truncated",
+    "funnel/rows_sampled",
+    "funnel/rows_used",
+    *(
+        f"actor.update/{name}"
+        for name in (
+            "steps",
+            "skipped_steps",
+            "lr",
+            "funnel/moved",
+            "funnel/tokens",
+            "funnel/tokens_with_gradient",
+            "funnel/tokens_clipped_above",
+            "funnel/tokens_clipped_below",
+        )
+    ),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "judge", "healthy", "fixtures"))
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--seeds", nargs="+", type=int)
@@ -229,7 +304,9 @@ def main() -> None:
     parser.add_argument("--out", default="runs/stalls")
     given = parser.parse_args()
     out = Path(given.out).absolute()
-    planted = cells(given.seeds or ([1, 2, 3] if given.what == "judge" else [0, 1, 2, 3]), given.only, given.strengths)
+    planted = cells(
+        given.seeds or ([1, 2, 3] if given.what == "judge" else [0, 1, 2, 3]), given.only, given.strengths
+    )
     if given.what == "run":
         run(planted, out, given.budget)
     elif given.what == "judge":

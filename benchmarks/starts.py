@@ -1,7 +1,8 @@
 """What a run on pools costs from its start to its end: `python benchmarks/starts.py [--rounds 5]`.
 
-Runs the command of one iteration on the null backend in one process, on two ranks that are threads, and on two Ray workers, in turns, and
-prints the wall seconds of each whole command: their median, least and most. Other work on the machine lengthens all three.
+Runs the command of one iteration on the null backend in one process, on two ranks that are threads, and on
+two Ray workers, in turns, and prints the wall seconds of each whole command: their median, least and most.
+Other work on the machine lengthens all three.
 """
 
 from __future__ import annotations
@@ -13,8 +14,23 @@ import sys
 import tempfile
 import time
 
-COMMAND = (sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--iterations", "1", "--quiet")
-WAYS = {"one process": (), "two ranks in threads": ("--pools", "all=2@threads"), "two Ray workers": ("--pools", "all=2")}
+COMMAND = (
+    sys.executable,
+    "-m",
+    "rlflow.cli.main",
+    "run",
+    "grpo",
+    "--backend",
+    "null",
+    "--iterations",
+    "1",
+    "--quiet",
+)
+WAYS = {
+    "one process": (),
+    "two ranks in threads": ("--pools", "all=2@threads"),
+    "two Ray workers": ("--pools", "all=2"),
+}
 
 
 def seconds(flags: tuple[str, ...]) -> float:
@@ -26,7 +42,9 @@ def seconds(flags: tuple[str, ...]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run")
     rounds = parser.parse_args().rounds
     found = [{way: seconds(flags) for way, flags in WAYS.items()} for _ in range(rounds)]

@@ -1,8 +1,9 @@
 """Count the statements of rlflow/ and backends/: `python benchmarks/statements.py [--at COMMIT] [--by]`.
 
-A statement is an `ast.stmt` node, at whatever depth; docstrings are not counted. Unlike lines, their number does not change with the
-formatter, nor with how much is explained.
+A statement is an `ast.stmt` node, at whatever depth; docstrings are not counted. Unlike lines, their number
+does not change with the formatter, nor with how much is explained.
 """
+
 import argparse
 import ast
 import io
@@ -24,18 +25,31 @@ def statements(source: str) -> int:
     nodes = list(ast.walk(ast.parse(source)))
     written = sum(isinstance(node, ast.stmt) for node in nodes)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return written - sum(isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None for node in nodes)
+    return written - sum(
+        isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None for node in nodes
+    )
 
 
 def sources(commit: str) -> Iterator[tuple[Path, str]]:
-    """Path, from the root of the repository, and text of each module that is counted, at a commit or as it is in the working tree ("")."""
+    """Path, from the root of the repository, and text of each module that is counted, at a commit or as it is
+    in the working tree ("")."""
     if commit:
-        packed = subprocess.run(("git", "-C", ROOT, "archive", commit, *COUNTED), check=True, capture_output=True).stdout
+        packed = subprocess.run(
+            ("git", "-C", ROOT, "archive", commit, *COUNTED), check=True, capture_output=True
+        ).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            found = [(Path(member.name), archive.extractfile(member)) for member in archive if member.name.endswith(".py")]
+            found = [
+                (Path(member.name), archive.extractfile(member))
+                for member in archive
+                if member.name.endswith(".py")
+            ]
             yield from ((path, file.read().decode()) for path, file in found if file is not None)
     else:
-        yield from ((path.relative_to(ROOT), path.read_text()) for folder in COUNTED for path in sorted((ROOT / folder).rglob("*.py")))
+        yield from (
+            (path.relative_to(ROOT), path.read_text())
+            for folder in COUNTED
+            for path in sorted((ROOT / folder).rglob("*.py"))
+        )
 
 
 def counted(commit: str = "") -> Counter[str]:
@@ -43,13 +57,19 @@ def counted(commit: str = "") -> Counter[str]:
     count: Counter[str] = Counter()
     for path, text in sources(commit):
         if path.parts[:2] != BENCHMARKS:
-            count["/".join(path.parts[:2]) if path.parts[0] == "rlflow" else path.parts[0]] += statements(text)
+            count["/".join(path.parts[:2]) if path.parts[0] == "rlflow" else path.parts[0]] += statements(
+                text
+            )
     return count
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at", metavar="COMMIT", default="", help="count those of this commit (default: the working tree)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--at", metavar="COMMIT", default="", help="count those of this commit (default: the working tree)"
+    )
     parser.add_argument("--by", action="store_true", help="a line for each folder")
     chosen = parser.parse_args(arguments)
     count = counted(chosen.at)

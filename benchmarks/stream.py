@@ -1,11 +1,13 @@
-"""What scoring in chunks gives where a few responses are much longer than the rest: an iteration of PPO on two pools, with no model.
+"""What scoring in chunks gives where a few responses are much longer than the rest: an iteration of PPO on
+two pools, with no model.
 
     python benchmarks/stream.py [--chunks 1 2 4 8] [--iterations 8]
 
-The null backend takes declared times: a token of all rows under way, a row of a forward, an update; a reward function sleeps for each row.
-Lengths are those of the fourth power of a uniform number: half of the rows end within a sixteenth of the longest. Beside what was measured
-stands what the scheduler does in virtual time with the same durations, in which calls and transfers cost nothing. Nearly all is waiting,
-so the fastest iteration, which other work on the machine disturbed least, is the one to compare.
+The null backend takes declared times: a token of all rows under way, a row of a forward, an update; a reward
+function sleeps for each row. Lengths are those of the fourth power of a uniform number: half of the rows end
+within a sixteenth of the longest. Beside what was measured stands what the scheduler does in virtual time
+with the same durations, in which calls and transfers cost nothing. Nearly all is waiting, so the fastest
+iteration, which other work on the machine disturbed least, is the one to compare.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-TOKEN, ROW, UPDATE, JUDGED = 0.01, 0.01, 0.3, 0.02  # seconds: a step of sampling; a row of a forward; an update; a row of the reward
+# seconds: a step of sampling; a row of a forward; an update; a row of the reward
+TOKEN, ROW, UPDATE, JUDGED = 0.01, 0.01, 0.3, 0.02
 PROCESSES = 2  # of a worker\'s rewards
 TOKENS, PROMPTS, SAMPLES = 200, 16, 4
 ROWS = PROMPTS * SAMPLES
@@ -32,7 +35,10 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--iterations", type=int, default=8)
     given = parser.parse_args()
-    print("| chunks | iteration, fastest, s | median, s | fastest, of one chunk | in virtual time, s | last row to update, s |")
+    print(
+        "| chunks | iteration, fastest, s | median, s | fastest, of one chunk | in virtual time, s | "
+        "last row to update, s |"
+    )
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     first = None
     for chunks in given.chunks:
@@ -43,14 +49,24 @@ def main() -> None:
 
 
 def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each iteration, and from its last row to its first update; and those of one in virtual time."""
+    """Seconds of each iteration, and from its last row to its first update; and those of one in virtual
+    time."""
     import rlflow
 
-    roles = rlflow.roles("ppo", backend="null", reward=[f"{__file__}:judge"], reward_workers=PROCESSES, prompts=PROMPTS,
-                         iterations=iterations + 1, stream=chunks,
-                         pools="train=1,rollout=1", threads=1, **{"hp.samples": SAMPLES, "hp.max_tokens": TOKENS},
-                         **{"actor.token_seconds": TOKEN, "actor.longest": TOKENS, "actor.tail": 4.0},
-                         **{"row_seconds": ROW, "update_seconds": UPDATE})  # fmt: skip
+    roles = rlflow.roles(
+        "ppo",
+        backend="null",
+        reward=[f"{__file__}:judge"],
+        reward_workers=PROCESSES,
+        prompts=PROMPTS,
+        iterations=iterations + 1,
+        stream=chunks,
+        pools="train=1,rollout=1",
+        threads=1,
+        **{"hp.samples": SAMPLES, "hp.max_tokens": TOKENS},
+        **{"actor.token_seconds": TOKEN, "actor.longest": TOKENS, "actor.tail": 4.0},
+        **{"row_seconds": ROW, "update_seconds": UPDATE},
+    )
     prepared, made = roles.prepared, []
     prompts = prepared.prompts.take(PROMPTS)  # the same each time, and so the same lengths
     try:
@@ -76,8 +92,13 @@ def virtual(plan, lengths: list[int]) -> float:
     from rlflow.compiler.passes.lanes import room_of
     from rlflow.compiler.simulate import simulate
 
-    seconds = {Op.GENERATE: TOKEN * lengths[-1], Op.LOGPROBS: ROW * ROWS, Op.VALUES: ROW * ROWS, Op.UPDATE: UPDATE,
-               Op.REWARD: JUDGED * ROWS / PROCESSES}  # fmt: skip
+    seconds = {
+        Op.GENERATE: TOKEN * lengths[-1],
+        Op.LOGPROBS: ROW * ROWS,
+        Op.VALUES: ROW * ROWS,
+        Op.UPDATE: UPDATE,
+        Op.REWARD: JUDGED * ROWS / PROCESSES,
+    }
 
     def ended(rows: float) -> float:
         return lengths[math.ceil(rows * len(lengths)) - 1] / lengths[-1]

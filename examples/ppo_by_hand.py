@@ -1,8 +1,9 @@
-"""PPO by hand, in the order that OpenRLHF publishes: rows are sampled; reward, actor, critic and reference compute side by side; critic and
-actor learn side by side; the actor's weights go to the sampler.
+"""PPO by hand, in the order that OpenRLHF publishes: rows are sampled; reward, actor, critic and reference
+compute side by side; critic and actor learn side by side; the actor's weights go to the sampler.
 
-It does what ``algorithms/ppo.py`` does, and ends on the same parameters, bit for bit, where every role has one rank. What the flow leaves
-to the scheduler stands here line by line: which calls wait for which. ``python examples/ppo_by_hand.py`` trains the packaged model.
+It does what ``algorithms/ppo.py`` does, and ends on the same parameters, bit for bit, where every role has
+one rank. What the flow leaves to the scheduler stands here line by line: which calls wait for which. ``python
+examples/ppo_by_hand.py`` trains the packaged model.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ModelHalf:
     def generate(self, prompts: Batch, seed: int) -> Batch:
         """A response to each row."""
         sampling = Sampling(1, self.hp.max_tokens)
-        rows = self.model.generate(prompts.select("prompt_tokens"), sampling, row_seeds(seed, prompts.axis.keys))
+        rows = self.model.generate(
+            prompts.select("prompt_tokens"), sampling, row_seeds(seed, prompts.axis.keys)
+        )
         return Batch(prompts.axis, rows.data)
 
     def forward(self, batch: Batch, want: str) -> Batch:
@@ -78,20 +81,28 @@ class Task:
 
     def score(self, batch: Batch) -> Batch:
         """The score of each row."""
-        return Batch(batch.axis, {"scores": Batch.of(scores=self.run.engine.scorers["reward"](batch)[0]).data["scores"]})
+        return Batch(
+            batch.axis,
+            {"scores": Batch.of(scores=self.run.engine.scorers["reward"](batch)[0]).data["scores"]},
+        )
 
 
 def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights, Weights]:
-    """Train with the flags of ``rlflow run ppo``; the weights of actor and critic. ``address``: a Ray to join."""
+    """Train with the flags of ``rlflow run ppo``; the weights of actor and critic. ``address``: a Ray to
+    join."""
     config, hp = resolve_config(ppo.ppo, None, flags)
     call = {node.name: node.call for node in compile_flow(ppo.ppo, hp, TraceOptions()).graph.nodes}
     job = Job("ppo_by_hand", address=address, threads=1)
     task = job.role("task", Task, arguments={"flags": flags})
     sampler, actor, critic, reference = (
         job.role(name, ModelHalf, cpus=0.5, arguments={"role": role, "half": half, "flags": flags})
-        for name, role, half in (("sampler", "actor", "generator"), ("actor", "actor", "trainer"), ("critic", "critic", "trainer"),
-                                 ("reference", "reference", "trainer"))
-    )  # fmt: skip
+        for name, role, half in (
+            ("sampler", "actor", "generator"),
+            ("actor", "actor", "trainer"),
+            ("critic", "critic", "trainer"),
+            ("reference", "reference", "trainer"),
+        )
+    )
     passes = {"epochs": hp.epochs, "minibatch": hp.minibatch}
     with job:
         for number in range(config.options.iterations):
@@ -99,8 +110,11 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
             batch = task.call_rank0(Task.prompts).result().repeat(hp.samples)
             batch |= sampler.call_batch(ModelHalf.generate, batch, seeds["actor.generate"]).result()
             scores, old, values, ref = gather(  # four forwards at a time
-                task.call_batch(Task.score, batch), actor.call_batch(ModelHalf.forward, batch, "logprobs"),
-                critic.call_batch(ModelHalf.forward, batch, "values"), reference.call_batch(ModelHalf.forward, batch, "logprobs"))
+                task.call_batch(Task.score, batch),
+                actor.call_batch(ModelHalf.forward, batch, "logprobs"),
+                critic.call_batch(ModelHalf.forward, batch, "values"),
+                reference.call_batch(ModelHalf.forward, batch, "logprobs"),
+            )
             batch |= scores | old | values | ref.rename(logprobs="ref_logprobs")
             batch |= truncated_weights(batch, cap=hp.is_cap)
             batch |= ppo.charge_kl(batch, beta=hp.beta)
@@ -108,8 +122,10 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
             batch |= ppo.normalise(batch)
             value = {"clip": hp.value_clip, "huber": hp.value_huber, **passes}
             policy = {"clip": hp.clip, "high": hp.clip_high, "dual": hp.dual_clip, **passes}
-            gather(critic.call(ModelHalf.update, batch, "value_loss", seeds["critic.update"], value),
-                   actor.call(ModelHalf.update, batch, "policy_loss", seeds["actor.update"], policy))  # fmt: skip
+            gather(
+                critic.call(ModelHalf.update, batch, "value_loss", seeds["critic.update"], value),
+                actor.call(ModelHalf.update, batch, "policy_loss", seeds["actor.update"], policy),
+            )
             sampler.call(ModelHalf.receive, actor.call_rank0(ModelHalf.weights).result(), number + 1).result()
             print(f"{number}: mean score {torch.nanmean(batch['scores']):.3f}")
         return gather(actor.call_rank0(ModelHalf.weights), critic.call_rank0(ModelHalf.weights))

@@ -1,8 +1,9 @@
 """rlflow: reinforcement-learning algorithms for language models as dataflow graphs.
 
-Here: what an algorithm's file and a Python caller need, and modules that several packages share; docs/architecture.md is the map.
-Not here: algorithms and backends, which are folders of their own beside this one (`rlflow.algorithms`, `rlflow.backends`).
-Everything that an algorithm's file needs is exported here. Names that need torch are loaded on first use.
+Here: what an algorithm's file and a Python caller need, and modules that several packages share;
+docs/architecture.md is the map. Not here: algorithms and backends, which are folders of their own beside this
+one (`rlflow.algorithms`, `rlflow.backends`). Everything that an algorithm's file needs is exported here.
+Names that need torch are loaded on first use.
 """
 
 from __future__ import annotations
@@ -61,26 +62,101 @@ _LAZY = {
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.run",
     **dict.fromkeys(
-        ["adapted_beta", "clipped_gain", "compare", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio",
-         "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "pass_at_k",
-         "place_last", "rejected_weights", "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights",
-         "whiten"],
+        [
+            "adapted_beta",
+            "clipped_gain",
+            "compare",
+            "drawn_tokens",
+            "gae",
+            "geometric_gain",
+            "group_mean",
+            "group_std",
+            "importance_ratio",
+            "kl",
+            "kl_penalty",
+            "largest_tokens",
+            "leave_one_out",
+            "length_weighted_mean",
+            "masked_mean",
+            "masked_weights",
+            "pass_at_k",
+            "place_last",
+            "rejected_weights",
+            "reward_to_go",
+            "row_mean",
+            "row_sum",
+            "stop_penalty",
+            "token_covariance",
+            "truncated_weights",
+            "whiten",
+        ],
         "rlflow.author.functional",
     ),
 }
 
 __version__ = VERSION
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "Turn", "adapted_beta", "ask", "choose", "clipped_gain",
-    "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std",
-    "importance_ratio", "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean",
-    "masked_weights", "pass_at_k", "place_last", "post", "prompt", "register_dispatch", "rejected_weights", "repeat", "reward_to_go",
-    "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "stop_penalty", "text", "token", "token_covariance",
-    "truncated_weights", "whiten",
+    "ALL",
+    "DP_COMPUTE",
+    "RANK0",
+    "Batch",
+    "FlowError",
+    "PlanError",
+    "StageError",
+    "Turn",
+    "adapted_beta",
+    "ask",
+    "choose",
+    "clipped_gain",
+    "columns",
+    "compare",
+    "concat",
+    "drawn_tokens",
+    "flow",
+    "gae",
+    "geometric_gain",
+    "group",
+    "group_mean",
+    "group_std",
+    "importance_ratio",
+    "kl",
+    "kl_penalty",
+    "largest_tokens",
+    "leave_one_out",
+    "length_weighted_mean",
+    "loss",
+    "masked_mean",
+    "masked_weights",
+    "pass_at_k",
+    "place_last",
+    "post",
+    "prompt",
+    "register_dispatch",
+    "rejected_weights",
+    "repeat",
+    "reward_to_go",
+    "roles",
+    "row",
+    "row_mean",
+    "row_sum",
+    "run",
+    "scalar",
+    "stage",
+    "stop_penalty",
+    "text",
+    "token",
+    "token_covariance",
+    "truncated_weights",
+    "whiten",
 ]
 
-register(Engines(interpreter=lambda: importlib.import_module("rlflow.execution.eager").Eager(),
-                 tracer=lambda: importlib.import_module("rlflow.compiler.trace.compile").compile_flow, exports=tuple(__all__)))  # fmt: skip
+register(
+    Engines(
+        interpreter=lambda: importlib.import_module("rlflow.execution.eager").Eager(),
+        tracer=lambda: importlib.import_module("rlflow.compiler.trace.compile").compile_flow,
+        exports=tuple(__all__),
+    )
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,8 @@
     RunHeld      another process is running in the same directory
     RemoteError  another process raised or does not answer: Late, Dead
 
-Every message names the place, what was found, what was expected, the nearest name where there is one, and what to write instead.
+Every message names the place, what was found, what was expected, the nearest name where there is one, and
+what to write instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a file. Prints as ``path:line``, with a path relative to the working directory where the file is below it."""
+    """A line of a file. Prints as ``path:line``, with a path relative to the working directory where the file
+    is below it."""
 
     path: str
     line: int
@@ -106,14 +108,21 @@ class StageError(Exception):
     place: Place | None = None  # of the call in the flow
     columns: Mapping[str, str] = field(default_factory=dict)  # input → its padded shape
     then: str = ""  # what of the run is saved, and how to go on
-    lines: tuple[str, ...] = ()  # last lines of the user's files that the error went through, the one that raised first
+    # last lines of the user's files that the error went through, the one that raised first
+    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         place = f"{self.place}: " if self.place else ""
-        failure = f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows" if self.stage else (
-            f"the run failed between stages, in iteration {self.iteration}")
+        failure = (
+            f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows"
+            if self.stage
+            else (f"the run failed between stages, in iteration {self.iteration}")
+        )
         lines = [f"{place}{failure}: {printable(self.message)}"]
-        lines += [f"  {'raised by' if not n else 'called by'} {printable(line)}" for n, line in enumerate(self.lines)]
+        lines += [
+            f"  {'raised by' if not n else 'called by'} {printable(line)}"
+            for n, line in enumerate(self.lines)
+        ]
         lines += [f"  {name}: {shape}" for name, shape in self.columns.items()]
         return "\n".join([*lines, *([printable(self.then)] if self.then else [])])
 
@@ -125,7 +134,8 @@ class SkipIteration(Exception):
 
 
 class Stopped(Exception):
-    """An iteration was stopped on request before any weights changed, so that it can be run again from its beginning."""
+    """An iteration was stopped on request before any weights changed, so that it can be run again from its
+    beginning."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +144,8 @@ class RemoteFailure:
 
     type: str  # the name of the exception's class
     text: str
-    lines: tuple[str, ...] = ()  # last lines of the user's files that it went through, the one that raised first
+    # last lines of the user's files that it went through, the one that raised first
+    lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what a whole traceback shows after it, such as its own traceback
 
     def __str__(self) -> str:
@@ -142,8 +153,8 @@ class RemoteFailure:
 
 
 class RemoteError(Exception):
-    """Another process raised an error, or does not answer. The text names the error's type and the process. ``failure``: the error, if one
-    was raised there."""
+    """Another process raised an error, or does not answer. The text names the error's type and the process.
+    ``failure``: the error, if one was raised there."""
 
     def __init__(self, text: str, failure: RemoteFailure | None = None) -> None:
         super().__init__(text)
@@ -166,15 +177,16 @@ class Dead(RemoteError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None: the one with the fewest letters changed, missing, added or swapped, which are at most a
-    third of the longer one's letters and at most three."""
+    """The name that was probably meant, or None: the one with the fewest letters changed, missing, added or
+    swapped, which are at most a third of the longer one's letters and at most three."""
     close = [(apart, each) for each in names if (apart := misspelt(name, each)) is not None]
     return min(close, key=lambda pair: pair[0])[1] if close else None
 
 
 def misspelt(written: str, meant: str) -> int | None:
-    """How many letters differ between two names (changed, missing, added, or two neighbours swapped), upper and lower case and ``-`` and
-    ``_`` being the same; None where these are too many for one to be a misspelling of the other."""
+    """How many letters differ between two names (changed, missing, added, or two neighbours swapped), upper
+    and lower case and ``-`` and ``_`` being the same; None where these are too many for one to be a
+    misspelling of the other."""
     first, second = (text.casefold().replace("-", "_") for text in (written, meant))
     most = min(max(len(first), len(second)) // 3, 3)
     if abs(len(first) - len(second)) > most:
@@ -191,7 +203,8 @@ def misspelt(written: str, meant: str) -> int | None:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """The text with control characters escaped except those in ``keep``, so that a file name or a sample cannot drive a terminal."""
+    """The text with control characters escaped except those in ``keep``, so that a file name or a sample
+    cannot drive a terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,5 +1,5 @@
-"""What is installed: rlflow's own version, and optional packages, which are imported when first needed; where one is missing, the error has
-the line that installs it."""
+"""What is installed: rlflow's own version, and optional packages, which are imported when first needed; where
+one is missing, the error has the line that installs it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ INSTALL = {  # backend → the line that installs its package of the same name
     "vllm": "pip install 'rlflow-dag[vllm]'",
 }
 ON_CPU = {"vllm": "python -m rlflow.backends.vllm.install"}  # the same for machines without a GPU
-LATE = {"reasoning_gym.factory": ("cellpylib",)}  # module → what it imports for a few of its tasks alone: this draws in matplotlib
+# module → what it imports for a few of its tasks alone: this draws in matplotlib
+LATE = {"reasoning_gym.factory": ("cellpylib",)}
 
 
 def require(module: str, extra: str, install: str = "") -> Any:
-    """Import a module of an optional package. Raises PlanError where the package is missing, with the line ``install``, or else the line
-    that installs the extra."""
+    """Import a module of an optional package. Raises PlanError where the package is missing, with the line
+    ``install``, or else the line that installs the extra."""
     try:
         with late(LATE.get(module, ())):
             return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0]
-        if (missing.name or "").partition(".")[0] != package:  # the package is there, and broken: its own message says more
+        # the package is there, and broken: its own message says more
+        if (missing.name or "").partition(".")[0] != package:
             raise
         raise _missing_package(package, extra, install) from missing
 
@@ -56,7 +58,9 @@ class _Late:
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The spec of such a package; None leaves a name to others."""
         spec = PathFinder.find_spec(name, path, target) if name in self.packages else None
         if spec is not None and spec.loader is not None:
@@ -65,7 +69,8 @@ class _Late:
 
 
 class _LateLoader:
-    """Makes a module that is run when a name is read that it has not. Python's own LazyLoader runs it at its second import."""
+    """Makes a module that is run when a name is read that it has not. Python's own LazyLoader runs it at its
+    second import."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -95,28 +100,37 @@ class _LateModule(ModuleType):
 
 
 def ask(package: str, extra: str) -> None:
-    """Check that a package is installed, without importing it. Raises PlanError with the line that installs the extra where it is
-    missing."""
+    """Check that a package is installed, without importing it. Raises PlanError with the line that installs
+    the extra where it is missing."""
     if not _installed(package):
         raise _missing_package(package, extra)
 
 
 def _missing_package(package: str, extra: str, install: str = "") -> PlanError:
-    return PlanError.of("missing-package", f"the package '{package}' is not installed", expected=f"{package}, of the extra '{extra}'",
-                        remedy=install or f"pip install 'rlflow-dag[{extra}]'")
+    return PlanError.of(
+        "missing-package",
+        f"the package '{package}' is not installed",
+        expected=f"{package}, of the extra '{extra}'",
+        remedy=install or f"pip install 'rlflow-dag[{extra}]'",
+    )
 
 
 def missing(backend: str, device: str) -> Problem | None:
-    """The problem of a shipped backend whose package is not installed, with the line that installs it for ``device`` (auto, cpu, cuda).
-    None where nothing is missing. Imports nothing."""
+    """The problem of a shipped backend whose package is not installed, with the line that installs it for
+    ``device`` (auto, cpu, cuda). None where nothing is missing. Imports nothing."""
     if backend not in INSTALL or _installed(backend):
         return None
-    return Problem("missing-package", f"the package '{backend}' is not installed", expected=f"{backend}, for the backend '{backend}'",
-                   remedy=install_line(backend, device))
+    return Problem(
+        "missing-package",
+        f"the package '{backend}' is not installed",
+        expected=f"{backend}, for the backend '{backend}'",
+        remedy=install_line(backend, device),
+    )
 
 
 def install_line(backend: str, device: str) -> str:
-    """The line that installs a backend's package for ``device``. With ``auto`` it is the one for GPUs where their driver is installed."""
+    """The line that installs a backend's package for ``device``. With ``auto`` it is the one for GPUs where
+    their driver is installed."""
     gpu = device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
     return INSTALL[backend] if gpu else ON_CPU.get(backend, INSTALL[backend])
 

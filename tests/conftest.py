@@ -1,10 +1,12 @@
-"""Threads are fixed, so that a test gives the same numbers on every machine; and how long a property takes to draw decides nothing. Where
-tests find modules that several of them share is `pythonpath` in pyproject.toml."""
+"""Threads are fixed, so that a test gives the same numbers on every machine; and how long a property takes to
+draw decides nothing. Where tests find modules that several of them share is `pythonpath` in
+pyproject.toml."""
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read when torch is imported
-os.environ["RAY_AUTH_MODE"] = "token"  # as a Ray that a run starts has it; read when Ray is imported, which the first test file may do
+# as a Ray that a run starts has it; read when Ray is imported, which the first test file may do
+os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # no test starts a Ray by calling one that has ended
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112, the same
 
@@ -23,13 +25,15 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tiers",)
-gc.disable()  # until tests are collected: modules that are imported are no garbage, and looking through them takes seconds
+# until tests are collected: modules that are imported are no garbage, and looking through them takes seconds
+gc.disable()
 sys.dont_write_bytecode = False  # tests, and the processes that they start, compile a module once
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` ignores would be ignored by processes that tests start
-# no limit of time, which other work on the machine would decide; and a fixture of a test may be the same for all of its examples. A test
-# that names health checks itself would replace these
+# what `nohup` ignores would be ignored by processes that tests start
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# no limit of time, which other work on the machine would decide; and a fixture of a test may be the same for
+# all of its examples. A test that names health checks itself would replace these
 LENIENT = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("any machine", max_examples=50, deadline=None, suppress_health_check=LENIENT)
 settings.load_profile("any machine")
@@ -37,13 +41,16 @@ settings.load_profile("any machine")
 
 @pytest.fixture(scope="session")
 def lacking():
-    """What a test calls, with why, where the package of an engine is not installed: it fails, so that nothing is left out unseen. With
-    RLFLOW_SKIP_ENGINES=1 in the environment it is skipped."""
+    """What a test calls, with why, where the package of an engine is not installed: it fails, so that nothing
+    is left out unseen. With RLFLOW_SKIP_ENGINES=1 in the environment it is skipped."""
 
     def end(why):
         if os.environ.get("RLFLOW_SKIP_ENGINES"):
             pytest.skip(why)
-        pytest.fail(f"{why}: `make setup` installs it, RLFLOW_SKIP_ENGINES=1 skips the tests that need it", pytrace=False)
+        pytest.fail(
+            f"{why}: `make setup` installs it, RLFLOW_SKIP_ENGINES=1 skips the tests that need it",
+            pytrace=False,
+        )
 
     return end
 
@@ -78,7 +85,8 @@ def pytest_unconfigure(config):
 
 @pytest.fixture(autouse=True)
 def importable():
-    """Later tests, and processes that they start, do not look for modules in folders of a test: loading a flow puts its folder first."""
+    """Later tests, and processes that they start, do not look for modules in folders of a test: loading a
+    flow puts its folder first."""
     before = list(sys.path)
     yield
     sys.path[:] = before
@@ -86,8 +94,8 @@ def importable():
 
 @pytest.fixture
 def on_ranks(tmp_path):
-    """``on_ranks(count, action)``: what ``action(rank)`` gives, plain values, on each of so many ranks of a gloo group. They are forks of
-    this process, since importing torch takes seconds."""
+    """``on_ranks(count, action)``: what ``action(rank)`` gives, plain values, on each of so many ranks of a
+    gloo group. They are forks of this process, since importing torch takes seconds."""
 
     def on_ranks(count, action):
         folder = tmp_path / f"ranks-{len(list(tmp_path.iterdir()))}"
@@ -121,13 +129,17 @@ def _forked(folder, rank, count, action):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests run in one process; so do those of a backend whose ranks are started once for several files."""
+    """A file's tests run in one process; so do those of a backend whose ranks are started once for several
+    files."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByBackend(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            found = re.search(r"backends/test_(?:contract\.py.*\[)?(fsdp|local|null|deepspeed|vllm)\b", nodeid)
-            name = found and ("fsdp" if found[1] in ("local", "null") else found[1])  # these three share their processes
+            found = re.search(
+                r"backends/test_(?:contract\.py.*\[)?(fsdp|local|null|deepspeed|vllm)\b", nodeid
+            )
+            # these three share their processes
+            name = found and ("fsdp" if found[1] in ("local", "null") else found[1])
             return f"backend {name}" if name else super()._split_scope(nodeid)
 
     return ByBackend(config, log) if config.getvalue("dist") == "loadfile" else None

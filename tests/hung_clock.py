@@ -1,4 +1,5 @@
-"""A clock for tests of deadlines: what works has all the time that it needs, and what hangs is at its deadline soon."""
+"""A clock for tests of deadlines: what works has all the time that it needs, and what hangs is at its
+deadline soon."""
 
 from rlflow.processes.deadline import LOOK
 
@@ -6,8 +7,8 @@ SAYS = "hangs"  # what a process prints, by one write, before it hangs
 
 
 class HungClock:
-    """Stands still, except from when the one process that it is of has printed that it hangs until that process is gone. ``hear`` is told
-    what it prints, and its end."""
+    """Stands still, except from when the one process that it is of has printed that it hangs until that
+    process is gone. ``hear`` is told what it prints, and its end."""
 
     def __init__(self):
         self.now, self.hung = 0.0, False

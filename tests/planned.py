@@ -16,7 +16,8 @@ FIXTURES = Path(__file__).parent / "compiler" / "preview" / "fixtures"
 
 @pytest.fixture(scope="session")
 def planned_as():
-    """``planned_as("grpo --pools all=2")``: the explanation; a fixture's name stands for its file. Without a model unless one is named."""
+    """``planned_as("grpo --pools all=2")``: the explanation; a fixture's name stands for its file. Without a
+    model unless one is named."""
 
     def make(line):
         name, *flags = shlex.split(line)
@@ -24,7 +25,9 @@ def planned_as():
         path = FIXTURES / f"{file}.py"
         found = load_flow(f"{path}::{flow}" if flow else str(path) if path.is_file() else name)
         values = parse_flags(flags)
-        given, hp = resolve_config(found, None, values if "model" in values else {"backend": "null", **values})
+        given, hp = resolve_config(
+            found, None, values if "model" in values else {"backend": "null", **values}
+        )
         return preview(found, hp, given, options_of(given))
 
     return make

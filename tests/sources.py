@@ -1,4 +1,5 @@
-"""Where the repository's folders are, and its Python files, each read and parsed once in the process that runs tests."""
+"""Where the repository's folders are, and its Python files, each read and parsed once in the process that
+runs tests."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 TASKS = ROOT / "rlflow" / "data" / "tasks"  # the packaged ones, with their models
 #: folder → package, where they differ
-INSTALLED_AS = {"backends": "rlflow.backends", "algorithms": "rlflow.algorithms", "benchmarks/suite": "rlflow.benchmarks"}
+INSTALLED_AS = {
+    "backends": "rlflow.backends",
+    "algorithms": "rlflow.algorithms",
+    "benchmarks/suite": "rlflow.benchmarks",
+}
 PACKAGE = ("rlflow", "backends", "algorithms", "benchmarks/suite")  # the folders of which the package is made
 
 
@@ -45,7 +50,11 @@ class Source:
 def sources(*folders: str) -> list[Source]:
     """The files below each of these folders of the repository, in the order of their paths."""
     with uncollected():
-        return [source(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+        return [
+            source(path.relative_to(ROOT))
+            for folder in folders
+            for path in sorted((ROOT / folder).rglob("*.py"))
+        ]
 
 
 @cache
@@ -57,7 +66,8 @@ def source(path: Path) -> Source:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is looked for meanwhile: a tree has thousands of objects and no garbage, and looking takes longer than parsing."""
+    """No garbage is looked for meanwhile: a tree has thousands of objects and no garbage, and looking takes
+    longer than parsing."""
     gc.disable()
     try:
         yield

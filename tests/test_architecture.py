@@ -1,4 +1,5 @@
-"""The pages of the map are true: every file that they name exists, every room is a component, and functions are where they say."""
+"""The pages of the map are true: every file that they name exists, every room is a component, and functions
+are where they say."""
 
 import re
 
@@ -11,7 +12,13 @@ INSIDE = (ROOT / "docs" / "inside.md").read_text()
 def paths():
     """Whatever the page names that looks like a file or folder of the repository."""
     tops = "rlflow|backends|algorithms|tests|docs|benchmarks"
-    return sorted(set(re.findall(rf"`((?:{tops})/[\w/.*-]*|(?:README|CONTRIBUTING)\.md|pyproject\.toml)`", PAGE + INSIDE)))
+    return sorted(
+        set(
+            re.findall(
+                rf"`((?:{tops})/[\w/.*-]*|(?:README|CONTRIBUTING)\.md|pyproject\.toml)`", PAGE + INSIDE
+            )
+        )
+    )
 
 
 def test_every_file_that_the_page_names_exists():
@@ -20,14 +27,14 @@ def test_every_file_that_the_page_names_exists():
 
 
 def test_every_folder_of_the_package_is_a_component():
-    components = PAGE[PAGE.index("## Components"):PAGE.index("## Four ways")]
+    components = PAGE[PAGE.index("## Components") : PAGE.index("## Four ways")]
     folders = {path.parent.name for path in (ROOT / "rlflow").glob("*/__init__.py")}
     assert [folder for folder in sorted(folders) if f"`rlflow/{folder}/`" not in components] == []
 
 
 def test_functions_that_the_page_names_stand_in_their_files():
     """Each row of the first table names functions and the files that have them."""
-    start = PAGE[PAGE.index("## Where to change what"):PAGE.index("## How to add")]
+    start = PAGE[PAGE.index("## Where to change what") : PAGE.index("## How to add")]
     rows = [row for row in start.splitlines() if "`rlflow/" in row]
     assert len(rows) > 3
     for row in rows:

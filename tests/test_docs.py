@@ -1,9 +1,10 @@
 """docs/authoring.md is true: every block runs, and prints what the page shows.
 
-Python blocks continue one another in one module; one whose first line is ``# NAME.py`` is a file of its own, and the first file is
-where the module starts. Their flows pass `check` and run on the null backend, planned and eagerly. Console blocks go through the
-command line's entry point, in a folder that holds the files; ``# exits N`` after a command is its exit code. Outputs are equal but for
-times (``0.02 s``), and a line ``…`` stands for any lines.
+Python blocks continue one another in one module; one whose first line is ``# NAME.py`` is a file of its own,
+and the first file is where the module starts. Their flows pass `check` and run on the null backend, planned
+and eagerly. Console blocks go through the command line's entry point, in a folder that holds the files; ``#
+exits N`` after a command is its exit code. Outputs are equal but for times (``0.02 s``), and a line ``…``
+stands for any lines.
 """
 
 from __future__ import annotations
@@ -35,8 +36,14 @@ from rlflow.compiler.check.checker import check
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "authoring.md").read_text()
-CHECKED = ("rlflow/author", "rlflow/compiler/trace", "rlflow/compiler/check", "rlflow/cli/check.py", "rlflow/config/flags.py",
-           "rlflow/config/meant.py")  # what `check` can say
+CHECKED = (
+    "rlflow/author",
+    "rlflow/compiler/trace",
+    "rlflow/compiler/check",
+    "rlflow/cli/check.py",
+    "rlflow/config/flags.py",
+    "rlflow/config/meant.py",
+)  # what `check` can say
 EAGER = ("rlflow/author/batch.py", "rlflow/execution")  # what eager calls can say besides
 KEPT = "rlflow/execution/mover.py"  # of which only runs within a limit of memory hear
 CAST = {"threads": 1, "backend": "null", "prompts": 4}
@@ -62,13 +69,15 @@ class Block:
 
 def blocks(language: str | None = None) -> list[Block]:
     fences = re.finditer(r"^```(.+)\n((?s:.*?))^```$", PAGE, re.M)
-    found = [Block(fence.group(1), fence.group(2), PAGE.count("\n", 0, fence.start()) + 1) for fence in fences]
+    found = [
+        Block(fence.group(1), fence.group(2), PAGE.count("\n", 0, fence.start()) + 1) for fence in fences
+    ]
     return [block for block in found if language in (None, block.language)]
 
 
 def table(heading: str) -> list[list[str]]:
     """The cells of the first table after a text, row by row, without its head."""
-    rows = PAGE[PAGE.index(heading):].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = PAGE[PAGE.index(heading) :].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
@@ -78,13 +87,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     folder = tmp_path_factory.mktemp("docs")
     path, modules = list(sys.path), set(sys.modules)
     module = sys.modules["authoring"] = ModuleType("authoring")
-    vars(module).update({name: getattr(rlflow, name) for name in rlflow.__all__}, rlflow=rlflow, folder=folder)
+    vars(module).update(
+        {name: getattr(rlflow, name) for name in rlflow.__all__}, rlflow=rlflow, folder=folder
+    )
     files = [block for block in blocks("python") if block.file]
     for block in files:
         (folder / str(block.file)).write_text(block.text)
     with contextlib.chdir(folder):
         sys.path.insert(0, str(folder))
-        vars(module).update({k: v for k, v in vars(importlib.import_module(files[0].file.partition(".")[0])).items() if k[:2] != "__"})
+        vars(module).update(
+            {
+                k: v
+                for k, v in vars(importlib.import_module(files[0].file.partition(".")[0])).items()
+                if k[:2] != "__"
+            }
+        )
         for block in blocks("python"):
             if not block.file:
                 source = folder / f"{block}.py"
@@ -121,7 +138,8 @@ def commands(block: Block) -> Iterator[tuple[str, int, str]]:
 
 
 def run_command(command: str) -> tuple[int, str]:
-    """Exit code and output of a line that starts with `rlflow`, in this process: a process each would take a minute."""
+    """Exit code and output of a line that starts with `rlflow`, in this process: a process each would take a
+    minute."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         return exit_code(shlex.split(command)[1:]), out.getvalue()
@@ -175,9 +193,23 @@ def test_stages_that_no_flow_of_the_page_calls_run(page: ModuleType) -> None:
     batch = one_iteration(others)
     assert torch.equal(batch["halved"], batch["scores"] / 2)
     assert batch["noise"].std() > 0
-    assert [turn["content"] for turn in page.ask_back.function(["1+1="], ["2"])[0]] == ["1+1=", "2", "Are you sure?"]
-    stages = {name for name, value in vars(page).items() if isinstance(value, Stage) and name not in rlflow.__all__}
-    assert {name for name in stages if f"|= {name}(" not in PAGE} == {"prices", "halve", "jitter", "norm", "mixed", "adapt", "ask_back"}
+    assert [turn["content"] for turn in page.ask_back.function(["1+1="], ["2"])[0]] == [
+        "1+1=",
+        "2",
+        "Are you sure?",
+    ]
+    stages = {
+        name for name, value in vars(page).items() if isinstance(value, Stage) and name not in rlflow.__all__
+    }
+    assert {name for name in stages if f"|= {name}(" not in PAGE} == {
+        "prices",
+        "halve",
+        "jitter",
+        "norm",
+        "mixed",
+        "adapt",
+        "ask_back",
+    }
 
 
 @pytest.mark.parametrize("block", blocks("console"), ids=str)
@@ -207,9 +239,15 @@ def codes(places: Iterable[str], but: Iterable[str] = ()) -> dict[str, set[str]]
         if any(map(file.path.is_relative_to, places)) and not any(map(file.path.is_relative_to, but)):
             for node in file.nodes:
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Problem", "PlanError.of"):
-                    severity = next((k.value for k in node.keywords if k.arg == "severity"), ast.Constant("error"))
-                    choices = (severity.body, severity.orelse) if isinstance(severity, ast.IfExp) else (severity,)
-                    found.setdefault(ast.literal_eval(node.args[0]), set()).update(map(ast.literal_eval, choices))
+                    severity = next(
+                        (k.value for k in node.keywords if k.arg == "severity"), ast.Constant("error")
+                    )
+                    choices = (
+                        (severity.body, severity.orelse) if isinstance(severity, ast.IfExp) else (severity,)
+                    )
+                    found.setdefault(ast.literal_eval(node.args[0]), set()).update(
+                        map(ast.literal_eval, choices)
+                    )
     return found
 
 
@@ -222,7 +260,9 @@ def test_the_tables_of_codes_are_those_of_the_source() -> None:
     checked = codes(CHECKED, but=EAGER)
     assert listed_codes("## What check says") == checked
     known = checked | codes([KEPT])
-    assert listed_codes("In eager calls,") == {code: levels for code, levels in codes(EAGER, but=[KEPT]).items() if code not in known}
+    assert listed_codes("In eager calls,") == {
+        code: levels for code, levels in codes(EAGER, but=[KEPT]).items() if code not in known
+    }
 
 
 def test_other_languages_do_not_slip_in_unrun() -> None:

@@ -1,4 +1,5 @@
-"""docs/bench.md is true: its tables list what there is, its suite compiles, its gate gates, and its system of four methods is compared."""
+"""docs/bench.md is true: its tables list what there is, its suite compiles, its gate gates, and its system of
+four methods is compared."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def blocks(language: str) -> list[str]:
 
 def rows(header: str) -> list[list[str]]:
     """The cells of the rows of the table with this header."""
-    table = PAGE[PAGE.index(f"| {header} |"):].partition("\n\n")[0]
+    table = PAGE[PAGE.index(f"| {header} |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
@@ -50,15 +51,23 @@ def named(cell: str) -> list[str]:
 
 
 def test_the_tables_list_what_there_is() -> None:
-    assert sorted(name for row in rows("suite") for name in named(row[0])) == sorted(file.stem for file in SHIPPED.glob("*.toml"))
+    assert sorted(name for row in rows("suite") for name in named(row[0])) == sorted(
+        file.stem for file in SHIPPED.glob("*.toml")
+    )
     shown = {named(row[0])[0]: row[1] for row in rows("setting")}
     defaults = {name: field.default for name, field in Settings.model_fields.items()}
     words = {name: "none" if value is None else f"{value:g}" for name, value in defaults.items()}
     assert shown == words | {"base": "the first cell"}
     cells, seeds = (re.split(r"  +", block.strip()) for block in blocks("text") if block.startswith("cell"))
     assert cells == list(heads(Suite("x", Settings(), Goal(), (), ())))
-    assert seeds == list(by_seed.heads([SeedRow("", 0, {f"evaluation/{figure}": (0, 0) for figure in by_seed.FIGURES}, 0, 0, 0)], Goal()))
-    systems = re.findall(r'"(\w+)"', PAGE[PAGE.index("A cell with `system"):].partition("`system = \"mine.py\"`")[0])
+    assert seeds == list(
+        by_seed.heads(
+            [SeedRow("", 0, {f"evaluation/{figure}": (0, 0) for figure in by_seed.FIGURES}, 0, 0, 0)], Goal()
+        )
+    )
+    systems = re.findall(
+        r'"(\w+)"', PAGE[PAGE.index("A cell with `system") :].partition('`system = "mine.py"`')[0]
+    )
     assert set(systems) == {file.stem for file in PEERS.glob("[!_]*.py")}
 
 
@@ -80,14 +89,17 @@ def test_its_commands_are_there() -> None:
     assert len(lines) >= 3
 
 
-def test_its_system_is_compared_and_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_system_is_compared_and_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(next(block for block in blocks("python") if "class System" in block))
     (tmp_path / "mine.toml").write_text(MINE + blocks("toml")[1].replace("staleness=1", "one"))
     assert exit_code(["bench", "mine.toml", "--json", "--markdown", "table.md"]) == 0
     page = json.loads(capsys.readouterr().out)
-    assert [(cell["name"], cell["iterations"], cell["seconds"], cell["tokens"]) for cell in page["cells"]] == [
-        ("one", 6, 0.5, 64.0), ("two", 6, 0.5, 64.0)]
+    assert [
+        (cell["name"], cell["iterations"], cell["seconds"], cell["tokens"]) for cell in page["cells"]
+    ] == [("one", 6, 0.5, 64.0), ("two", 6, 0.5, 64.0)]
     assert "passes without history" in page["notes"][0]
     assert (tmp_path / "table.md").read_text().startswith("`rlflow bench mine`")
     assert exit_code(["bench", "trust", "bench/mine"]) == 0

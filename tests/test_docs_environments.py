@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "environments.md").read_text()
 
 def rows(header: str) -> list[list[str]]:
     """The cells of the rows of the table with this header."""
-    table = PAGE[PAGE.index(f"| {header} |"):].partition("\n\n")[0]
+    table = PAGE[PAGE.index(f"| {header} |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
@@ -38,19 +38,28 @@ def shown_as(value: object) -> str:
 
 def test_the_tables_list_what_there_is() -> None:
     assert {name.partition("(")[0].partition(" ")[0] for row in rows("method") for name in named(row[0])} == {
-        "__init__", *OWN, "repeatable"}
+        "__init__",
+        *OWN,
+        "repeatable",
+    }
     bounds = {f"--env.{field.name}": field.default for field in dataclasses.fields(Bounds)}
     assert [named(row[0])[0] for row in rows("setting of every environment")] == list(bounds)
     shown = [row[1] for row in rows("setting of every environment")]
     assert shown == [shown_as(value) for value in bounds.values()]
-    assert {named(row[0])[0]: row[1] for row in rows("column")} == {name: str(TABLE[name].kind) for name in EPISODE_GIVES}
+    assert {named(row[0])[0]: row[1] for row in rows("column")} == {
+        name: str(TABLE[name].kind) for name in EPISODE_GIVES
+    }
     assert tuple(named(row[0])[0] for row in rows("cause")) == CAUSES
     for name, settings, _ in rows("name"):
-        assert named(settings) == list(parse_environment(named(name)[0], {"corpus": "x"} if "search" in name else {}).source.settings)
+        assert named(settings) == list(
+            parse_environment(named(name)[0], {"corpus": "x"} if "search" in name else {}).source.settings
+        )
     assert {named(row[0])[0] for row in rows("name")} == set(SHIPPED)
     adapters = PAGE[PAGE.index("**Of other libraries**") :]
     listed = re.findall(r"^\| `(\w+):\w+` \|(.*?)\|", adapters, re.M)
-    known = {library: set(parse_environment(f"{library}:x", {}).source.settings) - {"id"} for library in ADAPTERS}
+    known = {
+        library: set(parse_environment(f"{library}:x", {}).source.settings) - {"id"} for library in ADAPTERS
+    }
     assert {library: set(named(settings)) for library, settings in listed} == known
 
 
@@ -68,8 +77,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_classes_of_the_page_are_environments(folder: Path) -> None:
     assert read_class("guess.py", "Guess").scores
     assert len((folder / "search.py").read_text().splitlines()) < 40
-    (folder / "docs.jsonl").write_text('{"text": "Lund lies in Sweden."}\n{"text": "Rain falls in Bergen."}\n')
-    with closing(EnvironmentPool(parse_environment("search.py:Search", {"corpus": "docs.jsonl", "topk": "1", "parallel": "1"}))) as pool:
+    (folder / "docs.jsonl").write_text(
+        '{"text": "Lund lies in Sweden."}\n{"text": "Rain falls in Bergen."}\n'
+    )
+    with closing(
+        EnvironmentPool(
+            parse_environment("search.py:Search", {"corpus": "docs.jsonl", "topk": "1", "parallel": "1"})
+        )
+    ) as pool:
         episodes, _ = pool.open([{}], [0])
         (answer,) = pool.step(episodes, ["<search>rain</search>"])
     assert isinstance(answer, dict)
@@ -83,6 +98,8 @@ def test_the_commands_print_what_the_page_shows(folder: Path) -> None:
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             line, _, shown = part.partition("\n")
             command, _, code = line.partition("  # exits ")
-            exit_code, printed = run_command(shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])]))
+            exit_code, printed = run_command(
+                shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])])
+            )
             assert exit_code == int(code or 0), f"$ {command}\n{printed}"
             assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"

@@ -15,16 +15,20 @@ from test_docs_runs import normal, pattern, run_command
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
-JUDGE = "def even(completion):\n    return {'score': float(len(completion) % 2 == 0), 'pred': completion[:1]}\n"
+JUDGE = (
+    "def even(completion):\n    return {'score': float(len(completion) % 2 == 0), 'pred': completion[:1]}\n"
+)
 
 
 def first_column(after: str) -> list[str]:
     """The names in the first column of the first table after a heading."""
-    table = PAGE[PAGE.index(after):].partition("| ---")[2].partition("\n\n")[0]
+    table = PAGE[PAGE.index(after) :].partition("| ---")[2].partition("\n\n")[0]
     return [name for row in table.splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 
-def test_the_figures_that_a_run_records_are_those_of_the_table_and_its_answers_have_these_fields(recorded: Path) -> None:
+def test_the_figures_that_a_run_records_are_those_of_the_table_and_its_answers_have_these_fields(
+    recorded: Path,
+) -> None:
     line = json.loads((recorded / "metrics.jsonl").read_text().splitlines()[-1])
     named = {re.sub(r"@\d+", "@n" if "mean" in name else "@k", name) for name in line if name.count("/") == 1}
     assert named <= set(first_column("## What is measured"))
@@ -50,7 +54,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
                 line, _, shown = part.partition("\n")
                 command, _, code = line.partition("  # exits ")
-                exit_code, printed = run_command(shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])]))
+                exit_code, printed = run_command(
+                    shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])])
+                )
                 assert exit_code == int(code or 0), f"$ {command}\n{printed}"
                 assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"
     return where / "runs" / "first"

@@ -1,4 +1,5 @@
-"""docs/explain.md is true: its commands print what it shows, its tables list what a run records and what there are rules for."""
+"""docs/explain.md is true: its commands print what it shows, its tables list what a run records and what
+there are rules for."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ PAGE = (ROOT / "docs" / "explain.md").read_text()
 
 def rows(after: str) -> list[list[str]]:
     """The cells of the first table after a text."""
-    table = PAGE[PAGE.index(after):].partition("| ---")[2].partition("\n\n")[0]
+    table = PAGE[PAGE.index(after) :].partition("| ---")[2].partition("\n\n")[0]
     return [re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table.splitlines()[1:]]
 
 
@@ -34,23 +35,37 @@ def test_the_table_of_findings_is_that_of_the_rules() -> None:
 def test_the_tables_of_the_funnel_are_those_of_the_source() -> None:
     of_rows = [cells[0].strip("`") for cells in rows("## The funnel")]
     assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.M)
-    of_tokens = re.findall(r"`(?:ROLE\.update/|…)([^`]+)`", " ".join(cells[0] for cells in rows("and of each update the tokens")))
+    of_tokens = re.findall(
+        r"`(?:ROLE\.update/|…)([^`]+)`", " ".join(cells[0] for cells in rows("and of each update the tokens"))
+    )
     named = re.findall(r"^    (funnel/\w+) ", learning.token_funnel.__doc__ or "", re.M)
     assert [name for name in of_tokens if not name.startswith("_")] == named
 
 
 @pytest.mark.slow
-def test_the_commands_print_what_the_page_shows_and_tables_have_what_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_print_what_the_page_shows_and_tables_have_what_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             command, _, shown = part.partition("\n")
-            code, printed = run_command(shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])]))
+            code, printed = run_command(
+                shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])])
+            )
             assert code == 0, f"$ {command}\n{printed}"
             assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"
     line = json.loads((tmp_path / "runs" / "short" / "metrics.jsonl").read_text().splitlines()[-1])
     recorded = {re.sub(r"^\w+\.update/", "", name) for name in line if "funnel/" in name}
-    assert recorded == {*re.findall(r"funnel/\w+", PAGE), "funnel/tokens_clipped_below"} - {"funnel/rows_kept", "funnel/rows_"}
-    assert len(funnel_lines(figures({name: value for name, value in line.items() if name != "iteration"}))) == 2
-    assert "of the responses are cut at max_tokens; rlflow explain runs/short says more" in run_command("rlflow show short")[1]
+    assert recorded == {*re.findall(r"funnel/\w+", PAGE), "funnel/tokens_clipped_below"} - {
+        "funnel/rows_kept",
+        "funnel/rows_",
+    }
+    assert (
+        len(funnel_lines(figures({name: value for name, value in line.items() if name != "iteration"}))) == 2
+    )
+    assert (
+        "of the responses are cut at max_tokens; rlflow explain runs/short says more"
+        in run_command("rlflow show short")[1]
+    )

@@ -1,4 +1,5 @@
-"""docs/jobs.md is true: its script prints what the page says, on a real Ray, and its commands do what they are said to do."""
+"""docs/jobs.md is true: its script prints what the page says, on a real Ray, and its commands do what they
+are said to do."""
 
 import re
 import shlex
@@ -15,13 +16,17 @@ from rlflow.cli.main import exit_code
 PAGE = (ROOT / "docs" / "jobs.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (PRINTS,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = re.findall(r"^(rlflow .*)$", "\n".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^(rlflow .*)$", "\n".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)), re.MULTILINE
+)
 
 
 @pytest.mark.long
 def test_the_script_prints_what_the_page_says(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == PRINTS
 
@@ -41,8 +46,12 @@ def test_commands_of_the_page_print_and_start_nothing(command, capsys, tmp_path,
     words = shlex.split(command.partition(" > ")[0])[1:]
     assert exit_code(words) == 0
     said = capsys.readouterr().out
-    expected = {"plan": "0.5 by train, 0.5 by rollout", "skypilot": "execution: parallel", "kuberay": "kind: RayJob",
-                "ray": "ray job submit"}  # fmt: skip
+    expected = {
+        "plan": "0.5 by train, 0.5 by rollout",
+        "skypilot": "execution: parallel",
+        "kuberay": "kind: RayJob",
+        "ray": "ray job submit",
+    }
     assert expected[words[0] if words[0] == "plan" else words[words.index("--for") + 1]] in said
 
 

@@ -16,10 +16,21 @@ from rlflow.backends.local.settings import TrainerSettings
 from rlflow.cli.main import exit_code
 
 PAGE = (ROOT / "docs" / "models.md").read_text()
-COMMANDS = [line for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
+COMMANDS = [
+    line
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S)
+    for line in block.replace("\\\n", " ").splitlines()
+]
 # the others are run by tests/runs/test_reward_model.py
 OWN = [line for line in COMMANDS if "rlflow run" in line and "--model MODEL" in line]
-SHORT = {"--prompts": "4", "--iterations": "1", "--held-out": "2", "--hp.samples": "2", "--hp.max-tokens": "8", "--name": "one"}
+SHORT = {
+    "--prompts": "4",
+    "--iterations": "1",
+    "--held-out": "2",
+    "--hp.samples": "2",
+    "--hp.max-tokens": "8",
+    "--name": "one",
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,4 +83,12 @@ def test_the_flags_of_adapters_are_those_of_the_trainer():
 
 
 def test_there_is_a_command_of_each_kind():
-    assert [line.split()[2] for line in COMMANDS] == ["grpo", "sft", "grpo", "gsm8k/train.jsonl", "ppo", "reward_model", "ppo"]
+    assert [line.split()[2] for line in COMMANDS] == [
+        "grpo",
+        "sft",
+        "grpo",
+        "gsm8k/train.jsonl",
+        "ppo",
+        "reward_model",
+        "ppo",
+    ]

@@ -1,4 +1,5 @@
-"""docs/moving.md is true: what it shows of verl, OpenRLHF and rlflow runs, on the packaged model, and the run says what the page says."""
+"""docs/moving.md is true: what it shows of verl, OpenRLHF and rlflow runs, on the packaged model, and the run
+says what the page says."""
 
 import json
 import re
@@ -14,21 +15,21 @@ from rlflow.rewards import RewardPool, bind, parse_reward
 
 PAGE = (ROOT / "docs" / "moving.md").read_text()
 COMMANDS = re.findall(r"^\$ (rlflow run .*)$", PAGE, re.MULTILINE)
-VERL = '''
+VERL = """
 import re
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     assert data_source == "openai/gsm8k" and extra_info["split"] == "train", extra_info
     numbers = re.findall(r"-?[0-9]+", solution_str.replace(",", ""))
     return {"score": float(numbers[-1:] == [ground_truth]), "answered": bool(numbers)}
-'''
-OPENRLHF = '''
+"""
+OPENRLHF = """
 import torch
 
 def reward_func(queries, prompts, labels, **kwargs):
     rewards = torch.tensor([float(query[len(prompt):].strip() == label) for query, prompt, label in zip(queries, prompts, labels)])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"accuracy": rewards.mean()}}
-'''
+"""
 
 
 @pytest.fixture
@@ -38,11 +39,24 @@ def folder(tmp_path, monkeypatch):
     import pyarrow
 
     sums = [(f"{i % 10}+{i // 10}=", str(i % 10 + i // 10)) for i in range(80)]
-    parquet.write_table(pyarrow.Table.from_pylist([
-        {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": question}], "ability": "math",
-         "reward_model": {"style": "rule", "ground_truth": answer}, "extra_info": {"split": "train", "index": i}}
-        for i, (question, answer) in enumerate(sums)]), tmp_path / "train.parquet")  # fmt: skip
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"input": a, "label": b}) + "\n" for a, b in sums))
+    parquet.write_table(
+        pyarrow.Table.from_pylist(
+            [
+                {
+                    "data_source": "openai/gsm8k",
+                    "prompt": [{"role": "user", "content": question}],
+                    "ability": "math",
+                    "reward_model": {"style": "rule", "ground_truth": answer},
+                    "extra_info": {"split": "train", "index": i},
+                }
+                for i, (question, answer) in enumerate(sums)
+            ]
+        ),
+        tmp_path / "train.parquet",
+    )
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"input": a, "label": b}) + "\n" for a, b in sums)
+    )
     (tmp_path / "gsm8k.py").write_text(VERL)
     (tmp_path / "reward_func.py").write_text(OPENRLHF)
     monkeypatch.chdir(tmp_path)
@@ -51,19 +65,41 @@ def folder(tmp_path, monkeypatch):
 
 def run(command, capsys, *more):
     words = shlex.split(command)[1:]
-    code = exit_code([*words, "--held-out", "8", "--hp.samples", "4", "--hp.max_tokens", "8", "--prompts", "8", "--seed", "1", *more])
+    code = exit_code(
+        [
+            *words,
+            "--held-out",
+            "8",
+            "--hp.samples",
+            "4",
+            "--hp.max_tokens",
+            "8",
+            "--prompts",
+            "8",
+            "--seed",
+            "1",
+            *more,
+        ]
+    )
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 
 
 def test_the_page_has_a_command_for_each_form():
     assert [shlex.split(command)[shlex.split(command).index("--reward") + 1] for command in COMMANDS] == [
-        "gsm8k.py:compute_score", "reward_func.py:reward_func", "http://127.0.0.1:5000/get_reward"]  # fmt: skip
+        "gsm8k.py:compute_score",
+        "reward_func.py:reward_func",
+        "http://127.0.0.1:5000/get_reward",
+    ]
 
 
 def test_flags_of_rlflow_are_flags():
-    column = [line.split("|")[5] for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") == 6]
-    flags = {flag.replace("-", "_") for cell in column for flag in re.findall(r"--([a-z-]+)(?![.a-z-])", cell)}
+    column = [
+        line.split("|")[5] for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") == 6
+    ]
+    flags = {
+        flag.replace("-", "_") for cell in column for flag in re.findall(r"--([a-z-]+)(?![.a-z-])", cell)
+    }
     assert flags >= {"data", "reward", "prompts"}
     assert flags <= Options.__dataclass_fields__.keys()
 
@@ -83,7 +119,9 @@ def test_a_reward_of_trl_becomes_the_one_that_the_page_shows(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "logged"), [(COMMANDS[0], "compute_score_answered"), (COMMANDS[1], "reward_func_accuracy")])
+@pytest.mark.parametrize(
+    ("command", "logged"), [(COMMANDS[0], "compute_score_answered"), (COMMANDS[1], "reward_func_accuracy")]
+)
 def test_data_and_rewards_of_other_projects_run_on_the_packaged_model(folder, capsys, command, logged):
     model = TASKS / "arithmetic_model"
     code, said = run(command.replace("MODEL", str(model)), capsys, "--iterations", "2", "--name", "moved")
@@ -91,13 +129,18 @@ def test_data_and_rewards_of_other_projects_run_on_the_packaged_model(folder, ca
     if "parquet" in command:
         for line in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[0].splitlines():
             assert line in " ".join(said.split()) or line in said
-    metrics = [json.loads(line) for line in (folder / "runs" / "moved" / "metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        json.loads(line) for line in (folder / "runs" / "moved" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert all(f"reward/{logged}" in line for line in metrics if "reward/mean" in line)
     assert any(line.get("reward/mean", 0) > 0 for line in metrics)
 
 
 def test_settings_become_a_file_as_the_page_shows(tmp_path, monkeypatch):
-    script = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm \\\n"
+    script = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
+        "actor_rollout_ref.rollout.name=vllm \\\n"
+    )
     script += "  actor_rollout_ref.rollout.n=5 data.train_batch_size=64 trainer.n_gpus_per_node=8"
     (tmp_path / "grpo.sh").write_text(script.replace("trainer.n_gpus", "+trainer.n_gpus"))
     (tmp_path / "entropy.sh").write_text(script + " actor_rollout_ref.actor.entropy_coeff=0.001\n")

@@ -35,7 +35,10 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pyt
 def test_the_table_has_every_claim() -> None:
     names = set(re.findall(r'(?:judged|Claim)\("([a-z-]+)"', "".join(map(inspect.getsource, MODULES))))
     rows = PAGE.partition("| --- |")[2].partition("\n\n")[0]
-    assert names - {"rehearsed", "weights"} == {name for row in rows.splitlines() for name in re.findall(r"`([a-z-]+)`", row[:90])} & names
+    assert (
+        names - {"rehearsed", "weights"}
+        == {name for row in rows.splitlines() for name in re.findall(r"`([a-z-]+)`", row[:90])} & names
+    )
 
 
 def test_the_page_counts_the_planted_faults() -> None:

@@ -52,13 +52,18 @@ def run_command(command: str) -> tuple[int, str]:
 
 def normal(text: str) -> str:
     """Without times and without spaces at the ends of lines."""
-    timeless = re.sub(r"\b(\d+\.\d+ s|\d+ ms|\d+ s) ago|_ ago", "_ ago", re.sub(r"in \d+\.\d+ s\b", "in _ s", text))
+    timeless = re.sub(
+        r"\b(\d+\.\d+ s|\d+ ms|\d+ s) ago|_ ago", "_ ago", re.sub(r"in \d+\.\d+ s\b", "in _ s", text)
+    )
     return "".join(line.rstrip() + "\n" for line in timeless.splitlines())
 
 
 def pattern(shown: str) -> str:
     """A line with only `…` is any lines; `…` within a line is anything in it."""
-    lines = [r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"\n" for line in normal(shown).splitlines()]
+    lines = [
+        r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"\n"
+        for line in normal(shown).splitlines()
+    ]
     return "".join(lines)
 
 
@@ -75,7 +80,7 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pyt
 
 def first_column(after: str) -> list[str]:
     """The names in the first column of the first table after a text."""
-    table = PAGE[PAGE.index(after):].partition("| ---")[2].partition("\n\n")[0]
+    table = PAGE[PAGE.index(after) :].partition("| ---")[2].partition("\n\n")[0]
     return [name for row in table.splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 
@@ -90,17 +95,21 @@ def test_the_table_of_bounds_is_that_of_the_source() -> None:
 
 def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for command in ("run grpo --backend null --prompts 4 --hp.samples 2 --iterations 1 --name one", "resume runs/one --iterations 2"):
+    for command in (
+        "run grpo --backend null --prompts 4 --hp.samples 2 --iterations 1 --name one",
+        "resume runs/one --iterations 2",
+    ):
         assert run_command(f"rlflow {command}")[0] == 0
     left = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
     listed = {name.partition("/")[0] for name in first_column("## What a run directory holds")}
-    elsewhere = {"rewards.txt", "evaluations", "traffic.jsonl", "services", "services.json"}  # where rewards print, models, pools, services
+    # where rewards print, models, pools, services
+    elsewhere = {"rewards.txt", "evaluations", "traffic.jsonl", "services", "services.json"}
     elsewhere |= {"proof.txt", "proof.json"}  # of ten iterations or more
     assert left - {"timeline-1.json"} == listed - elsewhere
 
 
 def test_the_settings_that_may_change_and_the_defaults_are_those_of_the_source() -> None:
-    text = PAGE[PAGE.index("These may change:"):].partition("and the deadlines")[0]
+    text = PAGE[PAGE.index("These may change:") :].partition("and the deadlines")[0]
     assert tuple(name.replace("-", "_") for name in re.findall(r"--([\w-]+)", text)) == MAY_CHANGE
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
     assert (defaults["reward_timeout"], defaults["max_missing"], defaults["max_bad"]) == (60.0, 0.5, 3)

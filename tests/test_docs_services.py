@@ -1,4 +1,5 @@
-"""docs/services.md is true: its commands print what it shows, its tables list what there is, and its example is the one that ships."""
+"""docs/services.md is true: its commands print what it shows, its tables list what there is, and its example
+is the one that ships."""
 
 from __future__ import annotations
 
@@ -18,15 +19,17 @@ PAGE = (ROOT / "docs" / "services.md").read_text()
 
 def rows(header: str) -> list[list[str]]:
     """The cells of the rows of the table with this header."""
-    table = PAGE[PAGE.index(f"| {header} |"):].partition("\n\n")[0]
+    table = PAGE[PAGE.index(f"| {header} |") :].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
 def test_the_tables_list_what_there_is() -> None:
     settings = {field.name: field.default for field in dataclasses.fields(ServiceSettings)}
     shown = {row[0].strip("`"): row[1].strip("`") for row in rows("setting | default")}
-    assert shown == {name: "none" if value in ("", None) else f"{value:g}" if isinstance(value, float) else str(value)
-                     for name, value in settings.items()}  # fmt: skip
+    assert shown == {
+        name: "none" if value in ("", None) else f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in settings.items()
+    }
     commands = [command.callback.__name__ for command in app.registered_commands if command.callback]
     assert [row[0].strip("`").split()[2] for row in rows("command | asked by")] == commands
 

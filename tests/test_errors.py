@@ -4,11 +4,28 @@ import os
 
 import pytest
 
-from rlflow.errors import FlowError, Place, PlanError, Problem, RunHeld, StageError, listed, nearest, printable
+from rlflow.errors import (
+    FlowError,
+    Place,
+    PlanError,
+    Problem,
+    RunHeld,
+    StageError,
+    listed,
+    nearest,
+    printable,
+)
 
 PROBLEM = Problem(
-    "missing-column", "stage 'gae' needs column 'values'", Place("ppo.py", 70), Place("ppo.py", 30), "columns scores", "column 'values'",
-    "values_", "merge it", "beta=0.0",
+    "missing-column",
+    "stage 'gae' needs column 'values'",
+    Place("ppo.py", 70),
+    Place("ppo.py", 30),
+    "columns scores",
+    "column 'values'",
+    "values_",
+    "merge it",
+    "beta=0.0",
 )
 
 
@@ -52,7 +69,9 @@ def test_control_characters_are_shown_not_sent():
 
 
 def test_a_stage_error_says_stage_iteration_rows_and_shapes():
-    error = StageError("gae", 3, 8, "ValueError: no", Place("ppo.py", 70), {"rewards": "token float32 [8, 5]"})
+    error = StageError(
+        "gae", 3, 8, "ValueError: no", Place("ppo.py", 70), {"rewards": "token float32 [8, 5]"}
+    )
     assert str(error).splitlines() == [
         "ppo.py:70: stage 'gae' failed in iteration 3 on 8 rows: ValueError: no",
         "  rewards: token float32 [8, 5]",
@@ -66,11 +85,20 @@ def test_the_nearest_name_is_near():
     assert nearest("x", []) is None
 
 
-@pytest.mark.parametrize(("written", "names", "meant"), [
-    ("gpro", ("gspo", "grpo"), "grpo"), ("epochs", ("eps",), None), ("temperature", ("generator",), None), ("Save-Every", ("save_every",),
-    "save_every"), ("lrs", ("lr",), "lr"), ("ab", ("ba",), None), ("minibatches", ("minibatch",), "minibatch"), ("a", ("b",), None),
-    ("/models/small", ("/models/large",), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "names", "meant"),
+    [
+        ("gpro", ("gspo", "grpo"), "grpo"),
+        ("epochs", ("eps",), None),
+        ("temperature", ("generator",), None),
+        ("Save-Every", ("save_every",), "save_every"),
+        ("lrs", ("lr",), "lr"),
+        ("ab", ("ba",), None),
+        ("minibatches", ("minibatch",), "minibatch"),
+        ("a", ("b",), None),
+        ("/models/small", ("/models/large",), None),
+    ],
+)
 def test_two_swapped_letters_are_one_mistake_and_few_mistakes_are_a_misspelling(written, names, meant):
     assert nearest(written, names) == meant
 

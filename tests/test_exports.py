@@ -10,21 +10,64 @@ from sources import ROOT
 import rlflow
 
 CONTRACT = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "flow", "loss", "stage", "repeat", "token", "row", "group", "scalar", "text", "masked_mean",
-    "whiten", "place_last", "group_mean", "group_std", "leave_one_out", "truncated_weights", "kl",
-]  # fmt: skip
+    "ALL",
+    "DP_COMPUTE",
+    "RANK0",
+    "Batch",
+    "flow",
+    "loss",
+    "stage",
+    "repeat",
+    "token",
+    "row",
+    "group",
+    "scalar",
+    "text",
+    "masked_mean",
+    "whiten",
+    "place_last",
+    "group_mean",
+    "group_std",
+    "leave_one_out",
+    "truncated_weights",
+    "kl",
+]
 OTHERS = {
-    "clipped_gain", "compare", "gae", "length_weighted_mean", "reward_to_go", "row_mean", "row_sum",  # what several algorithms share
+    # what several algorithms share
+    "clipped_gain",
+    "compare",
+    "gae",
+    "length_weighted_mean",
+    "reward_to_go",
+    "row_mean",
+    "row_sum",
     "pass_at_k",  # the best of several responses
     "Turn",  # what an environment answers
-    "importance_ratio", "masked_weights", "rejected_weights", "adapted_beta", "kl_penalty", "stop_penalty",  # for the sampler; prices
-    "geometric_gain", "token_covariance", "largest_tokens", "drawn_tokens",  # gains of whole responses; choosing tokens
-    "FlowError", "PlanError", "StageError",  # what calls raise
-    "columns", "register_dispatch",  # the table, and modes of one's own
-    "ask", "choose", "concat",  # rows of rows
+    # for the sampler; prices
+    "importance_ratio",
+    "masked_weights",
+    "rejected_weights",
+    "adapted_beta",
+    "kl_penalty",
+    "stop_penalty",
+    # gains of whole responses; choosing tokens
+    "geometric_gain",
+    "token_covariance",
+    "largest_tokens",
+    "drawn_tokens",
+    "FlowError",
+    "PlanError",
+    "StageError",  # what calls raise
+    "columns",
+    "register_dispatch",  # the table, and modes of one's own
+    "ask",
+    "choose",
+    "concat",  # rows of rows
     "post",  # for tools and rewards that ask a server
-    "run", "roles", "prompt",  # running from Python; the sixth level
-}  # fmt: skip
+    "run",
+    "roles",
+    "prompt",  # running from Python; the sixth level
+}
 
 
 def test_everything_that_an_algorithm_needs_is_exported():
@@ -32,7 +75,9 @@ def test_everything_that_an_algorithm_needs_is_exported():
 
 
 def test_the_list_is_sorted_constants_first_then_classes_and_has_each_name_once():
-    assert rlflow.__all__ == sorted(set(rlflow.__all__), key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert rlflow.__all__ == sorted(
+        set(rlflow.__all__), key=lambda name: (not name.isupper(), name[0].islower(), name)
+    )
 
 
 def test_every_name_is_there():
@@ -56,10 +101,14 @@ def test_algorithms_use_nothing_else():
     assert files
     for path in files:
         for names in re.findall(r"^from rlflow import (\([^)]+|.+)", path.read_text(), re.MULTILINE):
-            assert {name.strip("( \n") for name in names.split(",") if name.strip()} <= set(rlflow.__all__), path
+            assert {name.strip("( \n") for name in names.split(",") if name.strip()} <= set(rlflow.__all__), (
+                path
+            )
 
 
 @pytest.mark.slow
 def test_names_that_need_torch_load_it_on_first_use():
     script = "import sys, rlflow\nprint('torch' in sys.modules)\nrlflow.whiten\nprint('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]
+    assert subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split() == ["False", "True"]

@@ -11,7 +11,12 @@ from rlflow.extras import INSTALL, ON_CPU, install_line, late
 
 @pytest.mark.parametrize(
     ("device", "driver", "line"),
-    [("cpu", True, ON_CPU["vllm"]), ("auto", False, ON_CPU["vllm"]), ("auto", True, INSTALL["vllm"]), ("cuda", False, INSTALL["vllm"])],
+    [
+        ("cpu", True, ON_CPU["vllm"]),
+        ("auto", False, ON_CPU["vllm"]),
+        ("auto", True, INSTALL["vllm"]),
+        ("cuda", False, INSTALL["vllm"]),
+    ],
 )
 def test_a_gpu_has_a_line_of_its_own(monkeypatch, device, driver, line):
     monkeypatch.setattr(Path, "exists", lambda path: driver)
@@ -22,7 +27,9 @@ def test_a_gpu_has_a_line_of_its_own(monkeypatch, device, driver, line):
 def test_a_package_is_run_when_it_is_first_used_and_others_at_once(tmp_path, monkeypatch):
     for name in ("seldom_used", "always_used"):
         (tmp_path / f"{name}.py").write_text(f"import sys\nsys.has_run.append('{name}')\nvalue = 7\n")
-    (tmp_path / "user_of_both.py").write_text("import seldom_used as one, always_used as other\nimport seldom_used\n")
+    (tmp_path / "user_of_both.py").write_text(
+        "import seldom_used as one, always_used as other\nimport seldom_used\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "has_run", (run := []), raising=False)
     finders = list(sys.meta_path)

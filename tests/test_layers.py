@@ -1,4 +1,5 @@
-"""Who may import whom, read from the source. The table is the design: an import that is not in it is a decision to be made."""
+"""Who may import whom, read from the source. The table is the design: an import that is not in it is a
+decision to be made."""
 
 import ast
 from collections.abc import Iterator
@@ -24,26 +25,39 @@ MAY_IMPORT = {
     "monitoring": "errors extras author processes checkpoints",
     "services": "errors extras author processes training data rewards config monitoring",
     "cluster": "errors extras author processes training compiler data execution config monitoring",
-    "runs": "errors extras author processes checkpoints training compiler data rewards execution config monitoring services cluster",
-    "cli": "errors extras author processes checkpoints compiler data rewards config monitoring services cluster runs benchmarks algorithms",
+    "runs": "errors extras author processes checkpoints training compiler data rewards execution config "
+    "monitoring services cluster",
+    "cli": "errors extras author processes checkpoints compiler data rewards config monitoring services "
+    "cluster runs benchmarks algorithms",
     "backends": "errors extras author training checkpoints data",
-    "benchmarks": "errors author processes checkpoints training compiler data execution config monitoring cluster runs",
+    "benchmarks": "errors author processes checkpoints training compiler data execution config "
+    "monitoring cluster runs",
     "algorithms": "",
     "": "errors extras author",
-}  # fmt: skip
-# What several classes are called since one is there in place of another: protocols and what fulfils them, settings that a backend is asked
-# for by name.
+}
+# What several classes are called since one is there in place of another: protocols and what fulfils them,
+# settings that a backend is asked for by name.
 ALIKE = {"Trainer", "Generator", "TrainerSettings", "GeneratorSettings", "Settings", "Commit", "Workers"}
 
 
 @cache
 def modules() -> list[tuple[Path, str, ast.Module]]:
     """(path, module without ``rlflow.``, tree) of each file of the package."""
-    return [(each.path, each.module.removeprefix("rlflow").removeprefix("."), each.tree) for each in sources(*PACKAGE)]
+    return [
+        (each.path, each.module.removeprefix("rlflow").removeprefix("."), each.tree)
+        for each in sources(*PACKAGE)
+    ]
 
 
 def layer(module: str) -> str:
-    return next((name for name in sorted(MAY_IMPORT, key=len, reverse=True) if module == name or module.startswith(f"{name}.")), module)
+    return next(
+        (
+            name
+            for name in sorted(MAY_IMPORT, key=len, reverse=True)
+            if module == name or module.startswith(f"{name}.")
+        ),
+        module,
+    )
 
 
 @cache
@@ -111,24 +125,44 @@ def test_a_module_imports_what_its_layer_may():
     assert [sentence for module in modules() for sentence in refused(*module)] == []
 
 
-@pytest.mark.parametrize(("module", "text", "sentence"), [
-    ("novelty.parts", "", "novelty/parts.py is in no layer"),
-    ("compiler.graph.model", "import rlflow.cluster.rpc.pool", "compiler may not import rlflow.cluster.rpc.pool"),
-    ("compiler.graph.model", "from rlflow import cluster", "compiler may not import rlflow.cluster"),
-    ("compiler.graph.model", "def draw():\n    from rlflow.execution import executor",
-     "compiler may not import rlflow.execution, not even in a function"),
-    ("algorithms.ppo", "from rlflow.author.functional import gae", "an algorithm imports from rlflow alone, not rlflow.author.functional"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "text", "sentence"),
+    [
+        ("novelty.parts", "", "novelty/parts.py is in no layer"),
+        (
+            "compiler.graph.model",
+            "import rlflow.cluster.rpc.pool",
+            "compiler may not import rlflow.cluster.rpc.pool",
+        ),
+        ("compiler.graph.model", "from rlflow import cluster", "compiler may not import rlflow.cluster"),
+        (
+            "compiler.graph.model",
+            "def draw():\n    from rlflow.execution import executor",
+            "compiler may not import rlflow.execution, not even in a function",
+        ),
+        (
+            "algorithms.ppo",
+            "from rlflow.author.functional import gae",
+            "an algorithm imports from rlflow alone, not rlflow.author.functional",
+        ),
+    ],
+)
 def test_an_import_that_no_layer_may_have_is_named(module, text, sentence):
     [found] = refused(Path(*module.split(".")).with_suffix(".py"), module, ast.parse(text))
     assert found.endswith(sentence)
 
 
-@pytest.mark.parametrize(("module", "text"), [
-    ("compiler.graph.model", "import rlflow.author.columns\nimport rlflow.compiler.graph.wire\nimport torch"),
-    ("compiler.graph.model", "if TYPE_CHECKING:\n    from rlflow.execution import executor"),
-    ("algorithms.ppo", "from rlflow import flow, stage"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (
+            "compiler.graph.model",
+            "import rlflow.author.columns\nimport rlflow.compiler.graph.wire\nimport torch",
+        ),
+        ("compiler.graph.model", "if TYPE_CHECKING:\n    from rlflow.execution import executor"),
+        ("algorithms.ppo", "from rlflow import flow, stage"),
+    ],
+)
 def test_an_import_that_a_layer_may_have_is_not_named(module, text):
     assert list(refused(Path(module), module, ast.parse(text))) == []
 
@@ -142,7 +176,11 @@ def import_graph(of_functions: bool = True) -> nx.DiGraph:
             start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             names = [f"{start}{alias.name}".removeprefix("rlflow.") for alias in node.names]
             of_package = start.removesuffix(".").removeprefix("rlflow").removeprefix(".")
-            found = {name if name in known else of_package for name in names} if "rlflow" in (start + names[0]) else set()
+            found = (
+                {name if name in known else of_package for name in names}
+                if "rlflow" in (start + names[0])
+                else set()
+            )
             graph.add_edges_from((module, name) for name in found & known - {module} if top or of_functions)
     return graph
 
@@ -155,26 +193,48 @@ def test_no_more_than_two_modules_import_each_other_in_a_circle():
 
 
 def test_importing_the_package_needs_no_torch():
-    """Nor do the trace and the check of a flow, until the check calls functions of a flow that is right so far."""
+    """Nor do the trace and the check of a flow, until the check calls functions of a flow that is right so
+    far."""
     graph = import_graph(of_functions=False)
     starts = {"", "author.load", "compiler.trace.compile", "compiler.check.checker"}
     light = starts.union(*(nx.descendants(graph, start) for start in starts))
     heavy = ("torch", "ray", "transformers", "datasets", "vllm", "deepspeed", "numpy")
     assert "compiler.trace.rules" in light
-    assert [(module, name) for _, module, tree in modules() if module in light for name, top in imports(tree)
-            if top and name.partition(".")[0] in heavy] == []  # fmt: skip
+    assert [
+        (module, name)
+        for _, module, tree in modules()
+        if module in light
+        for name, top in imports(tree)
+        if top and name.partition(".")[0] in heavy
+    ] == []
 
 
 def test_only_the_cluster_layer_imports_ray():
     """And other systems that it is compared with, which may be Ray itself."""
-    found = [str(path) for path, module, tree in modules() if layer(module) != "cluster" and not module.startswith("benchmarks.peers.")
-             for name, _ in imports(tree) if name.partition(".")[0] == "ray"]  # fmt: skip
+    found = [
+        str(path)
+        for path, module, tree in modules()
+        if layer(module) != "cluster" and not module.startswith("benchmarks.peers.")
+        for name, _ in imports(tree)
+        if name.partition(".")[0] == "ray"
+    ]
     assert found == []
 
 
 def test_no_file_is_called_after_nothing():
     names = {path.stem for path, _, _ in modules()} | {path.parent.name for path, _, _ in modules()}
-    assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base", "core", "manager"}
+    assert not names & {
+        "utils",
+        "util",
+        "helpers",
+        "helper",
+        "common",
+        "misc",
+        "tools",
+        "base",
+        "core",
+        "manager",
+    }
 
 
 def test_a_name_stands_for_one_class():
@@ -196,33 +256,66 @@ def calls(tree: ast.Module) -> list[tuple[ast.Call, str]]:
 
 def test_nothing_at_rest_is_a_pickle():
     pickling = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-    under_way = {("cluster.setup", "cloudpickle"), ("cluster.rpc.message", "cloudpickle"), ("cluster.rpc.replies", "cloudpickle")}
-    found = [(str(path), name) for path, module, tree in modules() for name, _ in imports(tree)
-             if name.partition(".")[0] in pickling and (module, name) not in under_way]  # fmt: skip
-    found += [(str(path), called) for path, _, tree in modules() for _, called in calls(tree)
-              if called in ("torch.save", "torch.load")]  # fmt: skip
+    under_way = {
+        ("cluster.setup", "cloudpickle"),
+        ("cluster.rpc.message", "cloudpickle"),
+        ("cluster.rpc.replies", "cloudpickle"),
+    }
+    found = [
+        (str(path), name)
+        for path, module, tree in modules()
+        for name, _ in imports(tree)
+        if name.partition(".")[0] in pickling and (module, name) not in under_way
+    ]
+    found += [
+        (str(path), called)
+        for path, _, tree in modules()
+        for _, called in calls(tree)
+        if called in ("torch.save", "torch.load")
+    ]
     assert found == []
 
 
 def test_text_becomes_code_only_where_a_users_file_is_loaded():
-    found = {str(path) for path, _, tree in modules() for _, called in calls(tree) if called in ("eval", "exec", "builtins.exec")}
-    # the text of a user's file, as the run read it at its start; what a model wrote, in a process that can only compute
+    found = {
+        str(path)
+        for path, _, tree in modules()
+        for _, called in calls(tree)
+        if called in ("eval", "exec", "builtins.exec")
+    }
+    # the text of a user's file, as the run read it at its start; what a model wrote, in a process that can
+    # only compute
     assert found == {"rlflow/rewards/scorers.py", "rlflow/rewards/environments/shipped/sandbox.py"}
-    loads = {str(path) for path, _, tree in modules() for _, called in calls(tree) if called.endswith(".exec_module")}  # fmt: skip
+    loads = {
+        str(path)
+        for path, _, tree in modules()
+        for _, called in calls(tree)
+        if called.endswith(".exec_module")
+    }
     # a suite's systems; packages that are installed
     assert loads == {"rlflow/author/load.py", "benchmarks/suite/child.py", "rlflow/extras.py"}
 
 
 def test_no_code_of_a_model_folder_is_run():
-    found = [str(path) for path, _, tree in modules() for call, _ in calls(tree) for keyword in call.keywords
-             if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
+    found = [
+        str(path)
+        for path, _, tree in modules()
+        for call, _ in calls(tree)
+        for keyword in call.keywords
+        if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"
+    ]
     assert found == []
 
 
 def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
     """Where nothing is said, transformers asks, and takes the answer from standard input."""
-    found = [f"{path}:{call.lineno}" for path, _, tree in modules() for call, called in calls(tree)
-             if isinstance(call.func, ast.Attribute) and call.func.attr in ("from_pretrained", "from_config")
-             and called.startswith(("Auto", "kind"))
-             and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)]  # fmt: skip
+    found = [
+        f"{path}:{call.lineno}"
+        for path, _, tree in modules()
+        for call, called in calls(tree)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("from_pretrained", "from_config")
+        and called.startswith(("Auto", "kind"))
+        and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)
+    ]
     assert found == []

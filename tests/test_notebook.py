@@ -11,7 +11,11 @@ PAGE = ROOT / "docs" / "first_look.ipynb"
 
 
 def cells():
-    return ["".join(cell["source"]) for cell in json.loads(PAGE.read_text())["cells"] if cell["cell_type"] == "code"]
+    return [
+        "".join(cell["source"])
+        for cell in json.loads(PAGE.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
 
 
 def shown(source, names):

@@ -24,7 +24,11 @@ NEEDED = [
 def built(tmp_path_factory):
     """The wheel, built from the source distribution as an installer would."""
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
     return sorted(out.glob("*.whl"))[0], sorted(out.glob("*.tar.gz"))[0]
 
 
@@ -46,10 +50,14 @@ def test_the_source_distribution_holds_the_mapped_folders(built):
 @pytest.mark.slow
 def test_an_installed_wheel_checks_and_runs_an_algorithm(built, tmp_path):
     site, runs = str(tmp_path / "site"), str(tmp_path / "runs")
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, str(built[0])], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, str(built[0])],
+        check=True,
+    )
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import rlflow; print(rlflow.__file__)\n"
-        "run = rlflow.run('ppo', backend='null', iterations=2, prompts=4, out=sys.argv[2], **{'hp.max_tokens': 4})\n"
+        "run = rlflow.run('ppo', backend='null', iterations=2, prompts=4, out=sys.argv[2], "
+        "**{'hp.max_tokens': 4})\n"
         "print(run.iterations)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code, site, runs], capture_output=True, text=True)

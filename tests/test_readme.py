@@ -1,5 +1,6 @@
-"""README is true and short, and so are the pages beside it that no test of their own holds: their commands exist and print what is shown,
-their code is the code, their links lead somewhere. docs/index.md lists all pages."""
+"""README is true and short, and so are the pages beside it that no test of their own holds: their commands
+exist and print what is shown, their code is the code, their links lead somewhere. docs/index.md lists all
+pages."""
 
 import contextlib
 import io
@@ -17,7 +18,12 @@ DOCS = ROOT / "docs"
 LENGTH = 180  # lines of README at most
 PAGES = [README, *((DOCS / f"{name}.md").read_text() for name in ("using", "pools", "learning"))]
 BLOCKS = [block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S)]
-COMMANDS = [line for language, text in BLOCKS if language == "console" for line in text.replace("\\\n", " ").splitlines()]
+COMMANDS = [
+    line
+    for language, text in BLOCKS
+    if language == "console"
+    for line in text.replace("\\\n", " ").splitlines()
+]
 
 
 def printed(command, folder, monkeypatch):
@@ -39,7 +45,9 @@ def test_ci_runs_the_test_command():
     assert re.search(r"^make test\b", (ROOT / ".ci" / "run").read_text(), re.M)
 
 
-@pytest.mark.parametrize("block", [text for language, text in BLOCKS if language == "console" and text.startswith("$ ")])
+@pytest.mark.parametrize(
+    "block", [text for language, text in BLOCKS if language == "console" and text.startswith("$ ")]
+)
 def test_a_shown_command_prints_what_is_shown(block, tmp_path, monkeypatch):
     line, _, shown = block.removeprefix("$ ").partition("\n")
     command, _, code = line.partition("  # exits ")
@@ -59,14 +67,18 @@ def test_the_flags_shown_are_flags(command, monkeypatch, tmp_path):
     words = shlex.split(command.removesuffix("&"))[3:]
     flags = parse_flags(words)
     (tmp_path / "style.py").write_text("def polite(completion):\n    return 1.0\n")
-    names = [word for name, value in flags.items() if name not in ("model", "data") for word in pairs(name, value)]
+    names = [
+        word for name, value in flags.items() if name not in ("model", "data") for word in pairs(name, value)
+    ]
     file = ROOT / [*shlex.split(command)[2:], "algorithms/grpo.py"][0]
     code, out = printed(shlex.join(["rlflow", "check", str(file), *names]), tmp_path, monkeypatch)
     assert code == 0, out
 
 
 def pairs(name, value):
-    return [word for item in (value if isinstance(value, tuple) else (value,)) for word in (f"--{name}", item)]
+    return [
+        word for item in (value if isinstance(value, tuple) else (value,)) for word in (f"--{name}", item)
+    ]
 
 
 def test_readme_is_short():
@@ -83,7 +95,9 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
     for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         file = page.parent / target if target else page
         assert target.startswith("https://") or file.exists(), target
-        assert not heading or target.startswith("https://") or heading in headings(file), f"{target}#{heading}"
+        assert not heading or target.startswith("https://") or heading in headings(file), (
+            f"{target}#{heading}"
+        )
 
 
 def headings(page):

@@ -1,8 +1,9 @@
 """The three tiers of tests, and the budget of processor time that each has to keep.
 
-Unmarked tests are the quick tier: each takes at most LIMIT seconds of processor time. `slow` ones join them in `make test`, `long` ones run
-in `make long` alone. Processor time is that of the test and of every process that it starts. It is divided by how much slower this machine
-is, as a fixed piece of work tells, so that neither a slow machine nor other load fails a run.
+Unmarked tests are the quick tier: each takes at most LIMIT seconds of processor time. `slow` ones join them
+in `make test`, `long` ones run in `make long` alone. Processor time is that of the test and of every process
+that it starts. It is divided by how much slower this machine is, as a fixed piece of work tells, so that
+neither a slow machine nor other load fails a run.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import pytest
 LIMIT = 5.0  # seconds of an unmarked test
 SUMS = {"quick": 200.0, "test": 1100.0}  # seconds of all tests of a tier
 DEAREST = 15  # tests that a run names
-WORK = 0.105  # seconds that the fixed piece of work takes on the machine for which LIMIT and SUMS were measured
+# seconds that the fixed piece of work takes on the machine for which LIMIT and SUMS were measured
+WORK = 0.105
 NAME = "processor seconds"
 EXPRESSIONS = {"quick": "not slow and not long", "test": "not long", "long": "long"}
 
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=[*EXPRESSIONS], help="run the tests of one tier and hold its budget")
-    parser.addoption("--slice", metavar="K/N", help="run the files whose name falls into the K-th of N parts, K from 0")
+    parser.addoption(
+        "--slice", metavar="K/N", help="run the files whose name falls into the K-th of N parts, K from 0"
+    )
 
 
 def pytest_configure(config):
@@ -60,7 +64,9 @@ def pytest_runtest_protocol(item, nextitem):
 def pytest_runtest_makereport(item, call):
     report = yield
     if report.when == "teardown":
-        report.user_properties = [(name, value()) if name == NAME else (name, value) for name, value in item.user_properties]
+        report.user_properties = [
+            (name, value()) if name == NAME else (name, value) for name, value in item.user_properties
+        ]
         report.user_properties.append(("speed", speed()))
         report.user_properties.append(("unmarked", not any(map(item.get_closest_marker, ("slow", "long")))))
     else:
@@ -69,9 +75,12 @@ def pytest_runtest_makereport(item, call):
 
 
 def spent() -> float:
-    """Processor seconds of this process, of the children that it has waited for, and of all that live below it."""
+    """Processor seconds of this process, of the children that it has waited for, and of all that live below
+    it."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used) + sum(map(_ticks, _below(os.getpid()))) / os.sysconf("SC_CLK_TCK")
+    return sum(each.ru_utime + each.ru_stime for each in used) + sum(
+        map(_ticks, _below(os.getpid()))
+    ) / os.sysconf("SC_CLK_TCK")
 
 
 def _below(pid: int) -> Iterator[int]:
@@ -98,7 +107,8 @@ _speeds: list[tuple[float, float]] = []  # (when, how many times as long as on t
 
 
 def speed() -> float:
-    """How many times as long this machine takes as the one for which the budget was measured, at least 1; looked at once in 20 seconds."""
+    """How many times as long this machine takes as the one for which the budget was measured, at least 1;
+    looked at once in 20 seconds."""
     now = time.monotonic()
     if not _speeds or now - _speeds[-1][0] > 20.0:
         began = time.process_time()
@@ -124,12 +134,20 @@ class Budget:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
-        self.problems += [f"{name} has no mark and took {seconds:.1f} s of processor time, at most {LIMIT:g} s are allowed: make it "
-                          "cheaper, or mark it slow" for name, (seconds, unmarked) in self.costs.items() if unmarked and seconds > LIMIT]
+        self.problems += [
+            f"{name} has no mark and took {seconds:.1f} s of processor time, at most {LIMIT:g} s are "
+            "allowed: make it "
+            "cheaper, or mark it slow"
+            for name, (seconds, unmarked) in self.costs.items()
+            if unmarked and seconds > LIMIT
+        ]
         total = sum(seconds for seconds, _ in self.costs.values())
         if self.tier in SUMS and total > SUMS[self.tier]:
-            self.problems.append(f"the tier '{self.tier}' took {total:.0f} s of processor time, at most {SUMS[self.tier]:g} s are allowed: "
-                                 "make tests cheaper, or mark some long")
+            self.problems.append(
+                f"the tier '{self.tier}' took {total:.0f} s of processor time, at most "
+                f"{SUMS[self.tier]:g} s are allowed: "
+                "make tests cheaper, or mark some long"
+            )
         if self.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -150,6 +168,8 @@ class Budget:
         for name, (seconds, _) in sorted(self.costs.items(), key=lambda each: -each[1][0])[:DEAREST]:
             terminalreporter.line(f"{seconds:7.1f} s  {name}")
         folders = sorted(self.by_folder().items(), key=lambda each: -each[1])
-        terminalreporter.line("by folder: " + ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in folders))
+        terminalreporter.line(
+            "by folder: " + ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in folders)
+        )
         for problem in self.problems:
             terminalreporter.line(problem, red=True)

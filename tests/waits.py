@@ -1,8 +1,8 @@
 """A GPU's stand-in: torch's meta device, whose tensors have shapes and no content.
 
-As on a GPU, tensors of the host's and the device's do not go together in one operation. Whatever would make the host wait for a GPU is
-counted, and answered with made-up content: results that are looked at (a mask that picks entries picks all of them), and copies from memory
-that is not pinned.
+As on a GPU, tensors of the host's and the device's do not go together in one operation. Whatever would make
+the host wait for a GPU is counted, and answered with made-up content: results that are looked at (a mask that
+picks entries picks all of them), and copies from memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ MADE = {torch.tensor, torch.as_tensor}  # which the host fills, wherever they ar
 
 @contextmanager
 def counted(answer: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[str]]:
-    """What waits, by name, in order. answer: a tensor of the host's for one of the device's that is copied there (zeros)."""
+    """What waits, by name, in order. answer: a tensor of the host's for one of the device's that is copied
+    there (zeros)."""
     found: list[str] = []
-    with _Calls(found), _Operations(found, answer or (lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))):
+    with (
+        _Calls(found),
+        _Operations(found, answer or (lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))),
+    ):
         yield found
 
 
@@ -45,7 +49,11 @@ class _Operations(TorchDispatchMode):
         if name in ("to", "_to_copy") and kwargs.get("device", args[0].device) != args[0].device:
             if not kwargs.get("non_blocking"):
                 self.found.append(f"to {kwargs['device'].type}")
-            return self.answer(args[0]) if there else torch.empty(args[0].shape, dtype=args[0].dtype, device=DEVICE)
+            return (
+                self.answer(args[0])
+                if there
+                else torch.empty(args[0].shape, dtype=args[0].dtype, device=DEVICE)
+            )
         if name in PICKING and (masks := [index for index in args[1] if index is not None and _picks(index)]):
             self.found.append(name)
             return args[0].flatten(0, masks[0].dim() - 1) if name == "index" else args[0]
@@ -65,7 +73,11 @@ class _Calls(TorchFunctionMode):
         self.found = found
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in MADE and not isinstance(args[0], Tensor) and torch.device((kwargs or {}).get("device") or "cpu") == DEVICE:
+        if (
+            function in MADE
+            and not isinstance(args[0], Tensor)
+            and torch.device((kwargs or {}).get("device") or "cpu") == DEVICE
+        ):
             self.found.append(function.__name__)
         return function(*args, **kwargs or {})
 

@@ -13,20 +13,30 @@ from rlflow.backends.local.network import Network
 
 
 def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
-    """The tensors of a part that this rank has in memory. optimizer: DeepSpeed's, None of a frozen model. Flat buffers of DeepSpeed's
-    share their storages with the tensors that are cut from them, and so keep what they know of each other."""
+    """The tensors of a part that this rank has in memory. optimizer: DeepSpeed's, None of a frozen model.
+    Flat buffers of DeepSpeed's share their storages with the tensors that are cut from them, and so keep what
+    they know of each other."""
     if part == "weights":
         yield from (tensor.ds_tensor if is_cut(tensor) else tensor for tensor in network.held())
     elif optimizer is not None and part == "gradient":
         yield optimizer.grad_partitions_flat_buffer
     elif optimizer is not None:
         yield from flats(optimizer)
-        yield from (tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim())
+        yield from (
+            tensor
+            for state in optimizer.optimizer.state.values()
+            for tensor in state.values()
+            if tensor.dim()
+        )
 
 
 def move_rest(network: Network, device: torch.device) -> None:
     """Move buffers and frozen weights, which no optimizer of DeepSpeed's looks after, to ``device``."""
-    for tensor in [*network.module.parameters(), *network.module.buffers(), *(network.head.parameters() if network.head else ())]:
+    for tensor in [
+        *network.module.parameters(),
+        *network.module.buffers(),
+        *(network.head.parameters() if network.head else ()),
+    ]:
         if is_cut(tensor):
             tensor.ds_tensor.data = tensor.ds_tensor.data.to(device)
         if tensor.device.type != device.type:

@@ -1,7 +1,8 @@
 """Where ZeRO keeps a parameter and its optimizer state, and how they are put together and taken apart.
 
-Under stage 3 every rank holds one of equal parts of each flattened parameter, the last ones padded: part r starts at element
-r · ceil(size / ranks). Under stages 1 and 2 every rank holds it whole, and the optimizer's state of all parameters together is cut.
+Under stage 3 every rank holds one of equal parts of each flattened parameter, the last ones padded: part r
+starts at element r · ceil(size / ranks). Under stages 1 and 2 every rank holds it whole, and the optimizer's
+state of all parameters together is cut.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def shape(tensor: Any) -> torch.Size:
 
 
 def part(tensor: Any) -> tuple[Tensor, int]:
-    """This rank's part of a parameter, flat and without padding, and the element at which it starts. Not a copy."""
+    """This rank's part of a parameter, flat and without padding, and the element at which it starts. Not a
+    copy."""
     if not is_cut(tensor):
         return tensor.detach().reshape(-1), 0
     partition = tensor.ds_tensor
@@ -37,7 +39,8 @@ def part(tensor: Any) -> tuple[Tensor, int]:
 
 
 def whole(tensor: Any) -> Tensor:
-    """The parameter as it would be on one rank. Every rank calls this; of a cut one each gets a tensor of its own."""
+    """The parameter as it would be on one rank. Every rank calls this; of a cut one each gets a tensor of its
+    own."""
     if not is_cut(tensor):
         return tensor.detach()
     partition = tensor.ds_tensor
@@ -48,7 +51,8 @@ def whole(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def put(tensor: Any, value: Tensor) -> None:
-    """Take a new value for a weight that does not learn, or for the copy of one that does with which the model computes."""
+    """Take a new value for a weight that does not learn, or for the copy of one that does with which the
+    model computes."""
     if not is_cut(tensor):
         tensor.copy_(value)
         return
@@ -72,7 +76,8 @@ def put_learning(parameter: Any, value: Tensor) -> None:
 
 
 def put_moment(parameter: Any, name: str, value: Tensor) -> None:
-    """Write a moment of AdamW (``exp_avg`` or ``exp_avg_sq``), whole, into the part of it that this rank keeps."""
+    """Write a moment of AdamW (``exp_avg`` or ``exp_avg_sq``), whole, into the part of it that this rank
+    keeps."""
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
         _fragments().safe_set_local_optimizer_state(parameter, _padded(parameter, value), name)
@@ -89,7 +94,8 @@ def _padded(parameter: Any, value: Tensor) -> Tensor:
 
 
 def flats(optimizer: Any) -> list[Tensor]:
-    """The tensors that AdamW steps: this rank's part of the parameters, one flat tensor for each group of them."""
+    """The tensors that AdamW steps: this rank's part of the parameters, one flat tensor for each group of
+    them."""
     groups = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     return groups if groups is not None else optimizer.single_partition_of_fp32_groups
 
@@ -99,7 +105,8 @@ def _fragments() -> Any:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Tell stages 1 and 2 where each parameter's moments are. They look once, when the first group of parameters alone has any."""
+    """Tell stages 1 and 2 where each parameter's moments are. They look once, when the first group of
+    parameters alone has any."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         if optimizer.optimizer.state:

@@ -1,4 +1,5 @@
-"""DeepSpeed in this process: started quietly, without compiling anything, over the torch group of the pool."""
+"""DeepSpeed in this process: started quietly, without compiling anything, over the torch group of the
+pool."""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ from rlflow.training.peers import BUCKET
 
 
 def start(device: str) -> Any:
-    """The package, ready for ``initialize``. Where this process is in no torch group, it gets one of its own. Raises PlanError where
-    DeepSpeed is not installed."""
+    """The package, ready for ``initialize``. Where this process is in no torch group, it gets one of its own.
+    Raises PlanError where DeepSpeed is not installed."""
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)  # else it guesses, and says so
     package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
     ops = importlib.import_module("deepspeed.ops")
-    compiled = vars(ops).setdefault("__compatible_ops__", {})  # else it runs a compiler to find out what it could compile
+    # else it runs a compiler to find out what it could compile
+    compiled = vars(ops).setdefault("__compatible_ops__", {})
     compiled["deepspeed_shm_comm"] = False  # an all-reduce that it would compile at first use
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # names of torch's that it still uses
-    os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device()) if torch.device(device).type == "cuda" else "0")
+    # names of torch's that it still uses
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    os.environ.setdefault(
+        "LOCAL_RANK", str(torch.cuda.current_device()) if torch.device(device).type == "cuda" else "0"
+    )
     if not dist.is_initialized():
         _alone(device)
     with quiet():
@@ -57,10 +62,19 @@ def quiet() -> Iterator[None]:
 def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
     """DeepSpeed's configuration. A step ends where its caller says so, after any number of micro-batches."""
     elements = BUCKET // 4
-    zero = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements, "overlap_comm": False}
+    zero = {
+        "stage": stage,
+        "reduce_bucket_size": elements,
+        "allgather_bucket_size": elements,
+        "overlap_comm": False,
+    }
     if stage == 3:  # weights are whole only while their layer computes, small ones too
-        zero |= {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0,
-                 "stage3_prefetch_bucket_size": elements, "stage3_max_live_parameters": 4 * elements}
+        zero |= {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": elements,
+            "stage3_max_live_parameters": 4 * elements,
+        }
     return {
         "train_micro_batch_size_per_gpu": 1,  # it counts samples by this and does nothing else with it
         "gradient_accumulation_steps": 1,
@@ -72,11 +86,19 @@ def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
     }
 
 
-def engine(package: Any, module: nn.Module, optimizer: torch.optim.Optimizer | None, stage: int, settings: TrainerSettings) -> Any:
-    """DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 takes them to the device one by one and keeps a part."""
+def engine(
+    package: Any,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    stage: int,
+    settings: TrainerSettings,
+) -> Any:
+    """DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 takes them to the device one
+    by one and keeps a part."""
     chosen = config(stage, settings)
     with quiet():
         if stage == 3:
             package.zero.Init(module=module, config_dict_or_path=chosen, mem_efficient_linear=False)
-        return package.initialize(model=module, optimizer=optimizer, config=chosen, dist_init_required=False)[0]
-
+        return package.initialize(model=module, optimizer=optimizer, config=chosen, dist_init_required=False)[
+            0
+        ]

@@ -1,4 +1,5 @@
-"""The DeepSpeed Trainer: the local one whose weights, gradients and optimizer state are shared out by ZeRO."""
+"""The DeepSpeed Trainer: the local one whose weights, gradients and optimizer state are shared out by
+ZeRO."""
 
 from __future__ import annotations
 
@@ -50,10 +51,12 @@ from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 class TrainerSettings(LocalSettings):
     """The settings of the local trainer, and how much the ranks share out."""
 
-    zero: Annotated[int, Ge(1), Le(3)] = 3  # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
+    # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
+    zero: Annotated[int, Ge(1), Le(3)] = 3
 
     def __post_init__(self) -> None:
-        """Raises PlanError for a setting of the local trainer that this one has not, so that it is said before anything starts."""
+        """Raises PlanError for a setting of the local trainer that this one has not, so that it is said
+        before anything starts."""
         refuse_compile(self, "deepspeed")
 
 
@@ -68,8 +71,10 @@ class Computation(nn.Module):
         self.reader = trainer.reader
         self.compute = trainer.compute_whole
 
-    def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:  # by name: DeepSpeed searches the rest for tensors
-        """The columns ``want`` of the rows. Arguments come by name, since DeepSpeed searches the others for tensors."""
+    # by name: DeepSpeed searches the rest for tensors
+    def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """The columns ``want`` of the rows. Arguments come by name, since DeepSpeed searches the others for
+        tensors."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # it would keep all weights in bfloat16 until the last layer
         try:
@@ -79,8 +84,8 @@ class Computation(nn.Module):
 
 
 class Reader(nn.Module):
-    """Around all that reads the language-model head, of which there may be more on one rank than on another: its weight is brought
-    together once, while what DeepSpeed sees is the same on every rank."""
+    """Around all that reads the language-model head, of which there may be more on one rank than on another:
+    its weight is brought together once, while what DeepSpeed sees is the same on every rank."""
 
     def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Call ``read`` on the hidden states, while the head's weight is there."""
@@ -88,8 +93,8 @@ class Reader(nn.Module):
 
 
 class Trainer(local.Trainer):
-    """One rank of those that hold a model together. Each reads the whole folder into host memory first. All ranks make the same calls
-    in the same order, since most of them bring weights together."""
+    """One rank of those that hold a model together. Each reads the whole folder into host memory first. All
+    ranks make the same calls in the same order, since most of them bring weights together."""
 
     Settings = TrainerSettings
     settings: TrainerSettings
@@ -99,12 +104,15 @@ class Trainer(local.Trainer):
         package = start(spec.device)  # a folder that is refused leaves no group of ranks behind
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.packs = self.packs and spec.device == "cpu"
-        self.own = self.network.parameters()  # of a frozen model its value head alone, which no other tensors of it have
+        # of a frozen model its value head alone, which no other tensors of it have
+        self.own = self.network.parameters()
         self.learning = self.own if spec.trained else {}
         self.reader = Reader()
         self.engine: Any = None  # a frozen model that is not cut needs none
         if spec.trained or self.settings.zero == 3:
-            self.engine = engine(package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings)
+            self.engine = engine(
+                package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings
+            )
         if self.settings.zero == 3 and spec.head == "logprobs":
             self._read_as_one(package)
         moving.move_rest(self.network, torch.device(spec.device))
@@ -122,23 +130,35 @@ class Trainer(local.Trainer):
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """What the local trainer can do, but that ranks hold the model together. ZeRO stage 1 divides the optimizer, 2 also gradients,
-        3 also weights. Stage 3 keeps a buffer for gradients; under the others they are there during an update."""
-        divided = (("optimizer",), ("gradient", "optimizer"), ("weights", "adapters", "gradient", "optimizer"))[settings.zero - 1]
+        """What the local trainer can do, but that ranks hold the model together. ZeRO stage 1 divides the
+        optimizer, 2 also gradients, 3 also weights. Stage 3 keeps a buffer for gradients; under the others
+        they are there during an update."""
+        divided = (
+            ("optimizer",),
+            ("gradient", "optimizer"),
+            ("weights", "adapters", "gradient", "optimizer"),
+        )[settings.zero - 1]
         return replace(
-            super().capabilities(settings, device), collective=True, live=False, divided=divided, copied=True,
+            super().capabilities(settings, device),
+            collective=True,
+            live=False,
+            divided=divided,
+            copied=True,
             movable=("weights", "optimizer", "gradient") if settings.zero == 3 else ("weights", "optimizer"),
             float64=False,  # its optimizers keep weights in float32
             flat=True,  # zero 3 cuts flattened tensors
         )
 
-    # -- computing ---------------------------------------------------------------------------------------------------------------
+    # -- computing
+    # --------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """The local trainer's forward. Afterwards this rank keeps no more than its own part of the weights."""
+        """The local trainer's forward. Afterwards this rank keeps no more than its own part of the
+        weights."""
         out = super().forward(batch, want)
         if self.settings.zero == 3:
-            self.engine.optimizer.empty_partition_cache()  # what was fetched ahead, for a backward pass that does not come
+            # what was fetched ahead, for a backward pass that does not come
+            self.engine.optimizer.empty_partition_cache()
         return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
@@ -146,8 +166,10 @@ class Trainer(local.Trainer):
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:
-        """Add the gradient of an objective, a scalar summed over this rank's rows, to the gradients of this step."""
-        self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)  # it takes the mean over ranks; a step wants the sum
+        """Add the gradient of an objective, a scalar summed over this rank's rows, to the gradients of this
+        step."""
+        # it takes the mean over ranks; a step wants the sum
+        self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)
 
     def step(self) -> OptimizerStep:
         """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
@@ -157,27 +179,34 @@ class Trainer(local.Trainer):
         with quiet():  # of a step that is dropped we tell ourselves
             self.engine.step()
         if self.settings.zero == 3:
-            self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
+            # a layer that no token reaches would find an older gradient
+            self.engine.optimizer.grad_partitions_flat_buffer.zero_()
         HEAP.step_ended()
         applied = bool(self.engine.was_step_applied())
         self.steps += applied
         return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Flat token quantities [entries] and scores [rows], where weights are brought together as layers need them."""
+        """Flat token quantities [entries] and scores [rows], where weights are brought together as layers
+        need them."""
         return super()._compute(rows, want)
 
     def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
-        return self.engine(rows=rows, want=want) if self.engine is not None else self.compute_whole(rows, want)
+        return (
+            self.engine(rows=rows, want=want) if self.engine is not None else self.compute_whole(rows, want)
+        )
 
-    def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
+    def _logprobs(
+        self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]
+    ) -> dict[str, Tensor]:
         all_pieces = super()._logprobs
         return self.reader(hidden, read=lambda hidden: all_pieces(rows, layout, hidden, entropy, want))
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, part(parameter)[0]) for name, parameter in self.learning.items())
 
-    # -- weights -----------------------------------------------------------------------------------------------------------------
+    # -- weights
+    # --------------------------------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
@@ -189,7 +218,8 @@ class Trainer(local.Trainer):
                 yield lora.plain(name), tensor
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every rank goes through all."""
+        """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every
+        rank goes through all."""
         return self._weights()
 
     def _weights(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -211,33 +241,48 @@ class Trainer(local.Trainer):
         return dist.get_rank() == 0
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters, which ``weights`` merges."""
+        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters,
+        which ``weights`` merges."""
         return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the weights of ``tensors`` by name. Raises ValueError where a name is unknown, or one is missing."""
-        own = {lora.plain(name): tensor for name, tensor in self.network.module.state_dict(keep_vars=True).items()}
+        """Take the weights of ``tensors`` by name. Raises ValueError where a name is unknown, or one is
+        missing."""
+        own = {
+            lora.plain(name): tensor
+            for name, tensor in self.network.module.state_dict(keep_vars=True).items()
+        }
         missing = {id(tensor): name for name, tensor in self._own()}
         for name, value in tensors:
             if name not in own or shape(own[name]) != value.shape:
-                raise ValueError(f"weights: found '{name}' {list(value.shape)}, expected one of "
-                                 f"{listed([f'{known} {list(shape(tensor))}' for known, tensor in own.items()], 8)}")
+                raise ValueError(
+                    f"weights: found '{name}' {list(value.shape)}, expected one of "
+                    f"{listed([f'{known} {list(shape(tensor))}' for known, tensor in own.items()], 8)}"
+                )
             self._change(own[name], value)
             missing.pop(id(own[name]), None)
         if missing:
-            raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+            raise ValueError(
+                f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model"
+            )
 
     def _change(self, tensor: Tensor, value: Tensor) -> None:
         learns = any(tensor is parameter for parameter in self.learning.values())
         (put_learning if learns else put)(tensor, value)
 
-    # -- files and state -----------------------------------------------------------------------------------------------------------
+    # -- files and state
+    # --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder as the local trainer does. Every rank calls this; the first one writes."""
+        """Write a Hugging Face folder as the local trainer does. Every rank calls this; the first one
+        writes."""
         first = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in self._weights(precise=True) if first}
-        head = {name: whole(p).cpu() for name, p in self.network.head.named_parameters()} if self.spec.head == "values" else {}
+        head = (
+            {name: whole(p).cpu() for name, p in self.network.head.named_parameters()}
+            if self.spec.head == "values"
+            else {}
+        )
         if first:
             folder.mkdir(parents=True, exist_ok=True)
             self.network.write(folder, weights, head)
@@ -258,8 +303,8 @@ class Trainer(local.Trainer):
                 self._change(parameter, other.head.state_dict()[name])
 
     def state(self) -> dict[str, Tensor]:
-        """The local trainer's ``state`` in the same names and shapes, whatever the stage and the number of ranks: on the first rank, in
-        host memory. Every rank takes part; the others get an empty dict."""
+        """The local trainer's ``state`` in the same names and shapes, whatever the stage and the number of
+        ranks: on the first rank, in host memory. Every rank takes part; the others get an empty dict."""
         first = dist.get_rank() == 0
         return {name: tensor.cpu() for name, tensor in self._state() if first}
 
@@ -279,12 +324,17 @@ class Trainer(local.Trainer):
                 yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what a ``state`` gave, which every rank gets whole, also of another stage, another number of ranks or the local
-        trainer. Raises PlanError where it is of other adapters, or of another base."""
+        """Continue from what a ``state`` gave, which every rank gets whole, also of another stage, another
+        number of ranks or the local trainer. Raises PlanError where it is of other adapters, or of another
+        base."""
         if self.network.adapted:
             self._check_adapters(state)
         else:
-            own = ((name.removeprefix("parameters/"), t) for name, t in state.items() if name.startswith("parameters/"))
+            own = (
+                (name.removeprefix("parameters/"), t)
+                for name, t in state.items()
+                if name.startswith("parameters/")
+            )
             self._take((name, t) for name, t in own if not name.startswith(VALUE_HEAD))
         self.steps = int(state["steps"])
         for name, parameter in self.own.items():
@@ -297,8 +347,12 @@ class Trainer(local.Trainer):
         self.optimizer.state.clear()
         known = any(f"exp_avg/{name}" in state for name in self.learning)
         for flat in flats(self.engine.optimizer) if known else ():
-            step = torch.tensor(float(self.steps), device=flat.device if self.device.type == "cuda" else "cpu")
-            self.optimizer.state[flat] = {kind: torch.zeros_like(flat, requires_grad=False) for kind in MOMENTS} | {"step": step}
+            step = torch.tensor(
+                float(self.steps), device=flat.device if self.device.type == "cuda" else "cpu"
+            )
+            self.optimizer.state[flat] = {
+                kind: torch.zeros_like(flat, requires_grad=False) for kind in MOMENTS
+            } | {"step": step}
         link_moments(self.engine.optimizer)
         for name, parameter in self.learning.items() if known else ():
             for kind in MOMENTS:
@@ -313,7 +367,8 @@ class Trainer(local.Trainer):
     def _shape(self, parameter: Tensor) -> list[int]:
         return list(shape(parameter))
 
-    # -- residency ---------------------------------------------------------------------------------------------------------------
+    # -- residency
+    # --------------------------------------------------------------------------------------------------------
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
         optimizer = self.engine.optimizer if self.engine is not None else None

@@ -18,10 +18,12 @@ from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec
 
 
-def load_empty(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
-    """The model with parameters that have no storage yet and buffers that do. Where its weights are not in the folder's safetensors by
-    the names and shapes that the model has (merged experts), or it cannot be made without them, the model whole, as
-    from ``load_whole``."""
+def load_empty(
+    kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
+) -> Any:
+    """The model with parameters that have no storage yet and buffers that do. Where its weights are not in
+    the folder's safetensors by the names and shapes that the model has (merged experts), or it cannot be made
+    without them, the model whole, as from ``load_whole``."""
     config = pretrained.read_config(Path(str(spec.folder)), **options)
     try:
         with quiet(), _without_storage():
@@ -29,7 +31,12 @@ def load_empty(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[st
     except RuntimeError:  # its constructor reads what it has drawn
         return load_whole(kind, spec, dtype, allowed, **options)
     files = Files(Path(str(spec.folder)), module.base_model_prefix)
-    lacking = [name for names, tensor in tied(module.state_dict(keep_vars=True)) if files.find(names, tensor) is None for name in names]
+    lacking = [
+        name
+        for names, tensor in tied(module.state_dict(keep_vars=True))
+        if files.find(names, tensor) is None
+        for name in names
+    ]
     if set(lacking) - set(allowed):
         return load_whole(kind, spec, dtype, allowed, **options)
     if (files.folder / "generation_config.json").is_file():
@@ -53,7 +60,8 @@ class Files:
         self.at = {name: folder / file for name, file in _where(folder).items()}
 
     def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
-        """The name in the files of a tensor that the model has under ``names``, where it has the same shape there."""
+        """The name in the files of a tensor that the model has under ``names``, where it has the same shape
+        there."""
         for name in names:
             for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
                 if candidate in self.at and self._shape(candidate) == list(tensor.shape):
@@ -94,7 +102,8 @@ def _where(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _without_storage() -> Iterator[None]:
-    """Modules that are made meanwhile have parameters on the meta device; buffers are not parameters, and are made as ever."""
+    """Modules that are made meanwhile have parameters on the meta device; buffers are not parameters, and are
+    made as ever."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -24,22 +24,34 @@ from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-VOCABULARY = "embedding_rowwise"  # named by some releases of transformers; here embedding and head go together
+# named by some releases of transformers; here embedding and head go together
+VOCABULARY = "embedding_rowwise"
 ADDED = "replicated_with_grad_allreduce"  # whole on each rank, which has the gradient of its own heads only
 
 
 def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
-    """Split the layers of ``module`` over ``mesh``, in place. Gives the names of parameters whose gradients are still to be added up over
-    it. Raises PlanError for a model without a plan that is known here, or of which the ranks cannot have equal parts."""
+    """Split the layers of ``module`` over ``mesh``, in place. Gives the names of parameters whose gradients
+    are still to be added up over it. Raises PlanError for a model without a plan that is known here, or of
+    which the ranks cannot have equal parts."""
     config = module.config.get_text_config()
-    plan = {name: style for name, style in (getattr(config, "base_model_tp_plan", None) or {}).items() if style != VOCABULARY}
+    plan = {
+        name: style
+        for name, style in (getattr(config, "base_model_tp_plan", None) or {}).items()
+        if style != VOCABULARY
+    }
     _check(module, config, plan, mesh.size())
     inside = module.base_model
-    parallelize_module(inside, mesh, {name: STYLES[style]() for name, style in plan.items() if style in STYLES})
+    parallelize_module(
+        inside, mesh, {name: STYLES[style]() for name, style in plan.items() if style in STYLES}
+    )
     _vocabulary(module, mesh)
     prefix = f"{module.base_model_prefix}."
     added = [name for name, style in plan.items() if style == ADDED]
-    return [name for name, _ in module.named_parameters() if any(fnmatch(name, f"{prefix}{pattern}.*") for pattern in added)]
+    return [
+        name
+        for name, _ in module.named_parameters()
+        if any(fnmatch(name, f"{prefix}{pattern}.*") for pattern in added)
+    ]
 
 
 def _vocabulary(module: Any, mesh: DeviceMesh) -> None:
@@ -59,22 +71,30 @@ def _check(module: Any, config: Any, plan: dict[str, str], ranks: int) -> None:
     name = type(module).__name__
     unknown = sorted(set(plan.values()) - {*STYLES, ADDED})
     if not plan or unknown:
-        raise PlanError.of("tensor-parallel", f"{name} cannot be split by tensor parallelism here",
-                           found=f"a plan with {listed(unknown)}" if plan else "no plan in its config",
-                           expected="a dense decoder with a plan for its linear layers, such as Llama, Qwen3 or Gemma 3",
-                           remedy="--tensor-parallel 1")
+        raise PlanError.of(
+            "tensor-parallel",
+            f"{name} cannot be split by tensor parallelism here",
+            found=f"a plan with {listed(unknown)}" if plan else "no plan in its config",
+            expected="a dense decoder with a plan for its linear layers, such as Llama, Qwen3 or Gemma 3",
+            remedy="--tensor-parallel 1",
+        )
     for what in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (count := getattr(config, what, ranks)) % ranks:
-            raise PlanError.of("tensor-parallel", f"{what} of {name} does not divide into {ranks} equal parts", found=str(count),
-                               expected=f"a multiple of {ranks}", remedy="a smaller --tensor-parallel")
+            raise PlanError.of(
+                "tensor-parallel",
+                f"{what} of {name} does not divide into {ranks} equal parts",
+                found=str(count),
+                expected=f"a multiple of {ranks}",
+                remedy="a smaller --tensor-parallel",
+            )
 
 
 T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Model and head in one module, since FSDP2 gathers what belongs to no layer around a module's forward: this one's is whatever
-    is to be computed with the weights."""
+    """Model and head in one module, since FSDP2 gathers what belongs to no layer around a module's forward:
+    this one's is whatever is to be computed with the weights."""
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         super().__init__()
@@ -86,8 +106,8 @@ class Root(nn.Module):
 
 
 class ShardedNetwork(Network):
-    """A network whose forward runs within ``root``, and whose tensors all ranks read and write together, one after another. added: names
-    of parameters whose gradients are added up over the tensor-parallel ranks."""
+    """A network whose forward runs within ``root``, and whose tensors all ranks read and write together, one
+    after another. added: names of parameters whose gradients are added up over the tensor-parallel ranks."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
@@ -117,7 +137,10 @@ class ShardedNetwork(Network):
     def save(self, folder: Path) -> None:
         """Write the model folder on the first rank of the pool; the other ranks take part."""
         tensors = self.host(self.tensors(precise=True))
-        head = self.host((name, self.whole(x)) for name, x in (self.head.state_dict().items() if self.kind == "values" else ()))
+        head = self.host(
+            (name, self.whole(x))
+            for name, x in (self.head.state_dict().items() if self.kind == "values" else ())
+        )
         if self.ranks.first:
             self.write(folder, tensors, head)
 
@@ -131,9 +154,13 @@ class ShardedNetwork(Network):
         return copies
 
     def shard(self, low: bool) -> None:
-        """Over the data-parallel ranks: layer by layer, the head in its own precision, the rest with the root. Gradients are sums, since
-        the objective is already divided by what all ranks have."""
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if low else MixedPrecisionPolicy()
+        """Over the data-parallel ranks: layer by layer, the head in its own precision, the rest with the
+        root. Gradients are sums, since the objective is already divided by what all ranks have."""
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if low
+            else MixedPrecisionPolicy()
+        )
         for layer in self.backbone.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 fully_shard(layer, mesh=self.ranks.data, mp_policy=policy)
@@ -147,10 +174,13 @@ class ShardedNetwork(Network):
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:
-        """Storage for what has none, with the weights in the folder; what is not there is a new head's, and zero."""
+        """Storage for what has none, with the weights in the folder; what is not there is a new head's, and
+        zero."""
         state = self.module.state_dict(keep_vars=True)
         empty = {lora.plain(name) for name, tensor in state.items() if tensor.is_meta}
-        self.root._apply(lambda t: torch.empty_like(t, device=spec.device) if t.is_meta else t.to(spec.device))
+        self.root._apply(
+            lambda t: torch.empty_like(t, device=spec.device) if t.is_meta else t.to(spec.device)
+        )
         files = Files(Path(str(spec.folder)), self.module.base_model_prefix)
         for names, tensor in self.own():
             if names[0] in empty:
@@ -160,7 +190,8 @@ class ShardedNetwork(Network):
 
 
 def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> ShardedNetwork:
-    """The local trainer's ``load_network`` for weights in parts: no rank ever has them all, unless ``load_empty`` has to."""
+    """The local trainer's ``load_network`` for weights in parts: no rank ever has them all, unless
+    ``load_empty`` has to."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
     network.hold_rotary(spec.longest)

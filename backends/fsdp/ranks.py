@@ -26,12 +26,17 @@ class Ranks:
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
-        """The mesh over torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError where t does not divide their number."""
+        """The mesh over torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError where t does
+        not divide their number."""
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
-            raise PlanError.of("tensor-parallel", "tensor_parallel must divide the ranks of the pool",
-                               found=f"{tensor_parallel} of {ranks} ranks", expected="a divisor of the ranks",
-                               remedy="--tensor-parallel 1")
+            raise PlanError.of(
+                "tensor-parallel",
+                "tensor_parallel must divide the ranks of the pool",
+                found=f"{tensor_parallel} of {ranks} ranks",
+                expected="a divisor of the ranks",
+                remedy="--tensor-parallel 1",
+            )
         mesh = _mesh(dist.group.WORLD, torch.device(device).type, ranks // tensor_parallel, tensor_parallel)
         return Ranks(mesh["data"], mesh["tensor"] if tensor_parallel > 1 else None, dist.get_rank() == 0)
 
@@ -46,7 +51,8 @@ def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which each rank has a part. Every rank takes part."""
     if not isinstance(tensor, DTensor):
         return tensor
-    for at in range(tensor.device_mesh.ndim):  # the inner cut is undone first; in one call, torch warns of two steps
+    # the inner cut is undone first; in one call, torch warns of two steps
+    for at in range(tensor.device_mesh.ndim):
         tensor = tensor.redistribute(placements=[Replicate()] * (at + 1) + list(tensor.placements[at + 1 :]))
     return tensor.to_local()
 
@@ -68,5 +74,9 @@ def copies(tensor: Tensor) -> int:
     """How many ranks of the default group have the same part."""
     if not isinstance(tensor, DTensor):
         return dist.get_world_size()
-    parts = [tensor.device_mesh.size(at) for at, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    parts = [
+        tensor.device_mesh.size(at)
+        for at, placement in enumerate(tensor.placements)
+        if not placement.is_replicate()
+    ]
     return dist.get_world_size() // int(torch.tensor(parts).prod())

@@ -15,12 +15,19 @@ from rlflow.errors import PlanError
 class TrainerSettings(local.TrainerSettings):
     """The settings of the local trainer, and how a model lies on the ranks of its pool."""
 
-    shard: Literal["full", "none"] = "full"  # none keeps the whole model on each rank (data parallel): faster, if it fits
-    tensor_parallel: Annotated[int, Ge(1)] = 1  # adjacent ranks that share each matrix product; more fits wider layers, and talks more
+    # none keeps the whole model on each rank (data parallel): faster, if it fits
+    shard: Literal["full", "none"] = "full"
+    # adjacent ranks that share each matrix product; more fits wider layers, and talks more
+    tensor_parallel: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
         """Raises PlanError for what does not go together, so that it is said before anything starts."""
         local.refuse_compile(self, "fsdp")
         if self.tensor_parallel > 1 and self.lora:
-            raise PlanError.of("tensor-parallel", "adapters are not split by tensor parallelism", found=f"--lora {self.lora}",
-                               expected="adapters or tensor parallelism", remedy="--tensor-parallel 1, or --lora 0")
+            raise PlanError.of(
+                "tensor-parallel",
+                "adapters are not split by tensor parallelism",
+                found=f"--lora {self.lora}",
+                expected="adapters or tensor parallelism",
+                remedy="--tensor-parallel 1, or --lora 0",
+            )

@@ -1,4 +1,5 @@
-"""The fsdp Trainer: the local one with weights, gradients and optimizer state in parts on the ranks of the pool."""
+"""The fsdp Trainer: the local one with weights, gradients and optimizer state in parts on the ranks of the
+pool."""
 
 from __future__ import annotations
 
@@ -38,19 +39,28 @@ class Trainer(local.Trainer):
         """What the local trainer can do, but that ranks hold the weights together."""
         full = settings.shard == "full"
         divided = ("weights", "adapters", "gradient", "optimizer") if full else ()
-        return replace(super().capabilities(settings, device), tensor=settings.tensor_parallel, collective=True, live=False,
-                       divided=divided)
+        return replace(
+            super().capabilities(settings, device),
+            tensor=settings.tensor_parallel,
+            collective=True,
+            live=False,
+            divided=divided,
+        )
 
     def _network(self) -> Network:
-        return load_sharded(self.spec, self.settings, self.ranks) if self.ranks is not None else super()._network()
+        return (
+            load_sharded(self.spec, self.settings, self.ranks)
+            if self.ranks is not None
+            else super()._network()
+        )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
         """``forward``: between a pass and the next the layers are not in memory, so that no graph is kept."""
         return self.forward(batch, want) if self.ranks is not None else super().forward_ahead(batch, want)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, DTensor or whole tensor): views of what this rank holds, nothing gathered, tied weights once, adapters
-        left out."""
+        """(Hugging Face name, DTensor or whole tensor): views of what this rank holds, nothing gathered, tied
+        weights once, adapters left out."""
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
@@ -76,12 +86,14 @@ class Trainer(local.Trainer):
         except KeyError:
             return super().load(folder)
         self.base = None
-        for name, value in value_head(self.network.module, folder).state_dict().items() if self.spec.head == "values" else ():
+        for name, value in (
+            value_head(self.network.module, folder).state_dict().items() if self.spec.head == "values" else ()
+        ):
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """The state of a local trainer, which knows of no ranks: whole tensors, copied into host memory on the first rank. Every rank
-        takes part; the others get an empty dict."""
+        """The state of a local trainer, which knows of no ranks: whole tensors, copied into host memory on
+        the first rank. Every rank takes part; the others get an empty dict."""
         return self.network.host(self._state()) if self.ranks is not None else super().state()
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -97,7 +109,8 @@ class Trainer(local.Trainer):
         return (own(tensor.detach()) for tensor in super()._tensors(part))
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Backward passes have added up the gradients. Each part's square counts once, however many ranks have it."""
+        """Backward passes have added up the gradients. Each part's square counts once, however many ranks
+        have it."""
         if self.ranks is None:
             return super()._clip(learning)
         self._add_heads()
@@ -110,7 +123,6 @@ class Trainer(local.Trainer):
         norm = float(square.sqrt())
         torch._foreach_mul_(gradients, min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
         return norm
-
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, own(tensor)) for name, tensor in super()._learning())
@@ -128,6 +140,11 @@ def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
     alone = not dist.is_initialized()
     if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
         setting = "one process without a torch group" if alone else "--shard none"
-        raise PlanError.of("tensor-parallel", "tensor_parallel needs a pool of ranks that share a model", found=setting,
-                           expected="--pools all=N with as many ranks, and --shard full", remedy="--tensor-parallel 1")
+        raise PlanError.of(
+            "tensor-parallel",
+            "tensor_parallel needs a pool of ranks that share a model",
+            found=setting,
+            expected="--pools all=N with as many ranks, and --shard full",
+            remedy="--tensor-parallel 1",
+        )
     return None if alone or settings.shard == "none" else Ranks.of(spec.device, settings.tensor_parallel)

@@ -1,10 +1,12 @@
-"""Attention over packed rows (packing.py): each row attends to its family's common tokens, of which there is one copy, and to itself.
+"""Attention over packed rows (packing.py): each row attends to its family's common tokens, of which there is
+one copy, and to itself.
 
-transformers makes a mask for each kind of layer and hands it to the layer's attention. Within ``over`` the "mask" is a ``PackedMask``,
-which says what to attend to, so that this works with every model whose attention is torch's ``scaled_dot_product_attention`` with masks
-from transformers: causal, with sliding windows, or in chunks. A query's attention to the common tokens and to its own row are computed
-apart, and joined by the logarithms of their sums (Milakov and Gimelshein 2018; Dao et al. 2022), in the backward pass too, so that keys
-and values of common tokens are never copied for each row.
+transformers makes a mask for each kind of layer and hands it to the layer's attention. Within ``over`` the
+"mask" is a ``PackedMask``, which says what to attend to, so that this works with every model whose attention
+is torch's ``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or in
+chunks. A query's attention to the common tokens and to its own row are computed apart, and joined by the
+logarithms of their sums (Milakov and Gimelshein 2018; Dao et al. 2022), in the backward pass too, so that
+keys and values of common tokens are never copied for each row.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=Non
 
 
 class PackedMask:
-    """The tokens that each token of ``blocks`` attends to. visible: which of the tokens before it in its row; None: all."""
+    """The tokens that each token of ``blocks`` attends to. visible: which of the tokens before it in its row;
+    None: all."""
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
         self.blocks, self.visible = blocks, visible
@@ -44,26 +47,36 @@ class PackedMask:
     def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
         """Mask of a row's tokens to each other: [length, length], added; None: causal."""
         places = torch.arange(block.shared, block.shared + run.length)
-        return self._between(("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places))
+        return self._between(
+            ("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places)
+        )
 
     def back(self, block: Block, like: Tensor) -> Tensor | None:
         """Mask of all rows' tokens to the common ones: [tokens, shared], added; None: to all of them."""
-        return self._between(("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared)))
+        return self._between(
+            ("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared))
+        )
 
-    def _between(self, what: Any, longest: int, like: Tensor, places: Callable[[], tuple[Tensor, Tensor]]) -> Tensor | None:
+    def _between(
+        self, what: Any, longest: int, like: Tensor, places: Callable[[], tuple[Tensor, Tensor]]
+    ) -> Tensor | None:
         if self.visible is None:
             return None
         key = (what, longest, like.dtype)
         if key not in self._made:
             query, keys = (place.to(like.device) for place in places())
             visible = self.visible(0, 0, query[:, None], keys[None])
-            self._made[key] = like.new_zeros(visible.shape).masked_fill(~visible, torch.finfo(like.dtype).min / 2)
+            self._made[key] = like.new_zeros(visible.shape).masked_fill(
+                ~visible, torch.finfo(like.dtype).min / 2
+            )
         return self._made[key]
 
 
 def _positions(block: Block) -> Tensor:
     """The position in its row of each token that follows the common ones."""
-    return torch.cat([torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs])
+    return torch.cat(
+        [torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs]
+    )
 
 
 def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
@@ -72,31 +85,46 @@ def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
 
 
 def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:
-    """The mask of the packed rows that are under way; None where none are. Raises ValueError for a mask that no position explains."""
+    """The mask of the packed rows that are under way; None where none are. Raises ValueError for a mask that
+    no position explains."""
     blocks = _PACKED.get()
     if blocks is None:
         return None
-    return PackedMask(blocks, by_positions(visible, local_size, max((block.longest for block in blocks), default=0), use_vmap))
+    return PackedMask(
+        blocks,
+        by_positions(visible, local_size, max((block.longest for block in blocks), default=0), use_vmap),
+    )
 
 
-def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> tuple[Tensor, None]:
-    """transformers' own, but for packed rows, steps of branched rows, and grouped heads under a mask, which a CPU need not copy."""
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' own, but for packed rows, steps of branched rows, and grouped heads under a mask, which a
+    CPU need not copy."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
     if isinstance(attention_mask, StepMask):
         return attend_step(query, key, value, attention_mask, options.get("scaling")), None
-    if attention_mask is not None and query.device.type == "cpu" and key.shape[1] < query.shape[1] and torch.is_inference_mode_enabled():
+    if (
+        attention_mask is not None
+        and query.device.type == "cpu"
+        and key.shape[1] < query.shape[1]
+        and torch.is_inference_mode_enabled()
+    ):
         scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
-        out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True)
+        out = scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
+        )
         return out.transpose(1, 2).contiguous(), None
     return _PLAIN(module, query, key, value, attention_mask, **options)
 
 
 @contextlib.contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
-    """A time in which attention on a GPU is computed by PyTorch's own kernels, for steps of decoding. It would take cuDNN's for padded
-    rows, of which 3 in 20 equal calls differed in their last bits, so that equal runs sampled other tokens (H100, PyTorch 2.11, bfloat16).
-    For training cuDNN's is the one to have: its gradients repeat, and those of PyTorch's flash attention do not."""
+    """A time in which attention on a GPU is computed by PyTorch's own kernels, for steps of decoding. It
+    would take cuDNN's for padded rows, of which 3 in 20 equal calls differed in their last bits, so that
+    equal runs sampled other tokens (H100, PyTorch 2.11, bfloat16). For training cuDNN's is the one to have:
+    its gradients repeat, and those of PyTorch's flash attention do not."""
     if device.type != "cuda":
         yield
         return
@@ -113,13 +141,22 @@ ALL_ATTENTION_FUNCTIONS["sdpa"] = _attention
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None = None, dropout: float = 0.0,
-    is_causal: bool | None = None, position_bias: Tensor | None = None, **_: Any,
-) -> Tensor:  # fmt: skip
-    """[1, tokens, heads, size] from queries [1, heads, tokens, size], keys and values [1, key heads, tokens, size]. Raises ValueError for
-    what packed rows cannot have."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: PackedMask,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """[1, tokens, heads, size] from queries [1, heads, tokens, size], keys and values [1, key heads, tokens,
+    size]. Raises ValueError for what packed rows cannot have."""
     if dropout or is_causal is False or position_bias is not None:
-        raise ValueError("found dropout, a bias or no causal mask, expected plain causal attention over packed rows")
+        raise ValueError(
+            "found dropout, a bias or no causal mask, expected plain causal attention over packed rows"
+        )
     if query.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     if query.device.type == "cpu" and value.shape[-1] == query.shape[-1]:
@@ -128,8 +165,8 @@ def attend(
 
 
 def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
-    """Attention to packed rows where torch's does not give the logarithms of its sums: each row has a copy of the common keys and
-    values."""
+    """Attention to packed rows where torch's does not give the logarithms of its sums: each row has a copy of
+    the common keys and values."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = []
@@ -137,23 +174,34 @@ def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scali
         common = [x[:, :, block.start : block.start + block.shared] for x in (query, key, value)]
         if block.shared:
             visible = mask.common(block, query)
-            attended = scaled_dot_product_attention(*common, attn_mask=visible, is_causal=visible is None, scale=scaling)
+            attended = scaled_dot_product_attention(
+                *common, attn_mask=visible, is_causal=visible is None, scale=scaling
+            )
             out.append(attended[0].transpose(0, 1))
         for run in block.runs:
             own = [_rows(x, run) for x in (query, key, value)]
-            both = [torch.cat([c.expand(run.count, -1, -1, -1), x], 2) for c, x in zip(common[1:], own[1:], strict=True)]
+            both = [
+                torch.cat([c.expand(run.count, -1, -1, -1), x], 2)
+                for c, x in zip(common[1:], own[1:], strict=True)
+            ]
             visible = mask.own(block, run, query)
             back = mask.back(block, query)
             row = _causal(run.length, query) if visible is None else visible
             first = run.start - block.rows.start
-            before = row.new_zeros(run.length, block.shared) if back is None else back[first : first + run.length]
-            attended = scaled_dot_product_attention(own[0], *both, attn_mask=torch.cat([before, row], 1), scale=scaling)
+            before = (
+                row.new_zeros(run.length, block.shared) if back is None else back[first : first + run.length]
+            )
+            attended = scaled_dot_product_attention(
+                own[0], *both, attn_mask=torch.cat([before, row], 1), scale=scaling
+            )
             out.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(out)[None]
 
 
 def _causal(length: int, like: Tensor) -> Tensor:
-    return torch.full((length, length), torch.finfo(like.dtype).min / 2, dtype=like.dtype, device=like.device).triu(1)
+    return torch.full(
+        (length, length), torch.finfo(like.dtype).min / 2, dtype=like.dtype, device=like.device
+    ).triu(1)
 
 
 def _rows(x: Tensor, run: Run) -> Tensor:
@@ -165,18 +213,35 @@ class _Attention(torch.autograd.Function):
     """Keeps what it is given and gives, and no more."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None
+    ) -> Tensor:
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         sums = torch.empty_like(query[..., 0], dtype=torch.promote_types(query.dtype, torch.float32))
         for block in mask.blocks:
             for part, visible in _parts(mask, block, query):
-                attended = _FORWARD(part(query), part(key), part(value), 0.0, visible is None, attn_mask=visible, scale=scaling)
+                attended = _FORWARD(
+                    part(query),
+                    part(key),
+                    part(value),
+                    0.0,
+                    visible is None,
+                    attn_mask=visible,
+                    scale=scaling,
+                )
                 part(out).copy_(attended[0])
                 part(sums).copy_(attended[1])
             if block.shared:
                 rows, common = block.rows, slice(block.start, block.start + block.shared)
-                attended = _FORWARD(query[:, :, rows], key[:, :, common], value[:, :, common], 0.0, False,
-                                 attn_mask=mask.back(block, query), scale=scaling)  # fmt: skip
+                attended = _FORWARD(
+                    query[:, :, rows],
+                    key[:, :, common],
+                    value[:, :, common],
+                    0.0,
+                    False,
+                    attn_mask=mask.back(block, query),
+                    scale=scaling,
+                )
                 _join(out[:, :, rows], sums[:, :, rows], *attended)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.mask, ctx.scaling = mask, scaling
@@ -188,22 +253,39 @@ class _Attention(torch.autograd.Function):
         totals = [torch.empty_like(x) for x in (query, key, value)]
         for block in ctx.mask.blocks:
             for part, visible in _parts(ctx.mask, block, query):
-                own = _BACKWARD(*map(part, (gradient, query, key, value, out, sums)), 0.0, visible is None, attn_mask=visible,
-                                scale=ctx.scaling)  # fmt: skip
+                own = _BACKWARD(
+                    *map(part, (gradient, query, key, value, out, sums)),
+                    0.0,
+                    visible is None,
+                    attn_mask=visible,
+                    scale=ctx.scaling,
+                )
                 for total, new in zip(totals, own, strict=True):
                     part(total).copy_(new)
             if block.shared:
                 rows, common = block.rows, slice(block.start, block.start + block.shared)
-                back = _BACKWARD(gradient[:, :, rows], query[:, :, rows], key[:, :, common], value[:, :, common], out[:, :, rows],
-                                 sums[:, :, rows], 0.0, False, attn_mask=ctx.mask.back(block, query), scale=ctx.scaling)  # fmt: skip
+                back = _BACKWARD(
+                    gradient[:, :, rows],
+                    query[:, :, rows],
+                    key[:, :, common],
+                    value[:, :, common],
+                    out[:, :, rows],
+                    sums[:, :, rows],
+                    0.0,
+                    False,
+                    attn_mask=ctx.mask.back(block, query),
+                    scale=ctx.scaling,
+                )
                 for total, new, where in zip(totals, back, (rows, common, common), strict=True):
                     total[:, :, where] += new
         return (*totals, None, None)
 
 
-def _parts(mask: PackedMask, block: Block, like: Tensor) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
-    """Parts that attend to themselves alone: the common tokens, then the rows of each run. As views of [1, heads, tokens, …], with their
-    masks."""
+def _parts(
+    mask: PackedMask, block: Block, like: Tensor
+) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
+    """Parts that attend to themselves alone: the common tokens, then the rows of each run. As views of [1,
+    heads, tokens, …], with their masks."""
     if block.shared:
         yield lambda x: x[:, :, block.start : block.start + block.shared], mask.common(block, like)
     for run in block.runs:
@@ -211,8 +293,8 @@ def _parts(mask: PackedMask, block: Block, like: Tensor) -> Iterator[tuple[Calla
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
-    """Add to attention [1, heads, tokens, size] in place what attention to other keys gave. sums: the logarithms of the sums by which each
-    was divided, [1, heads, tokens]."""
+    """Add to attention [1, heads, tokens, size] in place what attention to other keys gave. sums: the
+    logarithms of the sums by which each was divided, [1, heads, tokens]."""
     total = torch.logaddexp(sums, other_sums)
     out.copy_(out * (sums - total).exp()[..., None] + other * (other_sums - total).exp()[..., None])
     sums.copy_(total)

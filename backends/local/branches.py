@@ -1,11 +1,13 @@
-"""The attention of a decode step in which several rows go on from one prompt: there is one copy of the prompt's keys and values.
+"""The attention of a decode step in which several rows go on from one prompt: there is one copy of the
+prompt's keys and values.
 
-A step's queries are few, so that its attention costs what reading keys and values costs. Those of a prompt are read once for all of its
-rows, and products with them are one matrix product for each prompt and key head in place of one for each row. The two parts of a row's
-scores, of its prompt and of its own tokens, meet in one softmax.
+A step's queries are few, so that its attention costs what reading keys and values costs. Those of a prompt
+are read once for all of its rows, and products with them are one matrix product for each prompt and key head
+in place of one for each row. The two parts of a row's scores, of its prompt and of its own tokens, meet in
+one softmax.
 
-Within ``stepping`` the "mask" that transformers hands to a layer's attention is a ``StepMask`` (as in attention.py), and a layer's keys are
-those of the rows' own tokens.
+Within ``stepping`` the "mask" that transformers hands to a layer's attention is a ``StepMask`` (as in
+attention.py), and a layer's keys are those of the rows' own tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class BranchedLayer(GrowingLayer):
 class Branches:
     """The rows that go on from each prompt, and the layers of their cache.
 
-    of: int64 [rows], the number of each row's prompt, in order. inside: bool [prompts, width], False at padding; None where there is none.
+    of: int64 [rows], the number of each row's prompt, in order. inside: bool [prompts, width], False at
+    padding; None where there is none.
     """
 
     def __init__(self, layers: list[BranchedLayer], of: Tensor, inside: Tensor | None) -> None:
@@ -65,7 +68,8 @@ class Branches:
         self._put(of)
 
     def _put(self, of: Tensor) -> None:
-        """Lay the rows of each prompt side by side, as many places for each as the one with most rows needs."""
+        """Lay the rows of each prompt side by side, as many places for each as the one with most rows
+        needs."""
         self.of, counts = of, torch.bincount(of)
         self.most = int(counts.max())
         self.even = bool((counts == self.most).all())
@@ -74,7 +78,9 @@ class Branches:
     def spread(self, rows: Tensor) -> Tensor:
         """[prompts, most, …] of rows [rows, …]; what is in places without a row counts for nothing."""
         if not self.even:
-            rows = rows.new_zeros(int(self.of[-1] + 1) * self.most, *rows.shape[1:]).index_copy_(0, self.places, rows)
+            rows = rows.new_zeros(int(self.of[-1] + 1) * self.most, *rows.shape[1:]).index_copy_(
+                0, self.places, rows
+            )
         return rows.unflatten(0, (-1, self.most))
 
     def gather(self, places: Tensor) -> Tensor:
@@ -84,7 +90,8 @@ class Branches:
 
 
 class StepMask:
-    """The places that the rows of ``branches`` see in one step. visible: which of the places before its own a token sees; None:
+    """The places that the rows of ``branches`` see in one step. visible: which of the places before its own a
+    token sees; None:
     all of them."""
 
     def __init__(self, branches: Branches, visible: Visible | None) -> None:
@@ -92,7 +99,8 @@ class StepMask:
         self._hidden: tuple[Tensor | None, Tensor | None] | None = None
 
     def hidden(self, own: int) -> tuple[Tensor | None, Tensor | None]:
-        """The places that are not seen: of the prompts, bool [prompts, 1, 1, 1, width], and of the rows' ``own`` tokens, bool [own]; None:
+        """The places that are not seen: of the prompts, bool [prompts, 1, 1, 1, width], and of the rows'
+        ``own`` tokens, bool [own]; None:
         nothing."""
         if self._hidden is None:
             width, inside = self.branches.width, self.branches.inside
@@ -101,7 +109,11 @@ class StepMask:
                 here, places = torch.tensor(width + own - 1), torch.arange(width + own)
                 unseen = ~torch.as_tensor(self.visible(0, 0, here, places))
                 before, after = unseen[:width] if before is None else before | unseen[:width], unseen[width:]
-            before = before.expand(len(self.branches.layers[0].before[0]), width)[:, None, None, None] if before is not None else None
+            before = (
+                before.expand(len(self.branches.layers[0].before[0]), width)[:, None, None, None]
+                if before is not None
+                else None
+            )
             self._hidden = before, after
         return self._hidden
 
@@ -110,31 +122,40 @@ _STEP: ContextVar[Branches | None] = ContextVar("step", default=None)
 
 
 def stepping(branches: Branches | None) -> AbstractContextManager[None]:
-    """A time in which a model computes one token for each row of ``branches``; with None nothing is different."""
+    """A time in which a model computes one token for each row of ``branches``; with None nothing is
+    different."""
     return with_value(_STEP, branches)
 
 
 def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> StepMask | None:
-    """The mask of the step that is under way; None where none is. Raises ValueError for a mask that no place explains."""
+    """The mask of the step that is under way; None where none is. Raises ValueError for a mask that no place
+    explains."""
     branches = _STEP.get()
     if branches is None:
         return None
-    return StepMask(branches, by_positions(visible, local_size, branches.layers[0].get_seq_length() + 1, use_vmap))
+    return StepMask(
+        branches, by_positions(visible, local_size, branches.layers[0].get_seq_length() + 1, use_vmap)
+    )
 
 
-def attend_step(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scaling: float | None = None) -> Tensor:
-    """[rows, 1, heads, size] from queries [rows, heads, 1, size] and the own keys and values of the rows, [rows, key heads, own, size].
-    Raises ValueError for keys that are not those of one layer."""
+def attend_step(
+    query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scaling: float | None = None
+) -> Tensor:
+    """[rows, 1, heads, size] from queries [rows, heads, 1, size] and the own keys and values of the rows,
+    [rows, key heads, own, size]. Raises ValueError for keys that are not those of one layer."""
     branches = mask.branches
     layer = next((layer for layer in branches.layers if layer.keys is key), None)
     if layer is None:
-        raise ValueError("found keys that are none of the cache's, expected those that a layer has just put there")
+        raise ValueError(
+            "found keys that are none of the cache's, expected those that a layer has just put there"
+        )
     rows, heads, _one, size = query.shape
     kinds = key.shape[1]
     each = query.reshape(rows, kinds, heads // kinds, size) * (size**-0.5 if scaling is None else scaling)
     keys, values = layer.before
     hidden, own_hidden = mask.hidden(key.shape[-2])
-    places = branches.spread(each).transpose(1, 2)  # [prompts, key heads, rows of a prompt, queries of a head, size]
+    # [prompts, key heads, rows of a prompt, queries of a head, size]
+    places = branches.spread(each).transpose(1, 2)
     before = (places.flatten(2, 3) @ keys.mT).unflatten(2, places.shape[2:4]).transpose(1, 2)
     own = each @ key.mT
     if hidden is not None:
@@ -149,9 +170,12 @@ def attend_step(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scali
 
 
 def branched(cache: Cache, of: Tensor, inside: Tensor | None) -> Branches | None:
-    """Let rows go on from the prompts in a cache, whose layers are changed in place; None where some layer keeps more than keys and values,
-    which then stays as it is."""
-    if not all(type(layer) is GrowingLayer and layer.dtype in EXACT and layer.device.type == "cpu" for layer in cache.layers):
+    """Let rows go on from the prompts in a cache, whose layers are changed in place; None where some layer
+    keeps more than keys and values, which then stays as it is."""
+    if not all(
+        type(layer) is GrowingLayer and layer.dtype in EXACT and layer.device.type == "cpu"
+        for layer in cache.layers
+    ):
         return None
     layers = [BranchedLayer(layer) for layer in cache.layers]
     cache.layers[:] = layers

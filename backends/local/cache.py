@@ -15,12 +15,13 @@ SPARE = 64  # tokens of room at first; buffers then grow by half
 class GrowingLayer(DynamicLayer):
     """Keys and values [rows, heads, tokens, size] as views of buffers with room to spare.
 
-    The cache that comes with transformers copies all that came before at every step, which for small models is most of the time.
+    The cache that comes with transformers copies all that came before at every step, which for small models
+    is most of the time.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values, [rows, heads, new tokens, width], and give those of all tokens. Rooms grow by doubling, so that
-        appending does not copy each time."""
+        """Append keys and values, [rows, heads, new tokens, width], and give those of all tokens. Rooms grow
+        by doubling, so that appending does not copy each time."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.rooms = _room(key_states), _room(value_states)
@@ -44,10 +45,14 @@ class GrowingLayer(DynamicLayer):
 
 
 def new_cache(config: Any) -> Cache:
-    """An empty cache for a model. Layers with a sliding window keep everything: their attention mask takes care of the window.
-    Layers that are not attention (linear, state space) get what transformers has for them."""
+    """An empty cache for a model. Layers with a sliding window keep everything: their attention mask takes
+    care of the window. Layers that are not attention (linear, state space) get what transformers has for
+    them."""
     cache = DynamicCache(config=config)
-    cache.layers = [GrowingLayer() if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
+    cache.layers = [
+        GrowingLayer() if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else layer
+        for layer in cache.layers
+    ]
     if cache.layer_class_to_replicate is not None:
         cache.layer_class_to_replicate = GrowingLayer
     return cache

@@ -1,8 +1,9 @@
 """Layers of a model through torch.compile (Ansel et al. 2024): ``--ROLE.compile true``.
 
-Each layer is compiled by itself, around its attention, which stays as it is: attention to packed rows is no graph of tensors alone. Sizes
-of rows and tokens are symbols, so that one graph serves all of them. How a graph is laid out depends on the sizes with which it is first
-called; so it is called at once with rows of fixed sizes, and a run that is resumed computes with the graphs of the run that was cut.
+Each layer is compiled by itself, around its attention, which stays as it is: attention to packed rows is no
+graph of tensors alone. Sizes of rows and tokens are symbols, so that one graph serves all of them. How a
+graph is laid out depends on the sizes with which it is first called; so it is called at once with rows of
+fixed sizes, and a run that is resumed computes with the graphs of the run that was cut.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from rlflow.backends.local.passes import hidden_states
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.errors import PlanError
 
-GRAPHS = 256  # of one function: those of its kinds of layers, with and without a gradient, of all models of the process
-# Rows with which graphs are first called: no size of theirs, 7 rows of 23 tokens, is likely to be one of the model too.
+# of one function: those of its kinds of layers, with and without a gradient, of all models of the process
+GRAPHS = 256
+# Rows with which graphs are first called: no size of theirs, 7 rows of 23 tokens, is likely to be one of the
+# model too.
 FIRST = {"prompt_tokens": [[0] * 8] * 7, "tokens": [[0] * 15] * 7}
 # One row, for which torch has a graph of its own, of as many tokens as those have when they are packed.
 ALONE = {"prompt_tokens": [[0] * 8], "tokens": [[0] * 105]}
@@ -36,10 +39,16 @@ def check_compiler(device: str) -> None:
     """Raises PlanError where torch finds no compiler for ``device``."""
     reason = missing(device)
     if reason:
-        raise PlanError.of("no-compiler", f"compile: layers on '{device}' cannot be compiled here", found=reason,
-                           expected="a C++ compiler such as g++" if device == "cpu" else "Triton",
-                           remedy="install it (on Debian: apt install g++), name it with CXX=PATH, or leave --ROLE.compile out"
-                           if device == "cpu" else "install the CUDA build of torch, or leave --ROLE.compile out")  # fmt: skip
+        raise PlanError.of(
+            "no-compiler",
+            f"compile: layers on '{device}' cannot be compiled here",
+            found=reason,
+            expected="a C++ compiler such as g++" if device == "cpu" else "Triton",
+            remedy="install it (on Debian: apt install g++), name it with CXX=PATH, or leave "
+            "--ROLE.compile out"
+            if device == "cpu"
+            else "install the CUDA build of torch, or leave --ROLE.compile out",
+        )
 
 
 def missing(device: str) -> str:
@@ -56,13 +65,18 @@ def missing(device: str) -> str:
 
 
 def compile_layers(network: Network, *, packs: bool) -> None:
-    """Have each layer of a model's backbone compiled, now, for passes with a gradient too where the model learns. packs: whether its rows
-    are packed. Gradients of the model are cleared. Raises PlanError where its layers are unknown."""
+    """Have each layer of a model's backbone compiled, now, for passes with a gradient too where the model
+    learns. packs: whether its rows are packed. Gradients of the model are cleared. Raises PlanError where its
+    layers are unknown."""
     layers = [layer for layer in network.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
-        raise PlanError.of("no-layers", f"compile: {type(network.module).__name__} has no layers that transformers marks as such",
-                           found=type(network.backbone).__name__, expected="a decoder such as Llama, Qwen or Gemma",
-                           remedy="leave --ROLE.compile out")
+        raise PlanError.of(
+            "no-layers",
+            f"compile: {type(network.module).__name__} has no layers that transformers marks as such",
+            found=type(network.backbone).__name__,
+            expected="a decoder such as Llama, Qwen or Gemma",
+            remedy="leave --ROLE.compile out",
+        )
     _prepare()
     for layer in layers:
         layer.compile(dynamic=True)
@@ -74,7 +88,8 @@ def compile_layers(network: Network, *, packs: bool) -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """Settings of the process: more graphs than torch makes by default before it goes on without, and attention that it leaves alone."""
+    """Settings of the process: more graphs than torch makes by default before it goes on without, and
+    attention that it leaves alone."""
     torch._dynamo.config.recompile_limit = GRAPHS
     torch._dynamo.config.accumulated_recompile_limit = GRAPHS * 4
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -106,6 +121,10 @@ def _compilable(network: Network) -> Iterator[None]:
     try:
         yield
     except (TorchDynamoException, CppCompileError) as error:
-        raise PlanError.of("compile", f"compile: layers of {type(network.module).__name__} do not compile",
-                           found=str(error).strip().partition("\n")[0] or type(error).__name__, expected="layers that torch.compile takes",
-                           remedy="leave --ROLE.compile out; on a CPU the headers of Python have to be there too") from error  # fmt: skip
+        raise PlanError.of(
+            "compile",
+            f"compile: layers of {type(network.module).__name__} do not compile",
+            found=str(error).strip().partition("\n")[0] or type(error).__name__,
+            expected="layers that torch.compile takes",
+            remedy="leave --ROLE.compile out; on a CPU the headers of Python have to be there too",
+        ) from error

@@ -1,7 +1,8 @@
 """The decode loop: prompts are read once, then one token per row and step; rows that ended leave.
 
-On a GPU the host runs ahead of the device, and every look at a result makes it wait. So it looks at what was sampled once a block of
-tokens, finds out afterwards where in the block each row ended, and nothing else in the loop waits.
+On a GPU the host runs ahead of the device, and every look at a result makes it wait. So it looks at what was
+sampled once a block of tokens, finds out afterwards where in the block each row ended, and nothing else in
+the loop waits.
 """
 
 from __future__ import annotations
@@ -37,30 +38,42 @@ def known() -> AbstractContextManager[None]:
 
 
 def _sdpa_mask(
-    *args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, use_vmap: bool = False, **options: Any
+    *args: Any,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """transformers' own; outside of ``known``, and where no rows are packed or branched, nothing is different."""
+    """transformers' own; outside of ``known``, and where no rows are packed or branched, nothing is
+    different."""
     visible = options.get("mask_function", masking_utils.causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
     if (step := mask_of_step(options.get("local_size"), visible, use_vmap)) is not None:
         return step
     look = attention_mask is None or not _KNOWN.get()
-    return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look,
-                                   use_vmap=use_vmap, **options)  # fmt: skip
+    return masking_utils.sdpa_mask(
+        *args,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=allow_is_causal_skip and look,
+        use_vmap=use_vmap,
+        **options,
+    )
 
 
 masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask
 
 
 IDLE = 0.2  # share of rows that may have ended before the cache is copied without them
-TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]  # prompts, and tokens of three rows in three steps
+# prompts, and tokens of three rows in three steps
+TRIAL = [[3, 4, 5, 6, 7, 8], [9, 3]], [[4, 2, 6], [9, 3, 4], [5, 5, 7]]
 OF = torch.tensor([0, 0, 1])  # which of these prompts each of the rows has
 BLOCK = 16  # tokens of each row between two looks at a GPU
 
 
 def block_of(device: torch.device) -> int:
-    """After how many tokens of each row to look whether rows ended: looking at a CPU's memory costs nothing."""
+    """After how many tokens of each row to look whether rows ended: looking at a CPU's memory costs
+    nothing."""
     return 1 if device.type == "cpu" else BLOCK
 
 
@@ -74,14 +87,21 @@ class Drawn:
     stopped: Tensor  # bool [rows]: ended by an end token or a stop string, or by a length that was asked for
 
     @staticmethod
-    def nothing(rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu") -> Drawn:
+    def nothing(
+        rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu"
+    ) -> Drawn:
         """Room for ``rows`` rows of any lengths."""
         shape = (rows, max_tokens)
-        return Drawn(torch.zeros(shape, dtype=torch.int64, device=device), torch.zeros(shape, dtype=logprobs, device=device),
-                     torch.full((rows,), max_tokens), torch.zeros(rows, dtype=torch.bool))
+        return Drawn(
+            torch.zeros(shape, dtype=torch.int64, device=device),
+            torch.zeros(shape, dtype=logprobs, device=device),
+            torch.full((rows,), max_tokens),
+            torch.zeros(rows, dtype=torch.bool),
+        )
 
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
-        """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look at the device."""
+        """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look
+        at the device."""
         going = numbers[~self.stopped[numbers]]
         if ends.lengths is not None:
             at = (ends.lengths[going] - 1 - columns.start).clamp(max=len(columns))
@@ -109,7 +129,8 @@ class Rows:
     branches: Branches | None = None  # where rows share those of their prompts
 
     def take(self, index: Tensor) -> Rows:
-        """The rows at ``index``, which is on the host; a row may be taken several times before any has gone on from its prompt."""
+        """The rows at ``index``, which is on the host; a row may be taken several times before any has gone
+        on from its prompt."""
         there, padded = sent(index, self.places.device), self.padded[index]
         if self.branches is not None:
             self.branches.take(there)
@@ -117,33 +138,62 @@ class Rows:
             for layer in self.cache.layers:
                 layer.reorder_cache(there)
         mask = self.mask[there] if self.mask is not None and bool(padded.any()) else None
-        return replace(self, numbers=self.numbers[index], places=self.places[there], padded=padded, prompt=self.prompt[there],
-                       hidden=self.hidden[there], mask=mask)
+        return replace(
+            self,
+            numbers=self.numbers[index],
+            places=self.places[there],
+            padded=padded,
+            prompt=self.prompt[there],
+            hidden=self.hidden[there],
+            mask=mask,
+        )
 
     def go_on(self, of: Tensor, branch: bool) -> Rows:
-        """The rows that go on from these prompts; ``of``, int64 [rows], ascends and is on the host. branch: whether the model can compute
-        them with one copy of each prompt (``can_branch``)."""
-        branches = branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None) if branch else None
+        """The rows that go on from these prompts; ``of``, int64 [rows], ascends and is on the host. branch:
+        whether the model can compute them with one copy of each prompt (``can_branch``)."""
+        branches = (
+            branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None)
+            if branch
+            else None
+        )
         if branches is None:
             return self.take(of)
-        return replace(self, numbers=self.numbers[of], places=self.places[of], padded=torch.zeros(len(of), dtype=torch.bool),
-                       prompt=self.prompt[of], hidden=self.hidden[of], mask=None, branches=branches)
+        return replace(
+            self,
+            numbers=self.numbers[of],
+            places=self.places[of],
+            padded=torch.zeros(len(of), dtype=torch.bool),
+            prompt=self.prompt[of],
+            hidden=self.hidden[of],
+            mask=None,
+            branches=branches,
+        )
 
 
 @torch.inference_mode()
 def decode(
-    network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings, block: int,
+    network: Network,
+    prompts: Sequence[Tensor],
+    of: Tensor,
+    uniform: Tensor,
+    sampling: Sampling,
+    ends: Endings,
+    block: int,
     branch: bool = False,
-) -> Iterator[tuple[Drawn, Tensor]]:  # fmt: skip
-    """Sample one response for each entry of ``of`` [rows], the number of its prompt. Gives what is drawn so far, always the same tensors,
-    each time that it is known of rows that they ended, and their numbers, which are on the host as ``of`` is.
+) -> Iterator[tuple[Drawn, Tensor]]:
+    """Sample one response for each entry of ``of`` [rows], the number of its prompt. Gives what is drawn so
+    far, always the same tensors, each time that it is known of rows that they ended, and their numbers, which
+    are on the host as ``of`` is.
 
-    uniform: float64 [rows, max_tokens] in [0, 1). block: after how many tokens ends are looked for. Rows that ended go on, unread, to the
-    end of their block, and until a fifth of those under way has ended. branch: whether rows of a prompt share its keys and values.
+    uniform: float64 [rows, max_tokens] in [0, 1). block: after how many tokens ends are looked for. Rows that
+    ended go on, unread, to the end of their block, and until a fifth of those under way has ended. branch:
+    whether rows of a prompt share its keys and values.
     """
     rows = prefill(network, prompts, sampling.max_tokens).go_on(of, branch)
     rows.numbers, rows.places = torch.arange(len(of)), torch.arange(len(of), device=network.device)
-    drawn = Drawn.nothing(len(of), sampling.max_tokens, torch.promote_types(rows.hidden.dtype, torch.float32), network.device)
+    drawn = Drawn.nothing(
+        len(of), sampling.max_tokens, torch.promote_types(rows.hidden.dtype, torch.float32), network.device
+    )
     token = rows.places  # of the step before; there is none before the first
     for first in range(0, sampling.max_tokens, block):
         columns = range(first, min(first + block, sampling.max_tokens))
@@ -166,7 +216,8 @@ def decode(
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
-    """Read prompts of any lengths, padded on the left so that all end at the same place, with ``room`` for what follows."""
+    """Read prompts of any lengths, padded on the left so that all end at the same place, with ``room`` for
+    what follows."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     inside = torch.arange(width) >= width - lengths[:, None]
@@ -174,7 +225,9 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
     ids[inside] = torch.cat(list(prompts))
     positions = (torch.arange(width) - (width - lengths[:, None])).clamp(min=0)
     numbers, padded = torch.arange(len(lengths)), lengths < width
-    ids, lengths, inside, positions, places = (sent(x, network.device) for x in (ids, lengths, inside, positions, numbers))
+    ids, lengths, inside, positions, places = (
+        sent(x, network.device) for x in (ids, lengths, inside, positions, numbers)
+    )
     mask = torch.nn.functional.pad(inside, (0, room), value=True) if bool(padded.any()) else None
     cache = new_cache(network.module.config)
     hidden = _hidden(network, ids, positions, cache, inside if mask is not None else None)
@@ -189,7 +242,8 @@ def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
 
 
 def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
-    """After the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], False somewhere; None where nothing is padded."""
+    """After the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], False somewhere; None where
+    nothing is padded."""
     attended = {} if mask is None else {"attention_mask": mask}
     with known(), without_cudnn(network.device):
         return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
@@ -197,8 +251,8 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
-    """Raises PlanError for a model whose cache does not carry rows of several lengths, of which some leave and others are taken twice,
-    which is tried on a few tokens."""
+    """Raises PlanError for a model whose cache does not carry rows of several lengths, of which some leave
+    and others are taken twice, which is tried on a few tokens."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
@@ -207,23 +261,34 @@ def check_cache(network: Network) -> None:
             advance(network, rows, token.to(network.device), step)
             rows = rows.take(torch.arange(len(OF)))
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise PlanError.of("no-cache", f"{type(network.module).__name__} has a key-value cache that the local generator does not know",
-                           found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
-                           expected="an attention model such as Llama, Qwen or Gemma", remedy="--ROLE.generator vllm") from error
+        raise PlanError.of(
+            "no-cache",
+            f"{type(network.module).__name__} has a key-value cache that the local generator does not know",
+            found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            expected="an attention model such as Llama, Qwen or Gemma",
+            remedy="--ROLE.generator vllm",
+        ) from error
 
 
 @torch.inference_mode()
 def can_branch(network: Network) -> bool:
-    """Whether a model computes rows that share the keys and values of their prompts as it computes each by itself, which is tried on a few
-    tokens. Where its layers attend by other means than torch's attention, it does not."""
+    """Whether a model computes rows that share the keys and values of their prompts as it computes each by
+    itself, which is tried on a few tokens. Where its layers attend by other means than torch's attention, it
+    does not."""
     if "position_ids" not in network.takes or network.device.type != "cpu":
         return False
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
-        apart, together = (prefill(network, prompts, len(steps)).go_on(OF, branch) for branch in (False, True))
-        pairs = [[advance(network, rows, token, step).double() for rows in (apart, together)] for step, token in enumerate(steps)]
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # of a model that wants its mask to be a tensor
+        apart, together = (
+            prefill(network, prompts, len(steps)).go_on(OF, branch) for branch in (False, True)
+        )
+        pairs = [
+            [advance(network, rows, token, step).double() for rows in (apart, together)]
+            for step, token in enumerate(steps)
+        ]
+    # of a model that wants its mask to be a tensor
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
     return together.branches is not None and all(alike(network, *pair) for pair in pairs)
 

@@ -17,15 +17,18 @@ class CachedForward:
         self.drop()
 
     def keep(self, rows: Batch, flat: dict[str, Tensor]) -> None:
-        """flat: the quantities of ``rows``, differentiable, in the layout in which the trainer computes them."""
+        """flat: the quantities of ``rows``, differentiable, in the layout in which the trainer computes
+        them."""
         self._rows, self._flat = rows, flat
 
     def take(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor] | None:
-        """The quantities of ``want`` where they are held for just these rows in this order, else None. They are given away: their
-        graph is good for one backward pass."""
+        """The quantities of ``want`` where they are held for just these rows in this order, else None. They
+        are given away: their graph is good for one backward pass."""
         cached, flat = self._rows, self._flat
         self.drop()
-        fits = cached is not None and set(want) <= set(flat) and all(_equal(cached, rows, name) for name in READ)
+        fits = (
+            cached is not None and set(want) <= set(flat) and all(_equal(cached, rows, name) for name in READ)
+        )
         return {name: flat[name] for name in want} if fits else None
 
     def drop(self) -> None:

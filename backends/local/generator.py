@@ -1,4 +1,5 @@
-"""The local Generator: samples with its own copy of a model's weights, or with those of a trainer in the same process."""
+"""The local Generator: samples with its own copy of a model's weights, or with those of a trainer in the same
+process."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from rlflow.training.weight_sync.layout import Spread
 from rlflow.training.weight_sync.proof import Destinations
 from rlflow.training.weight_sync.shards import pieces_of
 
-BRANCHED = 4  # samples of a prompt, from which on sharing its keys and values saves more time than joining two parts costs
+# samples of a prompt, from which on sharing its keys and values saves more time than joining two parts costs
+BRANCHED = 4
 
 
 class Generator:
@@ -43,10 +45,18 @@ class Generator:
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
-        self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed, longest=spec.longest))
+        self.network = load_network(
+            ModelSpec(
+                spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed, longest=spec.longest
+            )
+        )
         if "past_key_values" not in self.network.takes:
-            raise PlanError.of("no-cache", f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
-                               found="a forward without past_key_values", expected="an attention model such as Llama, Qwen or Gemma")
+            raise PlanError.of(
+                "no-cache",
+                f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
+                found="a forward without past_key_values",
+                expected="an attention model such as Llama, Qwen or Gemma",
+            )
         check_cache(self.network)
         read_few_rows(self.network)
         self.branches = can_branch(self.network)
@@ -57,17 +67,24 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """What it can do. A subclass may need a process for each rank, or do something else with weights that it receives."""
-        return Capabilities(threads=cls is Generator, movable=("weights",), passing=("cache",), batch_tokens=settings.batch_tokens,
-                            shares=cls is Generator)
+        """What it can do. A subclass may need a process for each rank, or do something else with weights that
+        it receives."""
+        return Capabilities(
+            threads=cls is Generator,
+            movable=("weights",),
+            passing=("cache",),
+            batch_tokens=settings.batch_tokens,
+            shares=cls is Generator,
+        )
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
 
         Gives tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
-        ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of its prompt, its seed
-        and the weights. Other rows have a say only through the rounding of matrix products (about 1e-7 in float32), which moves
-        a token when a cumulative probability comes that close to its uniform number.
+        ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of
+        its prompt, its seed and the weights. Other rows have a say only through the rounding of matrix
+        products (about 1e-7 in float32), which moves a token when a cumulative probability comes that close
+        to its uniform number.
         """
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
@@ -76,9 +93,12 @@ class Generator:
             _take(out, rows, drawn, torch.arange(len(rows)))
         return self._batch(axis, out, sampling)
 
-    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """The rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those
-        first that stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
+    def generate_chunks(
+        self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
+    ) -> Iterator[Batch]:
+        """The rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended. Rows end by
+        length, of equals those first that stopped, ties by row; after those of an earlier batch where the
+        cache has no room for all."""
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
 
@@ -89,50 +109,68 @@ class Generator:
                     yield _in_order(out, rows[done])
 
         for rows in chunked(ended(), len(axis), chunks):
-            yield self._batch(axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling)
+            yield self._batch(
+                axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling
+            )
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Batch:
-        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with; all rows at once."""
+        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are
+        sampled with; all rows at once."""
         self.network.check_row(longest_row(batch))
         layout = sequences(batch, self.network.device)
         positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
         hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)[layout.before]
         tokens = tokens_at_once(0, self.network.vocabulary)
-        flat, _ = logprobs_and_entropy(self.network.logits, hidden, layout.targets, None, tokens=tokens, entropy=False)
-        return Batch(batch.axis, {"logprobs": Data(Kind(Level.TOKEN, str(flat.dtype).removeprefix("torch.")), flat.cpu(), layout.lengths)})
+        flat, _ = logprobs_and_entropy(
+            self.network.logits, hidden, layout.targets, None, tokens=tokens, entropy=False
+        )
+        return Batch(
+            batch.axis,
+            {
+                "logprobs": Data(
+                    Kind(Level.TOKEN, str(flat.dtype).removeprefix("torch.")), flat.cpu(), layout.lengths
+                )
+            },
+        )
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn, sampling)
         return Batch(axis, columns | {"group": group_column(axis)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
-        """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""
-        return Drawn.nothing(rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32))
+        """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained
+        on."""
+        return Drawn.nothing(
+            rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32)
+        )
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Sample from now on with these tensors themselves, which are those that a trainer of this process trains."""
+        """Sample from now on with these tensors themselves, which are those that a trainer of this process
+        trains."""
         self.network.share(weights)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
-        them. Raises ValueError where a name is unknown or missing."""
+        """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the
+        number of updates behind them. Raises ValueError where a name is unknown or missing."""
         with self.writing(version):
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy weights into the model, by name; the version stays as it is. Raises ValueError for a name that is unknown or missing."""
+        """Copy weights into the model, by name; the version stays as it is. Raises ValueError for a name that
+        is unknown or missing."""
         self.network.copy(weights)
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """A time for who writes into the memory of ``destinations``: afterwards these are the weights with ``version`` updates behind
-        them."""
+        """A time for who writes into the memory of ``destinations``: afterwards these are the weights with
+        ``version`` updates behind them."""
         yield
         self.version = version
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """The memory into which each of these tensors is to be written: the parameter of the same name, whole."""
+        """The memory into which each of these tensors is to be written: the parameter of the same name,
+        whole."""
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
@@ -150,7 +188,9 @@ class Generator:
         """Rows with prompts of similar lengths, as many as the cache has room for."""
         own = prompts.data["prompt_tokens"].lengths
         config, folder = self.network.module.config, self.spec.folder
-        check_room(own.tolist(), sampling.max_tokens, longest(config), f"the positions of the model in {folder}")
+        check_room(
+            own.tolist(), sampling.max_tokens, longest(config), f"the positions of the model in {folder}"
+        )
         self.network.check_row(int(own.max()) + sampling.max_tokens if len(own) else 0)
         lengths = own.repeat_interleave(sampling.samples)
         units = list(torch.arange(rows).split(1)) if rows else []
@@ -165,7 +205,9 @@ class Generator:
         for rows in self._batches(prompts, len(seeds), sampling):
             yield rows, self._sample(prompts, rows, sampling, seeds)
 
-    def _sample(self, prompts: Batch, rows: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Iterator[tuple[Drawn, Tensor]]:
+    def _sample(
+        self, prompts: Batch, rows: Tensor, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[Drawn, Tensor]]:
         which, of = torch.unique_consecutive(rows // sampling.samples, return_inverse=True)
         pieces = prompts.data["prompt_tokens"].take(which, prompts.axis).split()
         device = self.network.device
@@ -173,15 +215,24 @@ class Generator:
         own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()
         lengths = torch.tensor([each.max_tokens for each in own]) if own else None
         eos = torch.tensor(ends_of_call(self.eos, sampling, self.network.vocabulary), dtype=torch.int64)
-        ends = Endings(eos, sampling.stop, self.tokenizer, sampling.min_tokens, sampling.skip_special_tokens, lengths)
+        ends = Endings(
+            eos, sampling.stop, self.tokenizer, sampling.min_tokens, sampling.skip_special_tokens, lengths
+        )
         branch = self.branches and len(rows) >= BRANCHED * len(which)
         return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device), branch)
 
     def _text(self, drawn: Drawn, sampling: Sampling) -> dict[str, Data]:
-        rows = [row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]
+        rows = [
+            row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)
+        ]
         said = completions(self.tokenizer, rows, self.eos, sampling.skip_special_tokens)
-        finish = ("stop" if stopped and not sampling.lengths else "length" for stopped in drawn.stopped.tolist())
-        return {"completion": Data(Kind(Level.TEXT), tuple(said)), "finish": Data(Kind(Level.TEXT), tuple(finish))}
+        finish = (
+            "stop" if stopped and not sampling.lengths else "length" for stopped in drawn.stopped.tolist()
+        )
+        return {
+            "completion": Data(Kind(Level.TEXT), tuple(said)),
+            "finish": Data(Kind(Level.TEXT), tuple(finish)),
+        }
 
 
 def eos_ids(spec: ModelSpec, network: Network, tokenizer: Any) -> list[int]:
@@ -214,12 +265,18 @@ def _in_order(out: Drawn, rows: Tensor) -> Tensor:
 def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
     lengths = drawn.lengths
     tokens, logprobs = flatten(drawn.tokens, lengths), flatten(drawn.logprobs, lengths)
-    temperature = torch.full((len(lengths),), sampling.temperature or 1.0, dtype=logprobs.dtype)  # it divides logits
+    # it divides logits
+    temperature = torch.full((len(lengths),), sampling.temperature or 1.0, dtype=logprobs.dtype)
     token_level = {
         "tokens": tokens,
         "mask": torch.ones(len(tokens), dtype=torch.bool),
         "sampled_logprobs": logprobs,
         "policy_version": torch.full((len(tokens),), version, dtype=torch.int64),
     }
-    columns = {name: Data(Kind(Level.TOKEN, str(x.dtype).removeprefix("torch.")), x, lengths) for name, x in token_level.items()}
-    return columns | {"temperature": Data(Kind(Level.ROW, str(temperature.dtype).removeprefix("torch.")), temperature)}
+    columns = {
+        name: Data(Kind(Level.TOKEN, str(x.dtype).removeprefix("torch.")), x, lengths)
+        for name, x in token_level.items()
+    }
+    return columns | {
+        "temperature": Data(Kind(Level.ROW, str(temperature.dtype).removeprefix("torch.")), temperature)
+    }

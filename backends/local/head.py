@@ -10,14 +10,21 @@ from torch import Tensor, nn
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.sampling import LARGE
 
-FEW = 10  # rows up to which weight · hiddenᵀ takes at most 0.6 of the time of hidden · weightᵀ (`python benchmarks/head.py`)
+# rows up to which weight · hiddenᵀ takes at most 0.6 of the time of hidden · weightᵀ (`python
+# benchmarks/head.py`)
+FEW = 10
 
 
 def read_few_rows(network: Network) -> None:
-    """Have the head of a large vocabulary in float32, on a CPU, multiply few rows the other way round: MKL takes a sixth to three fifths of
-    the time for it."""
+    """Have the head of a large vocabulary in float32, on a CPU, multiply few rows the other way round: MKL
+    takes a sixth to three fifths of the time for it."""
     head = network.module.get_output_embeddings()
-    plain = type(head) is nn.Linear and head.bias is None and head.weight.dtype == torch.float32 and head.weight.device.type == "cpu"
+    plain = (
+        type(head) is nn.Linear
+        and head.bias is None
+        and head.weight.dtype == torch.float32
+        and head.weight.device.type == "cpu"
+    )
     if plain and network.vocabulary >= LARGE and torch.backends.mkl.is_available():
         network.read = partial(_read, head)
 
@@ -27,7 +34,8 @@ def _read(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def turned(weight: Tensor, hidden: Tensor) -> Tensor:
-    """hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary] as the transpose of weight · hiddenᵀ, copied to a tensor whose rows
-    are contiguous. One row is taken twice: MKL's product of a matrix and a vector is slower than one of two vectors."""
+    """hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary] as the transpose of weight · hiddenᵀ,
+    copied to a tensor whose rows are contiguous. One row is taken twice: MKL's product of a matrix and a
+    vector is slower than one of two vectors."""
     several = hidden.repeat(2, 1) if len(hidden) == 1 else hidden
     return (weight @ several.T)[:, : len(hidden)].T.contiguous()

@@ -1,9 +1,10 @@
 """Freed memory of this process, given back where it piles up.
 
-The activations of a step are freed at its end, and the next step allocates others, of other sizes. Small things that stay come to lie
-between them, so that the C library finds room in ever fewer of the pieces that it keeps: a process that gives none back grows with its
-steps. To give all of it back after each step would cost 10 to 20 % of the time, since the kernel clears each page that is asked for again.
-So that is done once an iteration at most, before a pass whose graph is kept for an update, and else when the process has grown.
+The activations of a step are freed at its end, and the next step allocates others, of other sizes. Small
+things that stay come to lie between them, so that the C library finds room in ever fewer of the pieces that
+it keeps: a process that gives none back grows with its steps. To give all of it back after each step would
+cost 10 to 20 % of the time, since the kernel clears each page that is asked for again. So that is done once
+an iteration at most, before a pass whose graph is kept for an update, and else when the process has grown.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ def give_back() -> None:
 
 
 class Heap:
-    """Gives freed memory back when it is told to, and when a process has grown by a tenth since it last did so.
+    """Gives freed memory back when it is told to, and when a process has grown by a tenth since it last did
+    so.
 
     measure: gives the bytes that the process has; release: gives freed memory back."""
 
-    def __init__(self, measure: Callable[[], int] = resident, release: Callable[[], None] = give_back) -> None:
+    def __init__(
+        self, measure: Callable[[], int] = resident, release: Callable[[], None] = give_back
+    ) -> None:
         self._measure, self._release = measure, release
         self._usual = 0  # the most bytes after a step that began with all freed memory given back
         self._given_back = True

@@ -1,9 +1,10 @@
 """Log-probs and entropy from hidden states, a few tokens' logits at a time.
 
-The logits of a batch are its largest tensor by far (16k tokens × 150k words × 4 bytes = 9.8 GB). Here they exist for
-``tokens`` entries only: those of the first piece are kept for the backward pass, in the dtype in which the head gives them, and those of
-each other piece are computed again there. Nothing else of their size is made, but their gradient where it cannot take their place. Softmax
-and its gradient go over a few rows at a time, which stay in the processor's cache.
+The logits of a batch are its largest tensor by far (16k tokens × 150k words × 4 bytes = 9.8 GB). Here they
+exist for ``tokens`` entries only: those of the first piece are kept for the backward pass, in the dtype in
+which the head gives them, and those of each other piece are computed again there. Nothing else of their size
+is made, but their gradient where it cannot take their place. Softmax and its gradient go over a few rows at a
+time, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -27,20 +28,33 @@ def tokens_at_once(setting: int, vocabulary: int) -> int:
 
 
 def logprobs_and_entropy(
-    logits: Logits, hidden: Tensor, targets: Tensor, temperature: Tensor | None, *, tokens: int, entropy: bool, once: bool = False
+    logits: Logits,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor | None,
+    *,
+    tokens: int,
+    entropy: bool,
+    once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-prob of each target [entries] under softmax(logits(hidden) / temperature), and the entropy in nats where asked for.
+    """Log-prob of each target [entries] under softmax(logits(hidden) / temperature), and the entropy in nats
+    where asked for.
 
-    hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries], None where all are 1. ``logits`` maps hidden states to
-    logits, in any dtype; what is computed of them is computed in float32 or better. once: nothing else reads the logits, so that the one
-    backward pass may put their gradient in their place; torch refuses a second one.
+    hidden: [entries, hidden size]; targets: int64 [entries]; temperature: [entries], None where all are 1.
+    ``logits`` maps hidden states to logits, in any dtype; what is computed of them is computed in float32 or
+    better. once: nothing else reads the logits, so that the one backward pass may put their gradient in their
+    place; torch refuses a second one.
     """
     pieces: list[tuple[Tensor, Tensor | None]] = []
     parts = hidden.split(tokens)
     temperatures = [None] * len(parts) if temperature is None else temperature.split(tokens)
     for piece in zip(parts, targets.split(tokens), temperatures, strict=True):
         if torch.is_grad_enabled() and pieces:
-            pieces.append(checkpoint(_piece, logits, *piece, entropy, once, use_reentrant=False, preserve_rng_state=False))
+            pieces.append(
+                checkpoint(
+                    _piece, logits, *piece, entropy, once, use_reentrant=False, preserve_rng_state=False
+                )
+            )
         else:
             pieces.append(_piece(logits, *piece, entropy, once))
     if not entropy:
@@ -59,7 +73,9 @@ class _LogProbs(torch.autograd.Function):
     """Log-probs and entropy [entries] from logits [entries, vocabulary], of which it keeps no copy."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor | None, entropy: bool, once: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor | None, entropy: bool, once: bool
+    ) -> tuple[Tensor, Tensor]:
         totals = logits.new_empty(len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
         logprobs, entropies = torch.empty_like(totals), torch.zeros_like(totals)
         for rows in _some(logits):
@@ -79,7 +95,9 @@ class _LogProbs(torch.autograd.Function):
         for rows in _some(logits):
             scaled, total = _scaled(logits, temperature, rows), totals[rows, None]
             if ctx.entropy:
-                weight = of_logprob[rows, None] + of_entropy[rows, None] * (scaled - total + entropies[rows, None])
+                weight = of_logprob[rows, None] + of_entropy[rows, None] * (
+                    scaled - total + entropies[rows, None]
+                )
                 new = (scaled - total).exp_().mul_(weight).neg_()
             else:
                 new = (scaled - total).exp_().mul_(-of_logprob[rows, None])
@@ -95,7 +113,8 @@ def _some(logits: Tensor) -> Iterator[slice]:
 
 
 def rows_at_once(logits: Tensor, elsewhere: int) -> int:
-    """The rows of logits [rows, vocabulary] that stay in a CPU's cache; on other devices those of ``elsewhere`` logits."""
+    """The rows of logits [rows, vocabulary] that stay in a CPU's cache; on other devices those of
+    ``elsewhere`` logits."""
     return max(1, (CACHED if logits.device.type == "cpu" else elsewhere) // logits.shape[-1])
 
 

@@ -1,4 +1,5 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022) through peft: the model's own weights stay, two thin matrices beside each linear layer learn."""
+"""Low-rank adapters (LoRA, Hu et al. 2022) through peft: the model's own weights stay, two thin matrices
+beside each linear layer learn."""
 
 from __future__ import annotations
 
@@ -27,19 +28,34 @@ def peft_package() -> Any:
 
 
 def add_adapters(module: Any, settings: TrainerSettings) -> None:
-    """Put an adapter beside each linear layer of the backbone that ``settings`` names, in place; nothing else of the backbone learns.
+    """Put an adapter beside each linear layer of the backbone that ``settings`` names, in place; nothing else
+    of the backbone learns.
 
-    The layer's output gains alpha / rank · B(A x). Both are float32 or better. Raises PlanError where no layer is named.
+    The layer's output gains alpha / rank · B(A x). Both are float32 or better. Raises PlanError where no
+    layer is named.
     """
-    chosen = {name: layer for name, layer in _linear(module) if settings.lora_targets == "all-linear" or "att" in name}
+    chosen = {
+        name: layer
+        for name, layer in _linear(module)
+        if settings.lora_targets == "all-linear" or "att" in name
+    }
     if not chosen:
-        raise PlanError.of("lora-targets", f"{type(module).__name__} has no layer that an adapter could stand beside",
-                           found=f"no linear layer for lora_targets = {settings.lora_targets}", expected="linear layers in its backbone",
-                           remedy="--lora-targets all-linear, or train without adapters: --lora 0")
+        raise PlanError.of(
+            "lora-targets",
+            f"{type(module).__name__} has no layer that an adapter could stand beside",
+            found=f"no linear layer for lora_targets = {settings.lora_targets}",
+            expected="linear layers in its backbone",
+            remedy="--lora-targets all-linear, or train without adapters: --lora 0",
+        )
     transposed = any(isinstance(layer, Conv1D) for layer in chosen.values())
-    config = peft_package().LoraConfig(r=settings.lora, lora_alpha=settings.lora_alpha, fan_in_fan_out=transposed,
-                                       target_modules=[f"module.{name}" for name in chosen])
-    holder = nn.ModuleDict({"module": module})  # hides the model's config, by which peft renames targets of experts
+    config = peft_package().LoraConfig(
+        r=settings.lora,
+        lora_alpha=settings.lora_alpha,
+        fan_in_fan_out=transposed,
+        target_modules=[f"module.{name}" for name in chosen],
+    )
+    # hides the model's config, by which peft renames targets of experts
+    holder = nn.ModuleDict({"module": module})
     peft_package().inject_adapter_in_model(config, holder)
     for layer in adapted(module).values():
         for linear in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
@@ -47,23 +63,35 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
 
 
 def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(an adapter's weight, what it begins with): A is drawn from ``seed``, B is zero, so that the model is unchanged at first."""
+    """(an adapter's weight, what it begins with): A is drawn from ``seed``, B is zero, so that the model is
+    unchanged at first."""
     chance = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         a, b = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
-        yield a, nn.init.kaiming_uniform_(torch.empty(a.shape, dtype=a.dtype), a=math.sqrt(5), generator=chance)
+        yield (
+            a,
+            nn.init.kaiming_uniform_(torch.empty(a.shape, dtype=a.dtype), a=math.sqrt(5), generator=chance),
+        )
         yield b, torch.zeros(b.shape, dtype=b.dtype)
 
 
 def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
     """The linear layers of the backbone: neither the language-model head nor a score head."""
     inside = set(module.base_model.modules())
-    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer in inside)
+    return (
+        (name, layer)
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer in inside
+    )
 
 
 def adapted(module: Any) -> dict[str, Any]:
     """Name → layer with an adapter."""
-    return {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")}
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")
+    }
 
 
 def is_adapter(name: str) -> bool:
@@ -73,13 +101,17 @@ def is_adapter(name: str) -> bool:
 
 def plain(name: str) -> str:
     """The name of a weight as the model has it without adapters; an adapter's as peft writes it."""
-    return name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".") if ".base_layer." in name or is_adapter(name) else name
+    return (
+        name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
+        if ".base_layer." in name or is_adapter(name)
+        else name
+    )
 
 
 @torch.no_grad()
 def merged(layer: Any, weight: Tensor, whole: Whole, precise: bool = False) -> Tensor:
-    """A new tensor: the layer's ``weight``, all of it, with its adapter added, in the weight's dtype; precise: in that of the adapter,
-    float32 or better."""
+    """A new tensor: the layer's ``weight``, all of it, with its adapter added, in the weight's dtype;
+    precise: in that of the adapter, float32 or better."""
     delta = _delta(layer, whole)
     summed = weight.to(delta.dtype) + delta
     return summed if precise else summed.to(weight.dtype)
@@ -93,8 +125,8 @@ def _delta(layer: Any, whole: Whole) -> Tensor:
 
 @torch.no_grad()
 def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
-    """|merged - weight - delta| / |delta| over all layers, each with its whole weight: how much of what adapters have learned is rounding
-    where it is merged. 0 where they have learned nothing."""
+    """|merged - weight - delta| / |delta| over all layers, each with its whole weight: how much of what
+    adapters have learned is rounding where it is merged. 0 where they have learned nothing."""
     lost = learned = 0.0
     for layer, weight in layers:
         delta = _delta(layer, whole)
@@ -105,25 +137,42 @@ def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
     return math.sqrt(lost / learned) if learned else 0.0
 
 
-def save_adapter(module: Any, settings: TrainerSettings, weights: Mapping[str, Tensor], base: Path | None, folder: Path) -> None:
-    """Write adapters as PEFT does, for a model that is loaded from ``base``. weights: whole, by the names that ``plain`` gives, with those
-    of a score head that learns."""
+def save_adapter(
+    module: Any, settings: TrainerSettings, weights: Mapping[str, Tensor], base: Path | None, folder: Path
+) -> None:
+    """Write adapters as PEFT does, for a model that is loaded from ``base``. weights: whole, by the names
+    that ``plain`` gives, with those of a score head that learns."""
     names, scores = list(adapted(module)), [name for name in weights if not is_adapter(name)]
     config = peft_package().LoraConfig(
-        r=settings.lora, lora_alpha=settings.lora_alpha, target_modules=_targets(module, names), fan_in_fan_out=_transposed(module),
-        modules_to_save=sorted({name.rpartition(".")[0] for name in scores}) or None, base_model_name_or_path=str(base) if base else None,
-        task_type="SEQ_CLS" if scores else "CAUSAL_LM", inference_mode=True)  # fmt: skip
+        r=settings.lora,
+        lora_alpha=settings.lora_alpha,
+        target_modules=_targets(module, names),
+        fan_in_fan_out=_transposed(module),
+        modules_to_save=sorted({name.rpartition(".")[0] for name in scores}) or None,
+        base_model_name_or_path=str(base) if base else None,
+        task_type="SEQ_CLS" if scores else "CAUSAL_LM",
+        inference_mode=True,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    save_file({f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
-              folder / "adapter_model.safetensors", {"format": "pt"})
+    save_file(
+        {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        folder / "adapter_model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def _targets(module: Any, names: list[str]) -> list[str]:
     """The last parts of the names of adapted layers, where no other linear layer has them; else the names."""
     last = {name.rpartition(".")[2] for name in names}
-    others = {name.rpartition(".")[2] for name, layer in module.named_modules()
-              if isinstance(layer, nn.Linear | Conv1D) and name not in names and ".lora_" not in name and not name.endswith(".base_layer")}
+    others = {
+        name.rpartition(".")[2]
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D)
+        and name not in names
+        and ".lora_" not in name
+        and not name.endswith(".base_layer")
+    }
     return sorted(names) if last & others else sorted(last)
 
 

@@ -1,4 +1,5 @@
-"""A Hugging Face causal model cut in two: the backbone, which gives hidden states, and a head that is read at chosen places."""
+"""A Hugging Face causal model cut in two: the backbone, which gives hidden states, and a head that is read at
+chosen places."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig, modeling_utils
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    modeling_utils,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
@@ -27,22 +33,25 @@ LOW = (torch.bfloat16, torch.float16)
 VALUE_HEAD = "value_head.safetensors"
 ALIGNED = 64  # bytes: where torch's allocator begins a tensor
 Transform = Callable[[Tensor], Tensor]
-Load = Callable[..., Any]  # (Auto class, ModelSpec, dtype, names of weights that may be new, options of the config) → model
+# (Auto class, ModelSpec, dtype, names of weights that may be new, options of the config) → model
+Load = Callable[..., Any]
 
 
 class Network:
-    """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
-    scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
-    arguments that the backbone knows. read: the language-model head. vocabulary: how many logits it gives. transform: what the model
-    does to logits after its head, once that was tried. asleep: whether its weights are out of memory. reach: the most tokens of a row for
-    which its rotary frequencies were chosen, None where they hold for all."""
+    """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one
+    number for values and scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the
+    layers with a LoRA adapter, by name. takes: the arguments that the backbone knows. read: the
+    language-model head. vocabulary: how many logits it gives. transform: what the model does to logits after
+    its head, once that was tried. asleep: whether its weights are out of memory. reach: the most tokens of a
+    row for which its rotary frequencies were chosen, None where they hold for all."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
         self.amp: torch.dtype | None = None
         self.adapted: dict[str, Any] = lora.adapted(module)
         self.backbone = module.base_model
-        self.backbone.warn_if_padding_and_no_attention_mask = _silent  # it looks at tokens at every pass, for which a GPU is waited for
+        # it looks at tokens at every pass, for which a GPU is waited for
+        self.backbone.warn_if_padding_and_no_attention_mask = _silent
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.read: Transform = module.get_output_embeddings()
         self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
@@ -51,22 +60,29 @@ class Network:
         self.reach: int | None = None
 
     def try_out(self) -> None:
-        """Try that the model is causal, and what it does to its logits. Needs its weights, and no autocast: the trial wants exact numbers.
-        Raises PlanError for a model that cannot be computed here."""
+        """Try that the model is causal, and what it does to its logits. Needs its weights, and no autocast:
+        the trial wants exact numbers. Raises PlanError for a model that cannot be computed here."""
         _check_causal(self)
         if self.kind == "logprobs":
             self.transform = _logit_transform(self)
 
     def hold_rotary(self, longest: int) -> None:
-        """Choose rotary frequencies for rows of at most so many tokens; see ``rotary.hold``. Before anything is computed."""
+        """Choose rotary frequencies for rows of at most so many tokens; see ``rotary.hold``. Before anything
+        is computed."""
         self.reach = rotary.hold(self.module, longest)
 
     def check_row(self, tokens: int) -> None:
-        """Raises PlanError where a row of so many tokens would need other rotary frequencies than those that were chosen."""
+        """Raises PlanError where a row of so many tokens would need other rotary frequencies than those that
+        were chosen."""
         if self.reach is not None and tokens > self.reach:
-            raise PlanError.of("longest-row", f"{type(self.module).__name__} has rotary frequencies for shorter rows",
-                               found=f"a row of {tokens} tokens", expected=f"at most {self.reach}, as its frequencies were chosen",
-                               remedy=f"a new run with --longest-row {tokens} or more, or shorter rows: --data.max_prompt, max_tokens")
+            raise PlanError.of(
+                "longest-row",
+                f"{type(self.module).__name__} has rotary frequencies for shorter rows",
+                found=f"a row of {tokens} tokens",
+                expected=f"at most {self.reach}, as its frequencies were chosen",
+                remedy=f"a new run with --longest-row {tokens} or more, or shorter rows: "
+                "--data.max_prompt, max_tokens",
+            )
 
     @property
     def device(self) -> torch.device:
@@ -82,8 +98,8 @@ class Network:
             return self.backbone(input_ids=ids, **options).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft capping; without either as the
-        head gives them, which may be in bfloat16."""
+        """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft
+        capping; without either as the head gives them, which may be in bfloat16."""
         with self.precision():
             logits = self.read(hidden)
         if self.transform is as_it_is:
@@ -99,8 +115,8 @@ class Network:
         return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Everything that learns: Hugging Face name → parameter, tied ones once, and the value head. The language-model head of
-        a critic does not learn; with adapters, they do and the backbone does not."""
+        """Everything that learns: Hugging Face name → parameter, tied ones once, and the value head. The
+        language-model head of a critic does not learn; with adapters, they do and the backbone does not."""
         named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":
             unused = self.module.get_output_embeddings().weight
@@ -110,11 +126,17 @@ class Network:
         return named
 
     def tensors(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are merged into new tensors.
+        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are
+        merged into new tensors.
         precise: these in the dtype of the adapters, not of the weights."""
         for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
-            yield name, self.whole(tensor) if layer is None else lora.merged(layer, self.whole(tensor), self.whole, precise)
+            yield (
+                name,
+                self.whole(tensor)
+                if layer is None
+                else lora.merged(layer, self.whole(tensor), self.whole, precise),
+            )
 
     def merging(self) -> Iterator[tuple[Any, Tensor]]:
         """Each layer with an adapter, and its own whole weight."""
@@ -127,17 +149,21 @@ class Network:
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Change such a tensor to a ``value``, all of which is given, in place; one that it is already stays."""
+        """Change such a tensor to a ``value``, all of which is given, in place; one that it is already
+        stays."""
         if target.data_ptr() != value.data_ptr():
             target.copy_(value)
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
-        """(names, tensor) of each weight as it is in memory, without adapters, with all names of a tied weight."""
+        """(names, tensor) of each weight as it is in memory, without adapters, with all names of a tied
+        weight."""
         self.check_awake()
         groups: dict[Any, tuple[list[str], Tensor]] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if not (self.adapted and lora.is_adapter(name)):
-                groups.setdefault(self.identity(tensor) or name, ([], tensor.detach()))[0].append(lora.plain(name))
+                groups.setdefault(self.identity(tensor) or name, ([], tensor.detach()))[0].append(
+                    lora.plain(name)
+                )
         return iter(groups.values())
 
     def identity(self, tensor: Tensor) -> Any:
@@ -145,36 +171,48 @@ class Network:
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Compute from now on with these tensors themselves, by name, in place of weights of its own: those of another copy of the same
-        model. One of another dtype or device is left out."""
+        """Compute from now on with these tensors themselves, by name, in place of weights of its own: those
+        of another copy of the same model. One of another dtype or device is left out."""
         lent, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
             tensor = next((lent[name] for name in names if name in lent), None)
             for name in names:
-                if tensor is not None and (tensor.dtype, tensor.device) == (own[name].dtype, own[name].device):
+                if tensor is not None and (tensor.dtype, tensor.device) == (
+                    own[name].dtype,
+                    own[name].device,
+                ):
                     own[name].data = tensor.detach()
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a name is unknown or one is
-        missing."""
+        """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a
+        name is unknown or one is missing."""
         groups = list(self.own())
         own = {name: tensor for names, tensor in groups for name in names}
-        missing, first = {names[0] for names, _ in groups}, {name: names[0] for names, _ in groups for name in names}
+        missing, first = (
+            {names[0] for names, _ in groups},
+            {name: names[0] for names, _ in groups for name in names},
+        )
         with torch.no_grad():
             for name, tensor in tensors:
                 if name not in own:
                     raise ValueError(f"weights: found '{name}', expected one of {listed(own, 8)}")
                 if own[name].shape != tensor.shape:
-                    raise ValueError(f"weights: found '{name}' {list(tensor.shape)}, expected the shape {list(own[name].shape)}")
+                    raise ValueError(
+                        f"weights: found '{name}' {list(tensor.shape)}, expected the shape "
+                        f"{list(own[name].shape)}"
+                    )
                 self.put(own[name], tensor)
                 missing.discard(first[name])
         if missing:
-            raise ValueError(f"weights: found no {listed(sorted(missing), 8)}, expected every weight of the model")
+            raise ValueError(
+                f"weights: found no {listed(sorted(missing), 8)}, expected every weight of the model"
+            )
         if self.adapted:
             lora.clear(self.module)
 
     def check_awake(self) -> None:
-        """Raises ValueError where there is nothing to compute with: an empty storage would end the process."""
+        """Raises ValueError where there is nothing to compute with: an empty storage would end the
+        process."""
         if self.asleep:
             raise ValueError("found weights that are asleep, expected wake() before they are used")
 
@@ -195,29 +233,37 @@ class Network:
         self.write(folder, merged, self.head.state_dict() if self.kind == "values" else {})
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
-        """Write a model folder with these weights, or with the model's own where ``tensors`` is None. Weights into which adapters are
-        merged are all written in the dtype of those, as a run without adapters writes the weights that it trains."""
+        """Write a model folder with these weights, or with the model's own where ``tensors`` is None. Weights
+        into which adapters are merged are all written in the dtype of those, as a run without adapters writes
+        the weights that it trains."""
         if self.adapted and tensors is not None:
-            tensors = {name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()}
+            tensors = {
+                name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()
+            }
         with quiet(), unwrapped(), _generation_as_it_is(self.module, folder):
             self.module.save_pretrained(folder, state_dict=tensors)
         if self.adapted and self.module.dtype in LOW:
             config = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
         if head:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
+            save_file(
+                {name: tensor.detach().cpu().contiguous() for name, tensor in head.items()},
+                folder / VALUE_HEAD,
+            )
 
 
 def _silent(*_: Any) -> None:
-    """Replace transformers' warning about padding. The warning does not apply here: masks are passed wherever they are needed."""
+    """Replace transformers' warning about padding. The warning does not apply here: masks are passed wherever
+    they are needed."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
-    """The model in ``spec.folder`` with the head that ``spec`` asks for. Runs no code from the folder and fetches nothing.
+    """The model in ``spec.folder`` with the head that ``spec`` asks for. Runs no code from the folder and
+    fetches nothing.
 
-    Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in bfloat16. A trained model gets
-    the adapters that ``settings`` ask for; its other weights are then frozen. Raises PlanError where the folder does not hold such
-    a model.
+    Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in
+    bfloat16. A trained model gets the adapters that ``settings`` ask for; its other weights are then frozen.
+    Raises PlanError where the folder does not hold such a model.
     """
     module, head = parts(spec, settings, load_whole)
     network = Network(module, spec.head, head)
@@ -241,11 +287,20 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
     if adapters:
         lora.peft_package()  # missed before the weights are read
     if spec.trained and spec.dtype == "float16":
-        raise PlanError.of("dtype", "float16 cannot be trained without loss scaling", found="float16", expected="bfloat16 or float32")
+        raise PlanError.of(
+            "dtype",
+            "float16 cannot be trained without loss scaling",
+            found="float16",
+            expected="bfloat16 or float32",
+        )
     dtype = torch.float32 if computes_low(spec) and not adapters else getattr(torch, spec.dtype)
     with readable(spec):
         config = _config(spec)
-        module = _scorer(spec, config, dtype, load) if spec.head == "scores" else _language_model(spec, dtype, load)
+        module = (
+            _scorer(spec, config, dtype, load)
+            if spec.head == "scores"
+            else _language_model(spec, dtype, load)
+        )
     module.eval().requires_grad_(spec.trained and not adapters)
     head = _head(module, spec)
     if adapters:
@@ -273,8 +328,10 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 
 
 def checkpoint_layers(module: Any) -> None:
-    """Recompute each layer in the backward pass. Layers check their own ``training``, so that alone is set: dropout stays off."""
-    newer = getattr(module, "activation_checkpointing_enable", None)  # the older name warns where the newer exists
+    """Recompute each layer in the backward pass. Layers check their own ``training``, so that alone is set:
+    dropout stays off."""
+    # the older name warns where the newer exists
+    newer = getattr(module, "activation_checkpointing_enable", None)
     (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
     for layer in module.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -286,55 +343,88 @@ def checkpoint_layers(module: Any) -> None:
 
 def _config(spec: ModelSpec) -> Any:
     if spec.folder is None or not (spec.folder / "config.json").is_file():
-        raise PlanError.of("no-model", "the local backend needs a Hugging Face model folder", found=str(spec.folder),
-                           expected="a folder with config.json and safetensors")
+        raise PlanError.of(
+            "no-model",
+            "the local backend needs a Hugging Face model folder",
+            found=str(spec.folder),
+            expected="a folder with config.json and safetensors",
+        )
     return pretrained.read_config(spec.folder)
 
 
 @contextlib.contextmanager
 def readable(spec: ModelSpec) -> Iterator[None]:
-    """A context in which errors of transformers and safetensors about an unreadable folder become a PlanError."""
+    """A context in which errors of transformers and safetensors about an unreadable folder become a
+    PlanError."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        raise PlanError.of("model-folder", f"the model folder '{spec.folder}' cannot be loaded", found=_first_sentence(error),
-                           expected="config.json of a model that the installed transformers knows, and whole weights as safetensors",
-                           remedy="download or save the folder again, or name another with --model") from error
+        raise PlanError.of(
+            "model-folder",
+            f"the model folder '{spec.folder}' cannot be loaded",
+            found=_first_sentence(error),
+            expected="config.json of a model that the installed transformers knows, and whole weights as "
+            "safetensors",
+            remedy="download or save the folder again, or name another with --model",
+        ) from error
 
 
 def _first_sentence(error: Exception) -> str:
     return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
-def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
-    """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the folder."""
+def load_whole(
+    kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
+) -> Any:
+    """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the
+    folder."""
     assert spec.folder is not None
     with quiet():  # what is missing is an error below; the rest is expected
-        module, info = pretrained.read_model(kind, spec.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
-                                             **options)  # fmt: skip
-    if other := sorted(f"{name} {list(there)}, not {list(wanted)}" for name, there, wanted in info["mismatched_keys"]):
-        raise PlanError.of("weights-shape", f"weights of the model folder {spec.folder} do not have the shapes of its config",
-                           found=listed(other, 8), expected=f"weights of the {type(module).__name__} that config.json describes",
-                           remedy="correct config.json, such as its vocab_size, or save the folder again")
+        module, info = pretrained.read_model(
+            kind, spec.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    if other := sorted(
+        f"{name} {list(there)}, not {list(wanted)}" for name, there, wanted in info["mismatched_keys"]
+    ):
+        raise PlanError.of(
+            "weights-shape",
+            f"weights of the model folder {spec.folder} do not have the shapes of its config",
+            found=listed(other, 8),
+            expected=f"weights of the {type(module).__name__} that config.json describes",
+            remedy="correct config.json, such as its vocab_size, or save the folder again",
+        )
     missing = sorted(set(info["missing_keys"]) - set(allowed))
     if missing:
-        raise PlanError.of("weights-missing", f"the model folder {spec.folder} lacks weights", found=f"no {listed(missing, 8)}",
-                           expected=f"a {type(module).__name__}")
+        raise PlanError.of(
+            "weights-missing",
+            f"the model folder {spec.folder} lacks weights",
+            found=f"no {listed(missing, 8)}",
+            expected=f"a {type(module).__name__}",
+        )
     _check_finite(module, spec)
     return _aligned(module)
 
 
 def _check_finite(module: Any, spec: ModelSpec) -> None:
     """Raises PlanError for weights with NaN or infinities: every number of a run would be NaN."""
-    bad = [name for name, weight in module.named_parameters()
-           if weight.numel() and not all(bound.isfinite() for bound in weight.detach().aminmax())]  # fmt: skip
+    bad = [
+        name
+        for name, weight in module.named_parameters()
+        if weight.numel() and not all(bound.isfinite() for bound in weight.detach().aminmax())
+    ]
     if bad:
-        raise PlanError.of("weights-not-finite", f"weights of the model folder {spec.folder} are not finite", found=listed(bad, 8),
-                           expected="numbers", remedy="download or save the folder again, or name another with --model")
+        raise PlanError.of(
+            "weights-not-finite",
+            f"weights of the model folder {spec.folder} are not finite",
+            found=listed(bad, 8),
+            expected="numbers",
+            remedy="download or save the folder again, or name another with --model",
+        )
 
 
 def _aligned(module: Any) -> Any:
-    """Weights as torch lays out memory of its own. How a product is rounded may depend on it, and in a file they lie anywhere."""
+    """Weights as torch lays out memory of its own. How a product is rounded may depend on it, and in a file
+    they lie anywhere."""
     for tensor in module.parameters():
         if tensor.data_ptr() % ALIGNED:
             tensor.data = tensor.data.clone()
@@ -357,8 +447,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
-    """Save a model meanwhile whose generation config transformers would refuse to write, such as one with top_k and no do_sample: it came
-    with the model, and goes along with it."""
+    """Save a model meanwhile whose generation config transformers would refuse to write, such as one with
+    top_k and no do_sample: it came with the model, and goes along with it."""
     generation = getattr(module, "generation_config", None)
     if generation is None:
         yield
@@ -374,8 +464,8 @@ def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Without the search of `save_pretrained` for wrappers, of which a model here has none: where accelerate and DeepSpeed are installed it
-    imports both, which takes seconds and prints a line."""
+    """Without the search of `save_pretrained` for wrappers, of which a model here has none: where accelerate
+    and DeepSpeed are installed it imports both, which takes seconds and prints a line."""
     search = modeling_utils.unwrap_model
     modeling_utils.unwrap_model = lambda model, recursive=False: model
     try:
@@ -387,8 +477,12 @@ def unwrapped() -> Iterator[None]:
 def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
     module = load(AutoModelForCausalLM, spec, dtype, ())
     if module.get_output_embeddings() is None or module.base_model is module:
-        raise PlanError.of("no-backbone", f"{type(module).__name__} has no separate backbone and language-model head",
-                           found=str(spec.folder), expected="a decoder such as Llama, Qwen or Gemma")
+        raise PlanError.of(
+            "no-backbone",
+            f"{type(module).__name__} has no separate backbone and language-model head",
+            found=str(spec.folder),
+            expected="a decoder such as Llama, Qwen or Gemma",
+        )
     return module
 
 
@@ -396,15 +490,29 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
     """A sequence classifier with one label; a language model gets a zero head, if it is to be trained."""
     has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if not has_head and not spec.trained:
-        raise PlanError.of("no-score-head", "a frozen reward model without a score head would score everything alike",
-                           found=f"{spec.folder}: {listed(config.architectures or ())}", expected="a …ForSequenceClassification")
+        raise PlanError.of(
+            "no-score-head",
+            "a frozen reward model without a score head would score everything alike",
+            found=f"{spec.folder}: {listed(config.architectures or ())}",
+            expected="a …ForSequenceClassification",
+        )
     if has_head and config.num_labels != 1:
-        raise PlanError.of("labels", "a reward model gives one number", found=f"{config.num_labels} labels in {spec.folder}",
-                           expected="num_labels = 1")
-    module = load(AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1)
+        raise PlanError.of(
+            "labels",
+            "a reward model gives one number",
+            found=f"{config.num_labels} labels in {spec.folder}",
+            expected="num_labels = 1",
+        )
+    module = load(
+        AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1
+    )
     if not hasattr(module, "score"):
-        raise PlanError.of("no-score-head", f"{type(module).__name__} has no linear head named 'score'", found=str(spec.folder),
-                           expected="a decoder such as Llama, Qwen or Gemma")
+        raise PlanError.of(
+            "no-score-head",
+            f"{type(module).__name__} has no linear head named 'score'",
+            found=str(spec.folder),
+            expected="a decoder such as Llama, Qwen or Gemma",
+        )
     if not has_head:
         nn.init.zeros_(module.score.weight)
     return module
@@ -416,8 +524,11 @@ def as_it_is(logits: Tensor) -> Tensor:
 
 
 def _candidates(config: Any) -> Iterator[Transform]:
-    """The changes of logits after the head that a config names: soft capping (Gemma), scaling (Cohere, Granite)."""
-    cap, scale, divisor = (getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
+    """The changes of logits after the head that a config names: soft capping (Gemma), scaling (Cohere,
+    Granite)."""
+    cap, scale, divisor = (
+        getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    )
     if cap:
         yield lambda logits: (logits / cap).tanh() * cap
     if scale:
@@ -430,35 +541,51 @@ def _candidates(config: Any) -> Iterator[Transform]:
 
 @torch.no_grad()
 def _check_causal(network: Network) -> None:
-    """Raises PlanError where another last token changes what the model makes of the tokens before it. What follows a row in a batch would
-    change the row."""
+    """Raises PlanError where another last token changes what the model makes of the tokens before it. What
+    follows a row in a batch would change the row."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
-    ids, places = torch.arange(4, device=network.device)[None] % vocabulary, torch.arange(4, device=network.device)[None]
+    ids, places = (
+        torch.arange(4, device=network.device)[None] % vocabulary,
+        torch.arange(4, device=network.device)[None],
+    )
     other = torch.cat([ids[:, :3], ids[:, :1] + vocabulary - 1], 1)
     one, another = (network.hidden(each, places, use_cache=False)[:, :3].float() for each in (ids, other))
     close = 1e-4 if network.module.dtype in (torch.float32, torch.float64) else 0.02
     if not torch.allclose(one, another, rtol=close, atol=close * float(one.abs().max())):
-        raise PlanError.of("not-causal", f"{type(network.module).__name__} reads the tokens after a token, too",
-                           found="hidden states that change with a later token", expected="a causal model such as Llama, Qwen or Gemma",
-                           remedy="another folder with --model; of an encoder of transformers, is_decoder in its config may be false")
+        raise PlanError.of(
+            "not-causal",
+            f"{type(network.module).__name__} reads the tokens after a token, too",
+            found="hidden states that change with a later token",
+            expected="a causal model such as Llama, Qwen or Gemma",
+            remedy="another folder with --model; of an encoder of transformers, is_decoder in its config "
+            "may be false",
+        )
 
 
 @torch.no_grad()
 def _logit_transform(network: Network) -> Transform:
-    """Find the transform that the model applies to its head's logits, such as a scale or a soft cap. Known transforms are tried on a few
-    tokens until one gives the model's own logits. The head's output is spread over [-30, 30] for the trial, so that a soft cap shows on
-    small weights too."""
+    """Find the transform that the model applies to its head's logits, such as a scale or a soft cap. Known
+    transforms are tried on a few tokens until one gives the model's own logits. The head's output is spread
+    over [-30, 30] for the trial, so that a soft cap shows on small weights too."""
     module = network.module
     ids = torch.arange(4, device=network.device)[None] % module.get_output_embeddings().weight.shape[0]
-    spread = module.get_output_embeddings().register_forward_hook(lambda _, __, x: x + torch.linspace(-30, 30, x.shape[-1]).to(x))
+    spread = module.get_output_embeddings().register_forward_hook(
+        lambda _, __, x: x + torch.linspace(-30, 30, x.shape[-1]).to(x)
+    )
     try:
         own = module(input_ids=ids, use_cache=False).logits.float()
-        raw = module.get_output_embeddings()(network.hidden(ids, torch.arange(4, device=network.device)[None])).float()
+        raw = module.get_output_embeddings()(
+            network.hidden(ids, torch.arange(4, device=network.device)[None])
+        ).float()
     finally:
         spread.remove()
     error = 0.02 if raw.dtype != module.dtype else 1e-4
     for transform in _candidates(module.config.get_text_config()):
         if torch.allclose(transform(raw), own, rtol=error, atol=error * float(own.abs().max())):
             return transform
-    raise PlanError.of("logits", f"{type(module).__name__} does something to its logits that is not known here",
-                       found="logits other than those of its head", expected="soft capping or a scale that its config names")
+    raise PlanError.of(
+        "logits",
+        f"{type(module).__name__} does something to its logits that is not known here",
+        found="logits other than those of its head",
+        expected="soft capping or a scale that its config names",
+    )

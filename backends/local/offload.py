@@ -1,7 +1,8 @@
-"""Tensors out of memory and back, in place: their storages are emptied and filled again, so that every view, tied weight and optimizer
-that knows a tensor still does.
+"""Tensors out of memory and back, in place: their storages are emptied and filled again, so that every view,
+tied weight and optimizer that knows a tensor still does.
 
-From a GPU they go to the host's memory. From the host's memory they go to a file without a name, which is gone with the process however it
+From a GPU they go to the host's memory. From the host's memory they go to a file without a name, which is
+gone with the process however it
 ends: in the folder of TMPDIR, else in /var/tmp, which is on a disk where /tmp may be memory.
 """
 
@@ -41,15 +42,17 @@ class Away:
         return part in self._stored
 
     def put(self, part: str, tensors: Iterable[Tensor]) -> int:
-        """Empty the storages of these tensors, all of whose views lose their content until ``back``; the bytes that this frees. Raises
-        OSError where there is no room for them; nothing is freed then."""
+        """Empty the storages of these tensors, all of whose views lose their content until ``back``; the
+        bytes that this frees. Raises OSError where there is no room for them; nothing is freed then."""
         if part in self._stored:
             return 0
         storages = list(_storages(tensors))
         on_host = all(storage.device.type == "cpu" for storage in storages)
         file = _written(storages) if on_host else None
         hosted = [] if file else [_bytes(storage).to("cpu", copy=True) for storage in storages]
-        stored = self._stored[part] = Stored([(storage, storage.nbytes()) for storage in storages], file, hosted)
+        stored = self._stored[part] = Stored(
+            [(storage, storage.nbytes()) for storage in storages], file, hosted
+        )
         for storage in storages:
             storage.resize_(0)
         if file is not None:
@@ -85,7 +88,9 @@ def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:
     except OSError as error:
         with contextlib.suppress(OSError):  # what is still in its buffer finds no room either
             file.close()
-        raise OSError(error.errno, f"{error.strerror}: no room for parts of models in {folder or tempfile.gettempdir()}") from error
+        raise OSError(
+            error.errno, f"{error.strerror}: no room for parts of models in {folder or tempfile.gettempdir()}"
+        ) from error
     return file
 
 
@@ -97,7 +102,8 @@ def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    """Each once, and those that are not empty. Memory that torch cannot give back, such as a mapped file, is copied into its own first."""
+    """Each once, and those that are not empty. Memory that torch cannot give back, such as a mapped file, is
+    copied into its own first."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)

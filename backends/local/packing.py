@@ -1,6 +1,8 @@
-"""Rows laid out for a model without padding, the common beginning of prompts once: all tokens behind one another in one sequence.
+"""Rows laid out for a model without padding, the common beginning of prompts once: all tokens behind one
+another in one sequence.
 
-Every layer but attention works token by token, so that it computes no more than these; attention goes by ``Block`` (attention.py).
+Every layer but attention works token by token, so that it computes no more than these; attention goes by
+``Block`` (attention.py).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens of a family: ``shared`` common ones from ``start`` on, which may be none, then what follows them in each row."""
+    """The tokens of a family: ``shared`` common ones from ``start`` on, which may be none, then what follows
+    them in each row."""
 
     start: int
     shared: int
@@ -68,19 +71,36 @@ def packed(rows: Batch, device: torch.device) -> PackedRows:
         block, order = _block(family, [len(row) for row in whole], blocks[-1].runs[-1].end if blocks else 0)
         blocks.append(block)
         pieces += [whole[order[0]][: family.shared], *(whole[row][family.shared :] for row in order)]
-        positions += [torch.arange(family.shared), *(torch.arange(family.shared, len(whole[row])) for row in order)]
-        place[torch.tensor(order)] = torch.cat([run.start + run.length * torch.arange(run.count) for run in block.runs]) - family.shared
+        positions += [
+            torch.arange(family.shared),
+            *(torch.arange(family.shared, len(whole[row])) for row in order),
+        ]
+        place[torch.tensor(order)] = (
+            torch.cat([run.start + run.length * torch.arange(run.count) for run in block.runs])
+            - family.shared
+        )
     empty = [torch.zeros(0, dtype=torch.int64)]
     before = (place + start - 1).repeat_interleave(lengths) + ramp(lengths)
-    laid = (torch.cat(pieces or empty)[None], response.value, before, place + start + lengths - 1, torch.cat(positions or empty)[None])
+    laid = (
+        torch.cat(pieces or empty)[None],
+        response.value,
+        before,
+        place + start + lengths - 1,
+        torch.cat(positions or empty)[None],
+    )
     ids, targets, before, last, positions_ = (tensor.to(device) for tensor in laid)
     return PackedRows(ids, lengths, targets, before, last, positions_, tuple(blocks))
 
 
 def _block(family: Family, whole: list[int], start: int) -> tuple[Block, list[int]]:
-    """The block of a family that begins at ``start``, and its rows in the order in which they lie there: the longest first."""
+    """The block of a family that begins at ``start``, and its rows in the order in which they lie there: the
+    longest first."""
     order = sorted(family.rows, key=lambda row: -whole[row])
-    return Block(start, family.shared, tuple(_runs([whole[row] - family.shared for row in order], start + family.shared))), order
+    return Block(
+        start,
+        family.shared,
+        tuple(_runs([whole[row] - family.shared for row in order], start + family.shared)),
+    ), order
 
 
 def _runs(lengths: list[int], start: int) -> Iterator[Run]:

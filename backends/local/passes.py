@@ -1,4 +1,5 @@
-"""Passes through a model: hidden states of rows in either layout, and whether a model can compute the packed one."""
+"""Passes through a model: hidden states of rows in either layout, and whether a model can compute the packed
+one."""
 
 from __future__ import annotations
 
@@ -14,44 +15,67 @@ from rlflow.backends.local.packing import PackedRows, packed
 from rlflow.backends.local.sequences import Sequences, sequences
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of hidden states of one model; 0.2 in shorter numbers
-TRIAL = {"prompt_tokens": [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 2], [9, 3]], "tokens": [[4, 9, 5], [2, 3], [6]]}
-OWN = {"prompt_tokens": [[3, 4, 5, 6, 7, 1], *TRIAL["prompt_tokens"][1:]]}  # another token of the first row alone
-COMMON = {"prompt_tokens": [[2, 4, 5, 6, 7, 8], [2, 4, 5, 6, 7, 2], [9, 3]]}  # another token of what the first two rows have in common
+TRIAL = {
+    "prompt_tokens": [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 2], [9, 3]],
+    "tokens": [[4, 9, 5], [2, 3], [6]],
+}
+# another token of the first row alone
+OWN = {"prompt_tokens": [[3, 4, 5, 6, 7, 1], *TRIAL["prompt_tokens"][1:]]}
+# another token of what the first two rows have in common
+COMMON = {"prompt_tokens": [[2, 4, 5, 6, 7, 8], [2, 4, 5, 6, 7, 2], [9, 3]]}
 
 
 def hidden_states(network: Network, layout: Sequences) -> Tensor:
     """[places, hidden] for the places of a layout, which ``before`` and ``last`` name."""
     if isinstance(layout, PackedRows):
         with over(layout.blocks):  # with a mask, or transformers looks for rows that begin at position 0
-            return network.hidden(layout.ids, layout.positions, attention_mask=torch.ones_like(layout.ids), use_cache=False)[0]
+            return network.hidden(
+                layout.ids, layout.positions, attention_mask=torch.ones_like(layout.ids), use_cache=False
+            )[0]
     positions = torch.arange(layout.ids.shape[1], device=layout.ids.device)[None]
     return network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)
 
 
 @torch.no_grad()
 def can_pack(network: Network) -> bool:
-    """Whether a model computes packed rows as it computes each by itself, which is tried on a few tokens. Where its layers carry state from
-    token to token, or attend by other means than torch's attention, it does not."""
+    """Whether a model computes packed rows as it computes each by itself, which is tried on a few tokens.
+    Where its layers carry state from token to token, or attend by other means than torch's attention, it does
+    not."""
     if "position_ids" not in network.takes:
         return False
     try:
         apart, together, own, common = (_tried(network, layout, rows) for layout, rows in TRIALS)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # of a model that wants its mask to be a tensor
+    # of a model that wants its mask to be a tensor
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
     close = all(alike(network, one, other) for one, other in zip(together, apart, strict=True))
-    return close and _changed(together, own) == [True, False, False] and _changed(together, common) == [True, True, False]
+    return (
+        close
+        and _changed(together, own) == [True, False, False]
+        and _changed(together, common) == [True, True, False]
+    )
 
 
-def _tried(network: Network, layout: Callable[[Batch, torch.device], Sequences], columns: Mapping[str, list[list[int]]]) -> list[Tensor]:
+def _tried(
+    network: Network,
+    layout: Callable[[Batch, torch.device], Sequences],
+    columns: Mapping[str, list[list[int]]],
+) -> list[Tensor]:
     """Hidden states before each response token, by rows."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
-    rows = Batch.of(**{name: [[token % vocabulary for token in row] for row in some] for name, some in columns.items()})
+    rows = Batch.of(
+        **{name: [[token % vocabulary for token in row] for row in some] for name, some in columns.items()}
+    )
     laid = layout(rows, network.device)
     return list(hidden_states(network, laid)[laid.before].split(laid.lengths.tolist()))
 
 
 TRIALS: tuple[tuple[Callable[[Batch, torch.device], Sequences], Mapping[str, list[list[int]]]], ...] = (
-    (sequences, TRIAL), (packed, TRIAL), (packed, TRIAL | OWN), (packed, TRIAL | COMMON))  # fmt: skip
+    (sequences, TRIAL),
+    (packed, TRIAL),
+    (packed, TRIAL | OWN),
+    (packed, TRIAL | COMMON),
+)
 
 
 def alike(network: Network, one: Tensor, other: Tensor) -> bool:
@@ -61,6 +85,6 @@ def alike(network: Network, one: Tensor, other: Tensor) -> bool:
 
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[bool]:
-    """Whether any bit has changed, by row. How numbers are rounded has no say in it, so that it tells right from wrong in short ones
-    too, where what a row sees of others can be less than what is rounded away."""
+    """Whether any bit has changed, by row. How numbers are rounded has no say in it, so that it tells right
+    from wrong in short ones too, where what a row sees of others can be less than what is rounded away."""
     return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]

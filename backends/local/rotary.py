@@ -1,7 +1,8 @@
-"""Rotary frequencies that transformers chooses by the longest row of a batch (longrope, dynamic), chosen once instead.
+"""Rotary frequencies that transformers chooses by the longest row of a batch (longrope, dynamic), chosen once
+instead.
 
-Left to transformers, the numbers of a row would change with the rows beside it, and keys in a cache would keep the frequencies with which
-they were computed while later ones get others.
+Left to transformers, the numbers of a row would change with the rows beside it, and keys in a cache would
+keep the frequencies with which they were computed while later ones get others.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ MSCALES = ("short_mscale", "long_mscale")  # by which Phi-3.5-MoE scales all rot
 
 @torch.no_grad()
 def hold(module: Any, tokens: int) -> int | None:
-    """Give a model, in place, the rotary frequencies that transformers chooses for a batch whose longest row has so many ``tokens``, for
-    good; 0: as many as the model has positions. Gives the most tokens of a row for which these are the frequencies, None where no row has
-    others. Raises PlanError where frequencies still follow the longest row afterwards."""
+    """Give a model, in place, the rotary frequencies that transformers chooses for a batch whose longest row
+    has so many ``tokens``, for good; 0: as many as the model has positions. Gives the most tokens of a row
+    for which these are the frequencies, None where no row has others. Raises PlanError where frequencies
+    still follow the longest row afterwards."""
     reaches = []
     for layer, kind, boundary in _following(module):
         longest = tokens or room_of(layer.config) or boundary.tokens + 1
@@ -38,7 +40,8 @@ def hold(module: Any, tokens: int) -> int | None:
 
 
 def _following(module: nn.Module) -> Iterator[tuple[Any, str | None, Boundary]]:
-    """The layers that compute rotations by the longest row, each with its kinds of attention layers and the boundary of each."""
+    """The layers that compute rotations by the longest row, each with its kinds of attention layers and the
+    boundary of each."""
     for layer in module.modules():
         if hasattr(layer, "rope_type") and hasattr(layer, "config"):
             for kind, boundary in pretrained.length_boundaries(layer.config).items():
@@ -65,12 +68,18 @@ def _fix(layer: Any, kind: str | None, long: bool) -> None:
         layer.rope_type = {**layer.rope_type, kind: FIXED}
     rope = _rope(layer.config, kind)
     if all(name in rope for name in MSCALES):
-        layer.config = copy.deepcopy(layer.config)  # the model's own goes into the folders that it is saved to
+        # the model's own goes into the folders that it is saved to
+        layer.config = copy.deepcopy(layer.config)
         _rope(layer.config, kind).update(dict.fromkeys(MSCALES, rope[MSCALES[long]]))
 
 
 def _check_fixed(layer: Any, kind: str | None, far: int) -> None:
     alone, beside = _call(layer, kind, [0, 1]), _call(layer, kind, [0, 1, far])
     if not torch.allclose(alone, beside[..., :2, :]):
-        raise PlanError.of("rotary", f"{type(layer).__name__} rotates a row by the longest row beside it, in a way that is not known here",
-                           found=f"rope type {_rope(layer.config, kind).get('rope_type')}", expected="longrope or dynamic of transformers")
+        raise PlanError.of(
+            "rotary",
+            f"{type(layer).__name__} rotates a row by the longest row beside it, in a way that is not "
+            "known here",
+            found=f"rope type {_rope(layer.config, kind).get('rope_type')}",
+            expected="longrope or dynamic of transformers",
+        )

@@ -9,24 +9,34 @@ from rlflow.backends.local.logprobs import rows_at_once
 from rlflow.training.protocols import Sampling
 
 ELSEWHERE = 8 << 20  # logits that are worked on at once on other devices than a CPU
-LARGE, BLOCK = 1 << 15, 512  # from how many tokens on a vocabulary is large, and how many of it are summed at once
+# from how many tokens on a vocabulary is large, and how many of it are summed at once
+LARGE, BLOCK = 1 << 15, 512
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64 [rows] in [0, 1).
+def draw(
+    logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64 [rows] in
+    [0, 1).
 
-    Log-probs are those of the distribution that is sampled, after temperature and truncation. Temperature 0 takes the likeliest
-    token and gives its log-prob at temperature 1, untruncated. The token is the inverse of the cumulative distribution at
-    ``uniform``, summed in float64: one number per row and step, so nothing else has a say in what a row draws. The tokens ``barred``,
-    int64 [n], are not drawn: their probability goes to the others, as with truncation.
+    Log-probs are those of the distribution that is sampled, after temperature and truncation. Temperature 0
+    takes the likeliest token and gives its log-prob at temperature 1, untruncated. The token is the inverse
+    of the cumulative distribution at ``uniform``, summed in float64: one number per row and step, so nothing
+    else has a say in what a row draws. The tokens ``barred``, int64 [n], are not drawn: their probability
+    goes to the others, as with truncation.
     """
     pieces = zip(*(each.split(rows_at_once(logits, ELSEWHERE)) for each in (logits, uniform)), strict=True)
-    drawn = [_draw(some.to(torch.promote_types(some.dtype, torch.float32)), at, sampling, barred) for some, at in pieces]
+    drawn = [
+        _draw(some.to(torch.promote_types(some.dtype, torch.float32)), at, sampling, barred)
+        for some, at in pieces
+    ]
     tokens, logprobs = zip(*drawn, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None) -> tuple[Tensor, Tensor]:
+def _draw(
+    logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None
+) -> tuple[Tensor, Tensor]:
     allowed = logits if barred is None else logits.index_fill(-1, barred.to(logits.device), -torch.inf)
     if sampling.temperature == 0:
         token = allowed.argmax(-1, keepdim=True)
@@ -38,13 +48,19 @@ def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | 
 
 
 def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed in float64, passes
-    ``uniform``. Of a large vocabulary blocks are summed, then the tokens of one: a cumulative sum is slow."""
+    """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed
+    in float64, passes ``uniform``. Of a large vocabulary blocks are summed, then the tokens of one: a
+    cumulative sum is slow."""
     vocabulary, tokens = logprobs.shape[-1], []
-    for some, at in zip(*(each.split(rows_at_once(logprobs, ELSEWHERE)) for each in (logprobs, uniform[:, None])), strict=True):
+    for some, at in zip(
+        *(each.split(rows_at_once(logprobs, ELSEWHERE)) for each in (logprobs, uniform[:, None])), strict=True
+    ):
         probability = some.exp().double()
-        tokens.append(_passes(probability.cumsum(-1), at) if vocabulary < LARGE else _by_blocks(probability, at))
-    return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)  # NaN ends here, and a NaN log-prob leaves the row out of training
+        tokens.append(
+            _passes(probability.cumsum(-1), at) if vocabulary < LARGE else _by_blocks(probability, at)
+        )
+    # NaN ends here, and a NaN log-prob leaves the row out of training
+    return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)
 
 
 def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
@@ -52,8 +68,11 @@ def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
 
 
 def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
-    """int64 [rows, 1] as ``inverse``. In the block that is found, it is at most the last token that has a probability."""
-    blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    """int64 [rows, 1] as ``inverse``. In the block that is found, it is at most the last token that has a
+    probability."""
+    blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(
+        -1, (-1, BLOCK)
+    )
     sums = blocks.sum(-1).cumsum(-1)
     block = _passes(sums, at).clamp(max=sums.shape[-1] - 1)
     before = torch.nn.functional.pad(sums, (1, 0)).gather(-1, block)
@@ -63,12 +82,17 @@ def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits with -inf outside the ``top_k`` likeliest (0: off), then outside the smallest set of the rest whose probability
-    reaches ``top_p`` (1: off; nucleus sampling, Holtzman et al. 2020). The likeliest always stays."""
+    """Logits with -inf outside the ``top_k`` likeliest (0: off), then outside the smallest set of the rest
+    whose probability reaches ``top_p`` (1: off; nucleus sampling, Holtzman et al. 2020). The likeliest always
+    stays."""
     if 0 < top_k < logits.shape[-1]:
         highest = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, highest.indices, highest.values)
-    return torch.cat([_nucleus(some, top_p) for some in logits.split(rows_at_once(logits, ELSEWHERE))]) if top_p < 1 else logits
+    return (
+        torch.cat([_nucleus(some, top_p) for some in logits.split(rows_at_once(logits, ELSEWHERE))])
+        if top_p < 1
+        else logits
+    )
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:

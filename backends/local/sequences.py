@@ -1,7 +1,8 @@
 """Rows laid out for a model: prompt and response in one sequence, padded on the right.
 
-A causal model needs no attention mask for padding on the right: no position reads what stands after it. What the model makes of
-the padding itself is never read. So rows without a mask use the fastest attention there is, and positions count from 0.
+A causal model needs no attention mask for padding on the right: no position reads what stands after it. What
+the model makes of the padding itself is never read. So rows without a mask use the fastest attention there
+is, and positions count from 0.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ class Sequences:
     ids: Tensor  # int64 [rows, L]
     lengths: Tensor  # int64 [rows], tokens of each response
     targets: Tensor  # int64 [entries], the response tokens, flat
-    before: Tensor  # int64 [entries]: place in the flattened [rows × L] of the token before each response token
+    # int64 [entries]: place in the flattened [rows × L] of the token before each response token
+    before: Tensor
     last: Tensor  # int64 [rows]: place in it of each row's last token
 
 
 def sequences(rows: Batch, device: torch.device) -> Sequences:
-    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt: its first token has no prefix to be
-    predicted from."""
+    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt: its first token has no
+    prefix to be predicted from."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
@@ -52,5 +54,8 @@ def longest_row(rows: Batch) -> int:
 def check_prompts(lengths: Tensor) -> None:
     """Raises ValueError where one of the prompts, of int64 [rows] tokens, is empty."""
     if len(lengths) and int(lengths.min()) == 0:
-        raise ValueError(f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one token "
-                         "(for example the tokenizer's BOS token)")
+        raise ValueError(
+            f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one "
+            "token "
+            "(for example the tokenizer's BOS token)"
+        )

@@ -13,7 +13,8 @@ from rlflow.training import pretrained
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model folder. Runs no code from it and fetches nothing. Raises PlanError where there is none."""
+    """The tokenizer in a model folder. Runs no code from it and fetches nothing. Raises PlanError where there
+    is none."""
     if not _files(folder):  # transformers would make up an empty one for some models
         raise _unusable(folder, "none of its files")
     try:
@@ -25,13 +26,18 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _unusable(folder: Path, problem: str) -> PlanError:
-    return PlanError.of("no-tokenizer", f"the model folder {folder} has no tokenizer that can be loaded", found=problem,
-                        expected="tokenizer.json and tokenizer_config.json",
-                        remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)")
+    return PlanError.of(
+        "no-tokenizer",
+        f"the model folder {folder} has no tokenizer that can be loaded",
+        found=problem,
+        expected="tokenizer.json and tokenizer_config.json",
+        remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)",
+    )
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, byte by byte, where ``source`` has any and can be read: a model is worth more than what is beside it."""
+    """Copy the tokenizer's files, byte by byte, where ``source`` has any and can be read: a model is worth
+    more than what is beside it."""
     for path in _files(source) if source.resolve() != target.resolve() else ():
         try:
             data = path.read_bytes()

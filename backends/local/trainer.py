@@ -40,12 +40,14 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 from rlflow.training.schedule import Schedule
 from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
-ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])  # what a rank computes that has nothing to compute while others have
+# what a rank computes that has nothing to compute while others have
+ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
 
 
 def stored(name: str) -> str:
-    """The name in a trainer's state of something that learns: a weight of the model or a head, or an adapter."""
+    """The name in a trainer's state of something that learns: a weight of the model or a head, or an
+    adapter."""
     return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
 
 
@@ -63,7 +65,9 @@ class Trainer:
         self.packs = self.can.packs and can_pack(self.network)
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         own = self.settings
-        self.schedule = Schedule(own.lr, own.schedule, own.warmup, spec.updates) if spec.trained else Schedule(own.lr)
+        self.schedule = (
+            Schedule(own.lr, own.schedule, own.warmup, spec.updates) if spec.trained else Schedule(own.lr)
+        )
         self.steps = 0
         self.cached = CachedForward()
         self.away = Away()
@@ -77,7 +81,11 @@ class Trainer:
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
         """What it can do. A subclass may need a process for each rank."""
         return Capabilities(
-            threads=cls is Trainer, movable=("weights", "optimizer"), passing=("gradient",), live=True, divided=(),
+            threads=cls is Trainer,
+            movable=("weights", "optimizer"),
+            passing=("gradient",),
+            live=True,
+            divided=(),
             adapters=settings.lora > 0,
             packs=settings.packed and device == "cpu",  # docs/gpu.md has what a GPU gains
         )
@@ -100,10 +108,11 @@ class Trainer:
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """Columns of ``want`` (default: the head's first) over the batch's axis, from prompt_tokens, tokens and temperature.
+        """Columns of ``want`` (default: the head's first) over the batch's axis, from prompt_tokens, tokens
+        and temperature.
 
-        Token columns: entry t speaks of tokens[:, t]. Scores are read after the last token. A row's numbers depend on the rows
-        computed with it only by the rounding of matrix products.
+        Token columns: entry t speaks of tokens[:, t]. Scores are read after the last token. A row's numbers
+        depend on the rows computed with it only by the rounding of matrix products.
         """
         want = want or QUANTITIES[self.spec.head][:1]
         batch = batch.select("prompt_tokens", "tokens", *(["temperature"] if "temperature" in batch else []))
@@ -114,16 +123,24 @@ class Trainer:
         idle = self.peers.idle(len(micros), self.device)
         for micro in micros:
             place = starts[micro].repeat_interleave(lengths[micro]) + ramp(lengths[micro])
-            for name, flat in self._forward(batch.rows(micro), want, ahead and len(micro) == len(batch)).items():
-                out.setdefault(name, torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype))
+            for name, flat in self._forward(
+                batch.rows(micro), want, ahead and len(micro) == len(batch)
+            ).items():
+                out.setdefault(
+                    name,
+                    torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype),
+                )
                 out[name][micro if name == "scores" else place] = flat.cpu()
         for _ in range(idle):
             self._compute(ONE_TOKEN, want)
-        return Batch(batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want})
+        return Batch(
+            batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want}
+        )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """``forward``, of which a batch that is one micro-batch keeps its graph until the weights change: the next update that begins
-        with the same rows goes on from there. The numbers are those of ``forward``."""
+        """``forward``, of which a batch that is one micro-batch keeps its graph until the weights change: the
+        next update that begins with the same rows goes on from there. The numbers are those of
+        ``forward``."""
         return self.forward(batch, want, ahead=self.optimizer is not None)
 
     def update(
@@ -151,14 +168,17 @@ class Trainer:
         self.settings = replace(self.settings, micro_tokens=tokens)
         return before
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(
+        self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
+    ) -> Learned:
         """One rank's part of an update; see ``rlflow.training.learning``."""
         learned = learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
         self._check_finite()
         return replace(learned, steps={**learned.steps, **self._rounding()})
 
     def _rounding(self) -> dict[str, float]:
-        """The metric of what merging adapters rounds away, as ``lora.rounding``: generators get the weights so with the next transfer."""
+        """The metric of what merging adapters rounds away, as ``lora.rounding``: generators get the weights
+        so with the next transfer."""
         return {MERGE_ROUNDING: lora.rounding(self._merging(), self._whole)} if self.network.adapted else {}
 
     def _merging(self) -> Iterator[tuple[Any, Tensor]]:
@@ -168,15 +188,26 @@ class Trainer:
         return self.network.whole(tensor)
 
     def _check_finite(self) -> None:
-        """Raises FloatingPointError where a step has left parameters with NaN or infinities: nothing that is saved may have them."""
+        """Raises FloatingPointError where a step has left parameters with NaN or infinities: nothing that is
+        saved may have them."""
         held = [(name, part) for name, part in self._learning() if part.numel()]
-        sizes = torch.stack(torch._foreach_norm([part for _, part in held], torch.inf)) if held else torch.zeros(0)
-        if bad := [name for (name, _), size in zip(held, sizes.tolist(), strict=True) if not math.isfinite(size)]:
+        sizes = (
+            torch.stack(torch._foreach_norm([part for _, part in held], torch.inf))
+            if held
+            else torch.zeros(0)
+        )
+        if bad := [
+            name for (name, _), size in zip(held, sizes.tolist(), strict=True) if not math.isfinite(size)
+        ]:
             rate = self.schedule.rate(max(self.steps - 1, 0))
             raise FloatingPointError(
-                f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or infinities, such as {listed(bad, 3)}. "
-                f"Nothing of this update is saved. The gradients were finite, so that the learning rate ({rate:g}) is too large. "
-                "Take a smaller --lr; rlflow resume RUN --fork --lr RATE goes on from the newest checkpoint, if there is one")
+                f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or "
+                f"infinities, such as {listed(bad, 3)}. "
+                "Nothing of this update is saved. The gradients were finite, so that the learning rate "
+                f"({rate:g}) is too large. "
+                "Take a smaller --lr; rlflow resume RUN --fork --lr RATE goes on from the newest "
+                "checkpoint, if there is one"
+            )
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:
         """(name, what this rank holds) of each parameter that learns."""
@@ -197,7 +228,8 @@ class Trainer:
         self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
 
     def step(self) -> OptimizerStep:
-        """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears
+        the gradient."""
         self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
@@ -212,30 +244,46 @@ class Trainer:
         return OptimizerStep(finite, norm, lr)
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Add up the ranks' gradients and cut their sum to the length that is allowed. Gives its length before."""
+        """Add up the ranks' gradients and cut their sum to the length that is allowed. Gives its length
+        before."""
         self.peers.add_gradients(learning)
         return float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not copies."""
+        """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not
+        copies."""
         return self.network.tensors()
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters, which ``weights`` merges."""
-        return None if self.network.adapted else pieces_of((names[0], tensor) for names, tensor in self.network.own())
+        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters,
+        which ``weights`` merges."""
+        return (
+            None
+            if self.network.adapted
+            else pieces_of((names[0], tensor) for names, tensor in self.network.own())
+        )
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's value head. Weights
-        are written in the dtype in which they are trained."""
+        """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's
+        value head. Weights are written in the dtype in which they are trained."""
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save(folder)
         copy_tokenizer(self.spec.folder, folder)
         self._save_adapter(folder)
 
     def _save_adapter(self, folder: Path) -> None:
-        """Write adapters into a folder of their own in that of the merged model. Where ranks hold parts, every rank takes part."""
-        names = [name for name in self.network.parameters() if self.network.adapted and not name.startswith("value_head.")]
-        whole = {name: self._whole(parameter) for name, parameter in self.network.parameters().items() if name in names}
+        """Write adapters into a folder of their own in that of the merged model. Where ranks hold parts,
+        every rank takes part."""
+        names = [
+            name
+            for name in self.network.parameters()
+            if self.network.adapted and not name.startswith("value_head.")
+        ]
+        whole = {
+            name: self._whole(parameter)
+            for name, parameter in self.network.parameters().items()
+            if name in names
+        }
         if whole and self.first:
             lora.save_adapter(self.network.module, self.settings, whole, self.spec.folder, folder / "adapter")
 
@@ -254,10 +302,12 @@ class Trainer:
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
+        """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``,
+        ``exp_avg_sq/NAME``, ``steps``.
 
-        With adapters, ``parameters/`` has the merged weights, on the host; ``adapters/NAME`` the adapters themselves; ``base/sha256``
-        the digest of the weights that they belong to. Live tensors: copy what has to outlast the next update.
+        With adapters, ``parameters/`` has the merged weights, on the host; ``adapters/NAME`` the adapters
+        themselves; ``base/sha256`` the digest of the weights that they belong to. Live tensors: copy what has
+        to outlast the next update.
         """
         return dict(self._state())
 
@@ -276,12 +326,17 @@ class Trainer:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another base."""
+        """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another
+        base."""
         self._check_optimizer()
         if self.network.adapted:
             self._check_adapters(state)
         else:
-            own = {name.removeprefix("parameters/"): t for name, t in state.items() if name.startswith("parameters/")}
+            own = {
+                name.removeprefix("parameters/"): t
+                for name, t in state.items()
+                if name.startswith("parameters/")
+            }
             self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
         self.steps = int(state["steps"])
         self.cached.drop()
@@ -291,10 +346,15 @@ class Trainer:
             if self.network.adapted or name.startswith("value_head."):
                 self.network.put(parameter.detach(), state[stored(name)])
             if self.optimizer is not None and f"exp_avg/{name}" in state:
-                moments = {moment: torch.empty_like(parameter, requires_grad=False) for moment in ("exp_avg", "exp_avg_sq")}
+                moments = {
+                    moment: torch.empty_like(parameter, requires_grad=False)
+                    for moment in ("exp_avg", "exp_avg_sq")
+                }
                 for moment, tensor in moments.items():
                     self.network.put(tensor, state[f"{moment}/{name}"])
-                step = torch.tensor(float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu")
+                step = torch.tensor(
+                    float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu"
+                )
                 self.optimizer.state[parameter] = moments | {"step": step}
 
     def _base_digest(self) -> Tensor:
@@ -305,23 +365,34 @@ class Trainer:
     def _check_adapters(self, state: dict[str, Tensor]) -> None:
         """Raises PlanError unless ``state`` has adapters of these names and shapes for these weights."""
         saved = {name: list(t.shape) for name, t in state.items() if name.startswith("adapters/")}
-        own = {stored(name): self._shape(p) for name, p in self.network.parameters().items() if is_adapter(name)}
+        own = {
+            stored(name): self._shape(p) for name, p in self.network.parameters().items() if is_adapter(name)
+        }
         if saved != own:
             first = next(name for name in {**own, **saved} if saved.get(name) != own.get(name))
-            raise PlanError.of("lora-adapters", "the checkpoint has not the adapters that this run would train",
-                               found=f"{len(saved)} adapter weights, {first}: {saved.get(first)}", expected=f"{len(own)}, {own.get(first)}",
-                               remedy="keep --lora and --lora-targets, or export the run and start from that folder")
+            raise PlanError.of(
+                "lora-adapters",
+                "the checkpoint has not the adapters that this run would train",
+                found=f"{len(saved)} adapter weights, {first}: {saved.get(first)}",
+                expected=f"{len(own)}, {own.get(first)}",
+                remedy="keep --lora and --lora-targets, or export the run and start from that folder",
+            )
         if not torch.equal(state["base/sha256"].cpu(), self._base_digest()):
-            raise PlanError.of("lora-base", f"the weights in {self.spec.folder} are not those that the checkpoint's adapters belong to",
-                               found="another sha256", expected="the folder and dtype that the run began with",
-                               remedy="put the folder back; rlflow export needs it not")
+            raise PlanError.of(
+                "lora-base",
+                f"the weights in {self.spec.folder} are not those that the checkpoint's adapters belong to",
+                found="another sha256",
+                expected="the folder and dtype that the run began with",
+                remedy="put the folder back; rlflow export needs it not",
+            )
 
     def _shape(self, parameter: Tensor) -> list[int]:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``backends/local/offload.py``). What is
-        asleep cannot be used, and each tensor stays the tensor that it is. Raises OSError where there is no room."""
+        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file
+        (``backends/local/offload.py``). What is asleep cannot be used, and each tensor stays the tensor that
+        it is. Raises OSError where there is no room."""
         for part in parts or self.can.movable:
             if part == "weights":
                 self.cached.drop()
@@ -339,7 +410,9 @@ class Trainer:
         if part == "weights":
             yield from self.network.held()
         elif self.optimizer is not None:
-            yield from (tensor for state in self.optimizer.state.values() for tensor in state.values() if tensor.dim())
+            yield from (
+                tensor for state in self.optimizer.state.values() for tensor in state.values() if tensor.dim()
+            )
 
     def _check_optimizer(self) -> None:
         if "optimizer" in self.away:
@@ -349,9 +422,17 @@ class Trainer:
         learning = list(self.network.parameters().values())
         matrices = [p for p in learning if p.dim() >= 2]
         rest = [p for p in learning if p.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": self.settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.settings.lr, eps=self.settings.eps,
-                                 betas=(self.settings.beta1, self.settings.beta2), fused=True)
+        groups = [
+            {"params": matrices, "weight_decay": self.settings.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=self.settings.lr,
+            eps=self.settings.eps,
+            betas=(self.settings.beta1, self.settings.beta2),
+            fused=True,
+        )
 
     def _micros(self, batch: Batch) -> list[Tensor]:
         units = list(torch.arange(len(batch)).split(1)) if len(batch) else []
@@ -360,11 +441,16 @@ class Trainer:
     def _cut(self, batch: Batch, units: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """The micro-batches of some units of rows."""
         tokens = self.settings.micro_tokens
-        return packed_microbatches(batch, units, tokens=tokens) if self.packs else microbatches(units, token_counts(batch), tokens=tokens)
+        return (
+            packed_microbatches(batch, units, tokens=tokens)
+            if self.packs
+            else microbatches(units, token_counts(batch), tokens=tokens)
+        )
 
     def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
         if ahead and self.device.type == "cpu":
-            HEAP.give_back()  # what sampling freed lies in other places than what the graph asks for, and both would be held
+            # what sampling freed lies in other places than what the graph asks for, and both would be held
+            HEAP.give_back()
         with torch.set_grad_enabled(ahead):
             flat = self._compute(rows, want)
         if ahead:
@@ -375,7 +461,9 @@ class Trainer:
         """Flat token quantities [entries] and scores [rows], on the device."""
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
-            raise ValueError(f"asked for {unknown[0]!r}, but this model's head gives {', '.join(QUANTITIES[self.spec.head])}")
+            raise ValueError(
+                f"asked for {unknown[0]!r}, but this model's head gives {', '.join(QUANTITIES[self.spec.head])}"
+            )
         self.network.check_row(longest_row(rows))
         layout = packed(rows, self.device) if self.packs else sequences(rows, self.device)
         hidden = hidden_states(self.network, layout)
@@ -384,14 +472,29 @@ class Trainer:
         places = layout.last if self.spec.head == "scores" else layout.before
         return {self.spec.head: self.network.numbers(hidden[places])}
 
-    def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
-        each = rows["temperature"] if "temperature" in rows and bool((rows["temperature"] != 1).any()) else None
+    def _logprobs(
+        self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]
+    ) -> dict[str, Tensor]:
+        each = (
+            rows["temperature"] if "temperature" in rows and bool((rows["temperature"] != 1).any()) else None
+        )
         temperature = None if each is None else each.repeat_interleave(layout.lengths).to(hidden.device)
         tokens = tokens_at_once(self.settings.logit_tokens, self.network.vocabulary)
-        both = logprobs_and_entropy(self.network.logits, hidden, layout.targets, temperature, tokens=tokens, entropy=entropy,
-                                    once=self.network.transform is as_it_is)
+        both = logprobs_and_entropy(
+            self.network.logits,
+            hidden,
+            layout.targets,
+            temperature,
+            tokens=tokens,
+            entropy=entropy,
+            once=self.network.transform is as_it_is,
+        )
         return {name: x for name, x in zip(("logprobs", "entropy"), both, strict=True) if name in want}
 
     def _column(self, name: str, value: Tensor, lengths: Tensor) -> Data:
         dtype = str(value.dtype).removeprefix("torch.")
-        return Data(Kind(Level.ROW, dtype), value) if name == "scores" else Data(Kind(Level.TOKEN, dtype), value, lengths)
+        return (
+            Data(Kind(Level.ROW, dtype), value)
+            if name == "scores"
+            else Data(Kind(Level.TOKEN, dtype), value, lengths)
+        )

@@ -39,8 +39,11 @@ def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.flo
     return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
 
 
-def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any) -> Batch:
-    """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over ``axis``."""
+def batch_of(
+    axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any
+) -> Batch:
+    """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
+    ``axis``."""
     columns = {
         "tokens": token_column([row.tokens for row in rows], torch.int64),
         "mask": token_column([[True] * len(row.tokens) for row in rows], torch.bool),
@@ -66,8 +69,9 @@ HOTTEST = 2.0  # and refuses more
 class Generator:
     """Samples responses; whoever trains the model sends its weights with ``receive``.
 
-    With ``tensor_parallel`` above 1 that many ranks share an engine and are called with the same rows: adjacent ones. Other ranks of the
-    pool have engines that know nothing of this one: they may sample when it does not.
+    With ``tensor_parallel`` above 1 that many ranks share an engine and are called with the same rows:
+    adjacent ones. Other ranks of the pool have engines that know nothing of this one: they may sample when it
+    does not.
     """
 
     Settings = GeneratorSettings
@@ -81,15 +85,21 @@ class Generator:
         self.positions = positions(config)
         self.engine = VllmEngine(spec, same_rotary(config, spec, self.settings), config.architectures or ())
         check_rotary(config, spec, self.engine.longest)
-        self.eos = eos_of(spec, (generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
+        self.eos = eos_of(
+            spec, (generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer
+        )
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
         """What it can do. Parts move on a GPU alone, with ``sleep_mode``: on a CPU vLLM frees nothing."""
         return Capabilities(
-            tensor=settings.tensor_parallel, float64=False, movable=tuple(TAGS) if settings.sleep_mode and device != "cpu" else (),
-            temperatures=(COLDEST, HOTTEST), longest=settings.max_model_len,
-            cache_bytes=settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0),  # 0: what is left of a GPU
+            tensor=settings.tensor_parallel,
+            float64=False,
+            movable=tuple(TAGS) if settings.sleep_mode and device != "cpu" else (),
+            temperatures=(COLDEST, HOTTEST),
+            longest=settings.max_model_len,
+            # 0: what is left of a GPU
+            cache_bytes=settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0),
         )
 
     @property
@@ -106,17 +116,20 @@ class Generator:
         """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
 
         Gives tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
-        ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of its prompt, its seed and the
-        weights; other rows have a say only through the rounding of matrix products. ``policy_version`` tells tokens apart that were sampled
-        before and after a ``receive`` from another thread. Raises ValueError where a row does not fit, and whatever ends the engine.
+        ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of
+        its prompt, its seed and the weights; other rows have a say only through the rounding of matrix
+        products. ``policy_version`` tells tokens apart that were sampled before and after a ``receive`` from
+        another thread. Raises ValueError where a row does not fit, and whatever ends the engine.
         """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
 
-    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """Sample as ``generate`` does, and give the rows in ``chunks`` chunks, each as soon as its last row has ended. A chunk holds
-        rows that may be sampled at once (``max_num_seqs``) by length, of equal lengths first the rows that stopped, ties by row; then
-        the rows that come after these."""
+    def generate_chunks(
+        self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
+    ) -> Iterator[Batch]:
+        """Sample as ``generate`` does, and give the rows in ``chunks`` chunks, each as soon as its last row
+        has ended. A chunk holds rows that may be sampled at once (``max_num_seqs``) by length, of equal
+        lengths first the rows that stopped, ties by row; then the rows that come after these."""
         axis, drawing = self._drawn(prompts, sampling, seeds)
         drawn: Sequence[Row] = ()
 
@@ -132,51 +145,80 @@ class Generator:
             own = [drawn[row] for row in rows.tolist()]
             yield batch_of(axis.take(rows), own, sampling, self.eos, self.tokenizer)
 
-    def _drawn(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> tuple[Axis, Iterator[Sequence[Row]]]:
+    def _drawn(
+        self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
+    ) -> tuple[Axis, Iterator[Sequence[Row]]]:
         """The axis of the sampled rows, and the rows in the order in which they end."""
         axis = prompts.axis.repeat(sampling.samples)
         pieces = prompts.data["prompt_tokens"].lists()
         self._check(pieces, sampling, len(axis), len(seeds))
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
-        stops = text_stops(() if sampling.lengths else sampling.stop, self.tokenizer, sampling.skip_special_tokens)
+        stops = text_stops(
+            () if sampling.lengths else sampling.stop, self.tokenizer, sampling.skip_special_tokens
+        )
         ends = ends_of_call(self.eos, sampling, self.engine.vocabulary)
-        return axis, self.engine.sample(pieces, sampling.of_rows(axis.keys), seeds, ends,
-                                        lambda tokens: stops(tokens, len(tokens) - sampling.min_tokens))
+        return axis, self.engine.sample(
+            pieces,
+            sampling.of_rows(axis.keys),
+            seeds,
+            ends,
+            lambda tokens: stops(tokens, len(tokens) - sampling.min_tokens),
+        )
 
     def logprobs(self, batch: Batch) -> Batch:
-        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with."""
+        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are
+        sampled with."""
         prompts, tokens = batch.data["prompt_tokens"].lists(), batch.data["tokens"].lists()
         whole = [prompt + row for prompt, row in zip(prompts, tokens, strict=True)]
         self._check(whole, Sampling(max_tokens=1), len(batch), len(batch))
         self._check_peers(whole)
         scored = self.engine.score(whole)
-        return Batch(batch.axis, {"logprobs": token_column([row[len(row) - len(own) :] for row, own in zip(scored, tokens, strict=True)])})
+        return Batch(
+            batch.axis,
+            {
+                "logprobs": token_column(
+                    [row[len(row) - len(own) :] for row, own in zip(scored, tokens, strict=True)]
+                )
+            },
+        )
 
     def _check_peers(self, call: Any) -> None:
-        """Ranks that share an engine make every step of it together: were their rows different, they would wait for each other forever."""
+        """Ranks that share an engine make every step of it together: were their rows different, they would
+        wait for each other forever."""
         if not self.engine.seat.alike(call):
-            raise ValueError(f"generate: found different rows on ranks that share an engine, expected the same ones on each of "
-                             f"{self.engine.seat.size} (tensor_parallel)")
+            raise ValueError(
+                "generate: found different rows on ranks that share an engine, expected the same ones "
+                "on each of "
+                f"{self.engine.seat.size} (tensor_parallel)"
+            )
 
     def _check(self, prompts: list[list[int]], sampling: Sampling, rows: int, seeds: int) -> None:
         if seeds != rows:
             raise ValueError(f"generate: found {seeds} seeds, expected one per row: {rows}")
         if sampling.temperature and not COLDEST <= sampling.temperature <= HOTTEST:
-            raise ValueError(f"temperature: found {sampling.temperature}, expected 0, or from {COLDEST} to {HOTTEST}, as vLLM knows them")
-        check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self.engine.longest, *self._limit())
+            raise ValueError(
+                f"temperature: found {sampling.temperature}, expected 0, or from {COLDEST} to {HOTTEST}, "
+                "as vLLM knows them"
+            )
+        check_room(
+            [len(prompt) for prompt in prompts], sampling.max_tokens, self.engine.longest, *self._limit()
+        )
 
     def _limit(self) -> tuple[str, str]:
         """The limit of the longest row in words, and another remedy than a shorter row."""
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""
-        return ("what max_model_len and the key-value cache leave of the model's positions",
-                ", or a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes")
+        return (
+            "what max_model_len and the key-value cache leave of the model's positions",
+            ", or a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes",
+        )
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by Hugging Face name, in place, each rank its part; ``version`` is the number of updates behind them. Another
-        thread may call it while rows are sampled: they go on with the new weights and the keys and values of the old (``resume`` can have
-        these computed again). Raises ValueError where a name is unknown or missing, or a shape does not fit."""
+        """Take new weights by Hugging Face name, in place, each rank its part; ``version`` is the number of
+        updates behind them. Another thread may call it while rows are sampled: they go on with the new
+        weights and the keys and values of the old (``resume`` can have these computed again). Raises
+        ValueError where a name is unknown or missing, or a shape does not fit."""
         with self.writing(version):
             self.load(weights)
 
@@ -185,24 +227,26 @@ class Generator:
         self.engine.load(weights)
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """The memory of this rank into which each of these tensors is to be written, traced from vLLM's own loader and proved bit for
-        bit. The weights are patterns afterwards: new ones have to be written before anything is sampled."""
+        """The memory of this rank into which each of these tensors is to be written, traced from vLLM's own
+        loader and proved bit for bit. The weights are patterns afterwards: new ones have to be written before
+        anything is sampled."""
         return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """A time in which nothing is sampled, for who writes into the parameters of ``module``: afterwards these are the weights with
-        ``version`` updates behind them."""
+        """A time in which nothing is sampled, for who writes into the parameters of ``module``: afterwards
+        these are the weights with ``version`` updates behind them."""
         return self.engine.writing(version)
 
     def pause(self, seconds: float = PAUSE_SECONDS) -> None:
-        """Stop sampling tokens until ``resume``. It is called by another thread while rows are sampled. Rows under way stay. A call that
-        still waits after ``seconds`` raises TimeoutError. Raises ValueError where several ranks share the engine: these take weights
-        between two calls."""
+        """Stop sampling tokens until ``resume``. It is called by another thread while rows are sampled. Rows
+        under way stay. A call that still waits after ``seconds`` raises TimeoutError. Raises ValueError where
+        several ranks share the engine: these take weights between two calls."""
         self.engine.pause(seconds)
 
     def resume(self, recompute: bool = False) -> None:
-        """Go on after ``pause``. recompute: rows under way have their keys and values computed again with the weights that are there now,
-        so that what is sampled from here on is sampled as from these weights alone; else those of earlier tokens stay as they are."""
+        """Go on after ``pause``. recompute: rows under way have their keys and values computed again with the
+        weights that are there now, so that what is sampled from here on is sampled as from these weights
+        alone; else those of earlier tokens stay as they are."""
         self.engine.resume(recompute)
 
     def healthy(self) -> bool:
@@ -210,8 +254,8 @@ class Generator:
         return self.engine.answers()
 
     def sleep(self, *parts: str, keep: bool = True) -> None:
-        """Free the memory of these of ``movable``, or of all: of the weights, kept on the host or dropped where they will be received anew
-        (vLLM's levels 1 and 2), and of the cache, which is lost."""
+        """Free the memory of these of ``movable``, or of all: of the weights, kept on the host or dropped
+        where they will be received anew (vLLM's levels 1 and 2), and of the cache, which is lost."""
         movable = self.capabilities(self.settings, self.spec.device).movable
         self.asleep |= set(parts or movable) & set(movable)
         if "weights" in self.asleep:
@@ -221,8 +265,8 @@ class Generator:
             self.engine.llm.release_kv_cache_memory()
 
     def wake(self, *parts: str) -> None:
-        """Take memory again, of the weights first where they are to be received before the cache is there. Dropped weights have to be
-        received before anything is sampled."""
+        """Take memory again, of the weights first where they are to be received before the cache is there.
+        Dropped weights have to be received before anything is sampled."""
         names = self.asleep & set(parts or TAGS)
         self._wake(names)
         self.asleep -= names
@@ -233,29 +277,41 @@ class Generator:
 
 
 def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> GeneratorSettings:
-    """Settings with which vLLM takes the rotary frequencies of the trainer, where they depend on the longest row of a run. vLLM goes by
-    ``max_model_len``. Raises PlanError where it has no such frequencies."""
+    """Settings with which vLLM takes the rotary frequencies of the trainer, where they depend on the longest
+    row of a run. vLLM goes by ``max_model_len``. Raises PlanError where it has no such frequencies."""
     for boundary in pretrained.length_boundaries(config).values():
         if _longest(config, spec) <= boundary.tokens:
-            settings = replace(settings, max_model_len=min(settings.max_model_len or boundary.tokens, boundary.tokens))
+            settings = replace(
+                settings, max_model_len=min(settings.max_model_len or boundary.tokens, boundary.tokens)
+            )
         elif boundary.grows:
-            raise PlanError.of("rotary", f"vLLM does not rotate rows of more than {boundary.tokens} tokens as transformers does, whose "
-                               "rope type 'dynamic' goes by the longest row", found=f"rows of up to {_longest(config, spec)} tokens in "
-                               f"{spec.folder}", expected=f"at most {boundary.tokens} tokens",
-                               remedy="--ROLE.generator local, or shorter rows: --data.max_prompt, max_tokens")
+            raise PlanError.of(
+                "rotary",
+                f"vLLM does not rotate rows of more than {boundary.tokens} tokens as transformers does, "
+                "whose "
+                "rope type 'dynamic' goes by the longest row",
+                found=f"rows of up to {_longest(config, spec)} tokens in {spec.folder}",
+                expected=f"at most {boundary.tokens} tokens",
+                remedy="--ROLE.generator local, or shorter rows: --data.max_prompt, max_tokens",
+            )
         else:  # left to itself, vLLM takes no rows beyond the boundary
             settings = replace(settings, max_model_len=settings.max_model_len or _longest(config, spec))
     return settings
 
 
 def check_rotary(config: Any, spec: ModelSpec, longest: int) -> None:
-    """Raises PlanError where vLLM, whose rows have at most ``longest`` tokens, took frequencies for shorter rows than the trainer."""
+    """Raises PlanError where vLLM, whose rows have at most ``longest`` tokens, took frequencies for shorter
+    rows than the trainer."""
     for boundary in pretrained.length_boundaries(config).values():
         if longest <= boundary.tokens < _longest(config, spec):
-            raise PlanError.of("rotary", "vLLM has the rotary frequencies of short rows, and the trainer those of long ones",
-                               found=f"rows of at most {longest} tokens in vLLM, of {_longest(config, spec)} in the run",
-                               expected=f"both on one side of {boundary.tokens} tokens",
-                               remedy=f"a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes, or --longest-row {longest}")
+            raise PlanError.of(
+                "rotary",
+                "vLLM has the rotary frequencies of short rows, and the trainer those of long ones",
+                found=f"rows of at most {longest} tokens in vLLM, of {_longest(config, spec)} in the run",
+                expected=f"both on one side of {boundary.tokens} tokens",
+                remedy="a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes, or --longest-row "
+                f"{longest}",
+            )
 
 
 def _longest(config: Any, spec: ModelSpec) -> int:
@@ -266,5 +322,7 @@ def _configs(folder: Path) -> tuple[Any, Any]:
     """The generation config and the config of a model."""
     config = pretrained.read_config(folder)
     own = (folder / "generation_config.json").is_file()
-    generation = pretrained.read_generation_config(folder) if own else GenerationConfig.from_model_config(config)
+    generation = (
+        pretrained.read_generation_config(folder) if own else GenerationConfig.from_model_config(config)
+    )
     return generation, config

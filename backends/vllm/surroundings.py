@@ -22,7 +22,8 @@ WANTED = {
     "HF_HUB_OFFLINE": "1",  # a model is a folder here
 }
 ON_CPU = {
-    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+    # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner in which rows draw as they do in the local backend
 }
 OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # where the user has no say
@@ -30,8 +31,9 @@ OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # where the 
 
 @contextlib.contextmanager
 def prepared(device: str, **variables: str) -> Iterator[None]:
-    """The environment in which an engine is made. vLLM leaves variables behind, such as LD_PRELOAD, and takes torch.set_num_threads away,
-    which child processes and other threads would feel: afterwards all is as it was, except for its own, VLLM_…."""
+    """The environment in which an engine is made. vLLM leaves variables behind, such as LD_PRELOAD, and takes
+    torch.set_num_threads away, which child processes and other threads would feel: afterwards all is as it
+    was, except for its own, VLLM_…."""
     before, threads = dict(os.environ), torch.set_num_threads
     os.environ.update(WANTED | (ON_CPU if device == "cpu" else {}) | variables)
     for name, value in OPEN.items():
@@ -51,24 +53,34 @@ def imported(device: str) -> Any:
     """The package. Raises PlanError where it is missing, broken, or another release."""
     remedy = install_line("vllm", device)
     level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
-    logging.getLogger("vllm").setLevel(level)  # it sets its own after its first words, of a Triton without CPUs
+    # it sets its own after its first words, of a Triton without CPUs
+    logging.getLogger("vllm").setLevel(level)
     try:
         vllm = importlib.import_module("vllm")
         importlib.import_module("vllm.v1.engine.llm_engine")
     except (ImportError, RuntimeError, OSError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "vllm"
-        raise PlanError.of("missing-package" if missing else "broken-package",
-                           "the package 'vllm' is not installed" if missing else "the package 'vllm' cannot be imported",
-                           found=f"{type(error).__name__}: {error}", expected=f"vLLM {RELEASE}", remedy=remedy) from error
+        raise PlanError.of(
+            "missing-package" if missing else "broken-package",
+            "the package 'vllm' is not installed" if missing else "the package 'vllm' cannot be imported",
+            found=f"{type(error).__name__}: {error}",
+            expected=f"vLLM {RELEASE}",
+            remedy=remedy,
+        ) from error
     if not str(vllm.__version__).startswith(f"{RELEASE}."):
-        raise PlanError.of("package-version", "the backend 'vllm' works with another release of vLLM", found=str(vllm.__version__),
-                           expected=f"{RELEASE}.*", remedy=remedy)
+        raise PlanError.of(
+            "package-version",
+            "the backend 'vllm' works with another release of vLLM",
+            found=str(vllm.__version__),
+            expected=f"{RELEASE}.*",
+            remedy=remedy,
+        )
     return vllm
 
 
 def keep_weights_live() -> None:
-    """vLLM packs the weights of linear layers on a CPU and empties the originals, so that nothing could be written into them: this leaves
-    them as they are, to be multiplied with by PyTorch."""
+    """vLLM packs the weights of linear layers on a CPU and empties the originals, so that nothing could be
+    written into them: this leaves them as they are, to be multiplied with by PyTorch."""
     layers: Any = importlib.import_module("vllm.model_executor.layers.utils")
     layers.dispatch_cpu_unquantized_gemm = _multiply_as_stored
 
@@ -82,7 +94,8 @@ def know(architectures: Iterable[str]) -> None:
 
 
 def keep_groups() -> None:
-    """An engine that ends destroys all torch groups of its process, the trainer's and those of other engines too: this leaves them."""
+    """An engine that ends destroys all torch groups of its process, the trainer's and those of other engines
+    too: this leaves them."""
     core: Any = importlib.import_module("vllm.v1.engine.core")
     core.cleanup_dist_env_and_memory = lambda shutdown_ray=False: None
 

@@ -1,4 +1,5 @@
-"""vLLM's engine in this process, stepped by us: rows come out token by token, and weights go in between two steps."""
+"""vLLM's engine in this process, stepped by us: rows come out token by token, and weights go in between two
+steps."""
 
 from __future__ import annotations
 
@@ -20,14 +21,21 @@ from rlflow.author.seeds import signed, uniforms_at
 from rlflow.backends.local.sampling import inverse, truncated
 from rlflow.backends.vllm.parallel import EngineRank
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, leave_memory, prepared
+from rlflow.backends.vllm.surroundings import (
+    imported,
+    keep_groups,
+    keep_weights_live,
+    know,
+    leave_memory,
+    prepared,
+)
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import ModelSpec, Sampling
 
 
 def installed(runner: Any) -> bool:
-    """Have this model runner's rows drawn so. False where it is vLLM's newer one, which runs on GPUs alone: its noise is a function of a
-    row's seed and the token's place as it is."""
+    """Have this model runner's rows drawn so. False where it is vLLM's newer one, which runs on GPUs alone:
+    its noise is a function of a row's seed and the token's place as it is."""
     sampler = getattr(runner.sampler, "topk_topp_sampler", None)
     if sampler is None:
         return False
@@ -41,19 +49,23 @@ def told(seed: int) -> dict[str, int]:
 
 
 def _drawn(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
-    """The tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary], of logits that are divided by the
-    temperature. Also of rows whose prompt is not read to its end, for which it means nothing and is thrown away.
+    """The tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary], of logits
+    that are divided by the temperature. Also of rows whose prompt is not read to its end, for which it means
+    nothing and is thrown away.
 
     The rows of a step are those of one call of ``generate``, which samples all alike."""
     rows = [runner.requests[name] for name in runner.input_batch.req_ids]
     asked = rows[0].sampling_params
     logprobs = truncated(logits, asked.top_k, asked.top_p).log_softmax(-1, dtype=torch.float32)
-    uniform = uniforms_at([row.sampling_params.extra_args["seed"] for row in rows], [len(row.output_token_ids) for row in rows])
+    uniform = uniforms_at(
+        [row.sampling_params.extra_args["seed"] for row in rows], [len(row.output_token_ids) for row in rows]
+    )
     return inverse(logprobs, uniform.to(logits.device)), logprobs
 
 
 CPU_CACHE = 256 << 20  # bytes
-LIVE = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}  # layers that compute with their weights as they are stored
+# layers that compute with their weights as they are stored
+LIVE = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
 Stops = Callable[[list[int]], bool]  # whether the newest token of a row ends it
 
 
@@ -63,10 +75,12 @@ class Row:
 
     tokens: list[int] = field(default_factory=list)  # ids sampled so far
     logprobs: list[float] = field(default_factory=list)  # of each token
-    versions: list[int] = field(default_factory=list)  # updates behind the weights with which each token was sampled
+    # updates behind the weights with which each token was sampled
+    versions: list[int] = field(default_factory=list)
     ended: bool = False  # whether the response is whole
     stopped: bool = False  # whether it ended by itself, and not by its length
-    scored: list[float] = field(default_factory=list)  # log-probs of the prompt's tokens but the first, where they were asked for
+    # log-probs of the prompt's tokens but the first, where they were asked for
+    scored: list[float] = field(default_factory=list)
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
         """Add what a step gave, up to the token that ``stops``, if any does."""
@@ -108,7 +122,9 @@ class VllmEngine:
             raise refused(spec, error) from error
 
     def _started(self, spec: ModelSpec, settings: GeneratorSettings) -> Any:
-        arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs(**self._arguments(spec, settings))
+        arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs(
+            **self._arguments(spec, settings)
+        )
         try:
             return importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
         except (ValueError, AssertionError, NotImplementedError) as error:
@@ -118,13 +134,24 @@ class VllmEngine:
         cpu = spec.device == "cpu"
         cache = settings.kv_cache_memory_bytes or (CPU_CACHE if cpu else None)
         return {
-            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31,
-            "trust_remote_code": False, "load_format": "safetensors", "skip_tokenizer_init": True, "generation_config": "vllm",
-            "use_tqdm_on_load": False, "disable_log_stats": True, "logprobs_mode": "processed_logprobs",
-            "distributed_executor_backend": self.seat.launcher, "tensor_parallel_size": self.seat.size,
-            "kv_cache_memory_bytes": cache, "gpu_memory_utilization": settings.gpu_memory_utilization,
-            "max_model_len": settings.max_model_len or -1, "max_num_seqs": settings.max_num_seqs,
-            "enforce_eager": settings.enforce_eager or cpu, "enable_prefix_caching": settings.prefix_caching,
+            "model": str(spec.folder),
+            "dtype": spec.dtype,
+            "seed": spec.seed % 2**31,
+            "trust_remote_code": False,
+            "load_format": "safetensors",
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "use_tqdm_on_load": False,
+            "disable_log_stats": True,
+            "logprobs_mode": "processed_logprobs",
+            "distributed_executor_backend": self.seat.launcher,
+            "tensor_parallel_size": self.seat.size,
+            "kv_cache_memory_bytes": cache,
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "max_model_len": settings.max_model_len or -1,
+            "max_num_seqs": settings.max_num_seqs,
+            "enforce_eager": settings.enforce_eager or cpu,
+            "enable_prefix_caching": settings.prefix_caching,
             "enable_sleep_mode": settings.sleep_mode and not cpu,
             "async_scheduling": False,  # a token's weights are those of the step that gave it
         }
@@ -151,19 +178,31 @@ class VllmEngine:
         return int(self.llm.vllm_config.model_config.max_model_len)
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], seeds: Sequence[int], eos: Sequence[int], stops: Stops
+        self,
+        prompts: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        eos: Sequence[int],
+        stops: Stops,
     ) -> Iterator[Sequence[Row]]:
-        """The responses, always the same objects, each time that some have ended, and at last all. ``samplings`` and ``seeds``: one for
-        each response. ``eos`` ends a response, and so does ``stops``, asked after each token."""
-        parameters = [self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)]
+        """The responses, always the same objects, each time that some have ended, and at last all.
+        ``samplings`` and ``seeds``: one for each response. ``eos`` ends a response, and so does ``stops``,
+        asked after each token."""
+        parameters = [
+            self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)
+        ]
         return self._rows(prompts, parameters, stops)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""
-        parameters = self.vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        parameters = self.vllm.SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
+        )
         return [row.scored for row in whole(self._rows(rows, [parameters] * len(rows), lambda _: False))]
 
-    def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[Sequence[Row]]:
+    def _rows(
+        self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops
+    ) -> Iterator[Sequence[Row]]:
         rows = [Row() for _ in prompts]
         with self._calls:
             under_way: dict[str, Row] = {}
@@ -181,10 +220,15 @@ class VllmEngine:
         yield rows
 
     def _add(
-        self, under_way: dict[str, Row], rows: Sequence[Row], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]
+        self,
+        under_way: dict[str, Row],
+        rows: Sequence[Row],
+        prompts: Sequence[Sequence[int]],
+        parameters: Sequence[Any],
     ) -> None:
-        """Requests, by the engine's names for them. What is cached of a prompt is found again by the rows of its call alone: not with other
-        weights, and not where an evaluation, or a run that was not stopped here, has read it before, which would change a last bit."""
+        """Requests, by the engine's names for them. What is cached of a prompt is found again by the rows of
+        its call alone: not with other weights, and not where an evaluation, or a run that was not stopped
+        here, has read it before, which would change a last bit."""
         salt = str(next(self._names))
         for row, prompt, own in zip(rows, prompts, parameters, strict=True):
             name = str(next(self._names))
@@ -194,10 +238,19 @@ class VllmEngine:
 
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
-            seed=None if self.draws else seed, extra_args=told(seed), stop_token_ids=list(eos), ignore_eos=True, logprobs=0,
-            flat_logprobs=True, detokenize=False, output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+            seed=None if self.draws else seed,
+            extra_args=told(seed),
+            stop_token_ids=list(eos),
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:
@@ -209,7 +262,9 @@ class VllmEngine:
             row, new = under_way[output.request_id], output.outputs[0]
             if output.prompt_logprobs is not None:
                 row.scored = list(output.prompt_logprobs.logprobs)
-            stopped = new.logprobs is not None and row.grow(new.token_ids, new.logprobs.logprobs, version, stops)
+            stopped = new.logprobs is not None and row.grow(
+                new.token_ids, new.logprobs.logprobs, version, stops
+            )
             if stopped and not output.finished:
                 self.llm.abort_request([output.request_id])
             if stopped or output.finished:
@@ -217,14 +272,17 @@ class VllmEngine:
                 ended.append(output.request_id)
         return ended
 
-    # -- weights between two steps ------------------------------------------------------------------------------------------------
+    # -- weights between two steps
+    # ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """``alone``, once no pause is in the way. Raises TimeoutError where one lasts too long."""
         while True:
             if not self._going.wait(max(self._limit - time.monotonic(), 0.0)):
-                raise TimeoutError("generate: found the engine paused past its deadline, expected resume() before it")
+                raise TimeoutError(
+                    "generate: found the engine paused past its deadline, expected resume() before it"
+                )
             with self.alone():
                 if self._going.is_set():  # no pause came first
                     yield
@@ -233,14 +291,18 @@ class VllmEngine:
     def pause(self, seconds: float) -> None:
         """Make no step from now on; one that is under way is over when this returns."""
         if self.seat.size > 1:
-            raise ValueError(f"pause: found an engine of {self.seat.size} ranks, which make their steps together, expected one of one rank")
+            raise ValueError(
+                f"pause: found an engine of {self.seat.size} ranks, which make their steps together, "
+                "expected one of one rank"
+            )
         self._limit = time.monotonic() + seconds
         self._going.clear()
         with self.alone():
             pass
 
     def resume(self, recompute: bool) -> None:
-        """Go on. recompute: what is cached of rows under way is dropped, and computed again with the weights that are there now."""
+        """Go on. recompute: what is cached of rows under way is dropped, and computed again with the weights
+        that are there now."""
         if recompute:
             with self.alone():
                 self.llm.reset_prefix_cache(reset_running_requests=True)
@@ -248,7 +310,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Between two steps. Who waits longest comes first, so that steps that follow each other keep nobody out."""
+        """Between two steps. Who waits longest comes first, so that steps that follow each other keep nobody
+        out."""
         with self._line:
             self._between.acquire()
         try:
@@ -258,8 +321,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Between two steps: responses under way go on with what is written, and keep what is cached of them. An engine of several ranks
-        is written between two calls, since its ranks make their steps together."""
+        """Between two steps: responses under way go on with what is written, and keep what is cached of them.
+        An engine of several ranks is written between two calls, since its ranks make their steps together."""
         with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
             yield
             self.version = version
@@ -267,11 +330,13 @@ class VllmEngine:
                 self.llm.reset_prefix_cache()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights by Hugging Face name, of each the part of this rank. Raises ValueError where a name is unknown or missing, or a
-        shape does not fit."""
+        """Write weights by Hugging Face name, of each the part of this rank. Raises ValueError where a name
+        is unknown or missing, or a shape does not fit."""
         if self.direct:
             load_weights(self.module, weights)
-        else:  # layer by layer through what vLLM makes of weights, for layers that compute with something else than them
+        # layer by layer through what vLLM makes of weights, for layers that compute with something else than
+        # them
+        else:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
 
@@ -281,23 +346,42 @@ def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
 
 
 def settled(rows: Sequence[Row], at_once: int) -> list[int]:
-    """The rows that have ended, in an order that is the same whenever steps gave which: first those of the first ``at_once``, by length, of
-    equals those that stopped, then by number. Without those before which another, that is still sampled, may come."""
-    open_from = min(((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended), default=(len(rows), 0))
-    ended = [(number // at_once, len(row.tokens), not row.stopped, number) for number, row in enumerate(rows) if row.ended]
+    """The rows that have ended, in an order that is the same whenever steps gave which: first those of the
+    first ``at_once``, by length, of equals those that stopped, then by number. Without those before which
+    another, that is still sampled, may come."""
+    open_from = min(
+        ((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended),
+        default=(len(rows), 0),
+    )
+    ended = [
+        (number // at_once, len(row.tokens), not row.stopped, number)
+        for number, row in enumerate(rows)
+        if row.ended
+    ]
     return [key[-1] for key in sorted(ended) if key < open_from]
 
 
 def refused(spec: ModelSpec, error: Exception) -> PlanError:
     """The error for a model or settings that vLLM refuses."""
-    return PlanError.of("vllm-engine", f"vLLM does not run the model in {spec.folder}", found=str(error) or type(error).__name__,
-                        expected="a model and settings that it takes", remedy="change --ROLE.model or settings, or --ROLE.generator local")
+    return PlanError.of(
+        "vllm-engine",
+        f"vLLM does not run the model in {spec.folder}",
+        found=str(error) or type(error).__name__,
+        expected="a model and settings that it takes",
+        remedy="change --ROLE.model or settings, or --ROLE.generator local",
+    )
 
 
 def live(module: nn.Module) -> bool:
-    """Whether all layers compute with their weights as they are stored, so that these can be written in place."""
-    methods = {type(method).__name__ for layer in module.modules() if (method := getattr(layer, "quant_method", None)) is not None}
-    absorbed = any(hasattr(layer, "W_UK_T") or hasattr(layer, "W_UV") for layer in module.modules())  # multi-head latent attention
+    """Whether all layers compute with their weights as they are stored, so that these can be written in
+    place."""
+    methods = {
+        type(method).__name__
+        for layer in module.modules()
+        if (method := getattr(layer, "quant_method", None)) is not None
+    }
+    # multi-head latent attention
+    absorbed = any(hasattr(layer, "W_UK_T") or hasattr(layer, "W_UV") for layer in module.modules())
     return methods <= LIVE and not absorbed
 
 
@@ -315,7 +399,11 @@ def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
         with torch.no_grad():
             loaded = module.load_weights(told())
     except (KeyError, ValueError, AssertionError, RuntimeError) as error:
-        raise ValueError(f"receive: vLLM does not take these weights, at {at}: {type(error).__name__}: {str(error)[:200]}") from error
+        raise ValueError(
+            f"receive: vLLM does not take these weights, at {at}: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
     missing = sorted({name for name, _ in module.named_parameters()} - set(loaded))
     if missing:
-        raise ValueError(f"receive: found no weights for {listed(missing)}, expected every weight of the model")
+        raise ValueError(
+            f"receive: found no weights for {listed(missing)}, expected every weight of the model"
+        )

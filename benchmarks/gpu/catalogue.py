@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """module: of this package; given: keywords of its ``checks``. seconds: its deadline. needs: packages beyond those of the core. quick:
+    """module: of this package; given: keywords of its ``checks``. seconds: its deadline. needs: packages
+    beyond those of the core. quick:
     whether it is over in a moment on a CPU with small models; one that is not runs there only by its name."""
 
     name: str
@@ -38,32 +39,74 @@ class Section:
 
 SECTIONS = (
     Section("same", "right", "log-probs, gradients, draws and an iteration: CPU against device", "same"),
-    Section("ppo", "right", "PPO learns the packaged task, in float32 and bfloat16", "learns", 115.0, given={"algorithm": "ppo"}),
-    Section("grpo", "right", "GRPO learns the packaged task, in float32 and bfloat16", "learns", 115.0, given={"algorithm": "grpo"}),
+    Section(
+        "ppo",
+        "right",
+        "PPO learns the packaged task, in float32 and bfloat16",
+        "learns",
+        115.0,
+        given={"algorithm": "ppo"},
+    ),
+    Section(
+        "grpo",
+        "right",
+        "GRPO learns the packaged task, in float32 and bfloat16",
+        "learns",
+        115.0,
+        given={"algorithm": "grpo"},
+    ),
     Section("repeats", "right", "two equal runs are equal, or what differs first", "repeats"),
     Section("devices", "right", "checkpoints go from one device to the other", "devices"),
     Section("variants", "right", "adapters, recomputed layers", "variants"),
     Section("waits", "fast", "how often the decode loop waits for the device", "waits", 60.0),
-    Section("qwen3-0.6b", "fast", "sampling, log-probs, update: beside Hugging Face by hand", "speed", 110.0, given={"shape": "0.6b"}),
+    Section(
+        "qwen3-0.6b",
+        "fast",
+        "sampling, log-probs, update: beside Hugging Face by hand",
+        "speed",
+        110.0,
+        given={"shape": "0.6b"},
+    ),
     Section("qwen3-1.7b", "fast", "the same, larger", "speed", 110.0, quick=False, given={"shape": "1.7b"}),
     Section("micro", "memory", "micro_tokens and logit_tokens against measured peaks", "micro", 60.0),
     Section("sleep", "memory", "sleep and wake of trainer and generator", "sleep", 60.0),
     Section("limit", "memory", "--memory with roles that do not fit side by side", "limit", 60.0),
     Section("handles", "between", "two ranks on one device: shared handles, gloo, NCCL", "handles", 90.0),
     Section("fsdp", "between", "FSDP2 on one rank", "sharded", 60.0, given={"backend": "fsdp"}),
-    Section("zero", "between", "ZeRO on one rank", "sharded", 60.0, ("deepspeed",), False, {"backend": "deepspeed"}),
-    Section("vllm", "between", "vLLM: weights in place, mismatch, CUDA graphs, sleep levels", "vllm", 115.0, ("vllm",), False),
+    Section(
+        "zero",
+        "between",
+        "ZeRO on one rank",
+        "sharded",
+        60.0,
+        ("deepspeed",),
+        False,
+        {"backend": "deepspeed"},
+    ),
+    Section(
+        "vllm",
+        "between",
+        "vLLM: weights in place, mismatch, CUDA graphs, sleep levels",
+        "vllm",
+        115.0,
+        ("vllm",),
+        False,
+    ),
     Section("pools", "between", "a run on pools of Ray workers", "pools", 100.0, ("ray",), False),
     Section("trl", "fast", "an iteration of GRPO beside TRL's", "trl", 100.0, ("trl", "datasets"), False),
 )
 
 
 def chosen(names: Sequence[str], quick: bool) -> list[Section]:
-    """The sections of these names and groups, all without any; quick: of what is not named those alone that are over in a moment. Raises
-    KeyError for a name that is none."""
+    """The sections of these names and groups, all without any; quick: of what is not named those alone that
+    are over in a moment. Raises KeyError for a name that is none."""
     for name in names:
         if not any(name in (section.name, section.group) for section in SECTIONS):
             raise KeyError(name)
     if not names:
         return [section for section in SECTIONS if section.quick or not quick]
-    return [section for section in SECTIONS if section.name in names or (section.group in names and (section.quick or not quick))]
+    return [
+        section
+        for section in SECTIONS
+        if section.name in names or (section.group in names and (section.quick or not quick))
+    ]

@@ -10,7 +10,8 @@ Verdict = Literal["ok", "failed", "untested"]
 
 @dataclass(frozen=True)
 class Check:
-    """name: what was looked at. number: what was found, in ``unit``; bound: what it has to keep to, empty where it is only measured. why:
+    """name: what was looked at. number: what was found, in ``unit``; bound: what it has to keep to, empty
+    where it is only measured. why:
     of a failure its cause, of what is untested the reason, else what more there is to say."""
 
     name: str
@@ -22,7 +23,11 @@ class Check:
 
     def __str__(self) -> str:
         found = "" if self.number is None else f"{self.number:.4g} {self.unit}".strip()
-        return "  ".join(part for part in (f"{self.verdict:8}", self.name, found, self.bound and f"({self.bound})", self.why) if part)
+        return "  ".join(
+            part
+            for part in (f"{self.verdict:8}", self.name, found, self.bound and f"({self.bound})", self.why)
+            if part
+        )
 
 
 def at_most(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:

@@ -21,15 +21,24 @@ def checks(ground: Ground) -> Iterator[Check]:
     rows = sampled(Generator(ModelSpec(PACKAGED)), prompts(ground.rows(4, 32)), 2, 8)
     ways = [("cpu", ground.device), (ground.device, "cpu")] if ground.gpu else [("cpu", "cpu")]
     for source, target in ways:
-        one, other = (Trainer(ModelSpec(PACKAGED, trained=True, device=device), Trainer.Settings(lr=1e-4)) for device in (source, target))
+        one, other = (
+            Trainer(ModelSpec(PACKAGED, trained=True, device=device), Trainer.Settings(lr=1e-4))
+            for device in (source, target)
+        )
         one.update(rows, surrogate)
         state = {name: tensor.detach().cpu().clone() for name, tensor in one.state().items()}
         other.restore(state)
         now = other.state()
-        yield holds(f"a state of {source} is the same bits on {target}", state.keys() == now.keys() and not differing(state, now))
+        yield holds(
+            f"a state of {source} is the same bits on {target}",
+            state.keys() == now.keys() and not differing(state, now),
+        )
         for trainer in (one, other):
             trainer.update(rows, surrogate)
-        found, expected = (flat({name: x for name, x in trainer.state().items() if x.is_floating_point()}) for trainer in (other, one))
+        found, expected = (
+            flat({name: x for name, x in trainer.state().items() if x.is_floating_point()})
+            for trainer in (other, one)
+        )
         yield at_most(f"and goes on there, {source} to {target}", relative(found, expected), LIMIT)
     yield from forks(ground, ways[: 1 if ground.small else 2])
 
@@ -39,5 +48,11 @@ def forks(ground: Ground, ways: list[tuple[str, str]]) -> Iterator[Check]:
     few = {"prompts": ground.rows(2, 16), "hp.samples": 2, "iterations": 1, "save_every": 1}
     for source, target in ways:
         begun = run(ground, "grpo", source, "float32", **few, name=f"begun-{source}-{target}")
-        ended = fork(begun.folder, {"device": target, "iterations": 2, "name": f"ended-{source}-{target}"}, Quiet())
-        yield holds(f"a run of {source} is gone on with on {target}", ended.iterations == 2, f"{ended.iterations} iterations")
+        ended = fork(
+            begun.folder, {"device": target, "iterations": 2, "name": f"ended-{source}-{target}"}, Quiet()
+        )
+        yield holds(
+            f"a run of {source} is gone on with on {target}",
+            ended.iterations == 2,
+            f"{ended.iterations} iterations",
+        )

@@ -1,4 +1,5 @@
-"""What a section stands on: the device, and how large things are there. torch is loaded by who computes, not by who supervises."""
+"""What a section stands on: the device, and how large things are there. torch is loaded by who computes, not
+by who supervises."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Ground:
-    """device: cuda or cpu. small: models and rows for a moment on a CPU. folder: for files, gone afterwards. start: how processes are
-    started (``supervise.context``)."""
+    """device: cuda or cpu. small: models and rows for a moment on a CPU. folder: for files, gone afterwards.
+    start: how processes are started (``supervise.context``)."""
 
     device: str
     small: bool
@@ -26,7 +27,8 @@ class Ground:
     def gpu(self) -> bool:
         return self.device == "cuda"
 
-    # -- the device --------------------------------------------------------------------------------------------------------------
+    # -- the device
+    # --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Wait until the device has done all that it was told."""

@@ -63,7 +63,10 @@ def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
 def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
     """Of a trainer after so many updates, drawn alike by all ranks."""
     draw = torch.Generator(ground.device).manual_seed(version)
-    return {name: torch.randn(shape, generator=draw, dtype=torch.bfloat16, device=ground.device) for name, shape in shapes(ground).items()}
+    return {
+        name: torch.randn(shape, generator=draw, dtype=torch.bfloat16, device=ground.device)
+        for name, shape in shapes(ground).items()
+    }
 
 
 def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
@@ -74,8 +77,11 @@ def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return flat_[rank * size : (rank + 1) * size]
 
 
-def move(rank: int, ranks: int, meeting: str, ground: Ground, way: str) -> tuple[bool, float, float, int, int]:
-    """Whether what came is right; seconds of a transfer and of a plain copy; what is left on the device; bytes that came each time."""
+def move(
+    rank: int, ranks: int, meeting: str, ground: Ground, way: str
+) -> tuple[bool, float, float, int, int]:
+    """Whether what came is right; seconds of a transfer and of a plain copy; what is left on the device;
+    bytes that came each time."""
     begin(rank, meeting, ground)
     before = ground.allocated()
     right, seconds, copy, came = transfers(rank, ranks, ground, way)
@@ -86,11 +92,20 @@ def move(rank: int, ranks: int, meeting: str, ground: Ground, way: str) -> tuple
 
 def transfers(rank: int, ranks: int, ground: Ground, way: str) -> tuple[bool, float, float, int]:
     mine = {name: part(tensor, rank).clone() for name, tensor in tensors(ground, 0).items()}
-    target = {name: torch.zeros(shape, dtype=torch.bfloat16, device=ground.device) for name, shape in shapes(ground).items()}
+    target = {
+        name: torch.zeros(shape, dtype=torch.bfloat16, device=ground.device)
+        for name, shape in shapes(ground).items()
+    }
     plan = make_plan(flat(shapes(ground), "bfloat16", ranks), replicated(shapes(ground), "bfloat16", ranks))
     transport = Handles(ground.device) if way == "handles" else AllToAll(None, ground.device)
-    resharder = Resharder(plan, rank, {name: from_flat(name, held, shapes(ground)[name], rank, ranks) for name, held in mine.items()},
-                          {name: whole(tensor) for name, tensor in target.items()}, transport, verify_every=2)  # fmt: skip
+    resharder = Resharder(
+        plan,
+        rank,
+        {name: from_flat(name, held, shapes(ground)[name], rank, ranks) for name, held in mine.items()},
+        {name: whole(tensor) for name, tensor in target.items()},
+        transport,
+        verify_every=2,
+    )
     right = True
     for version in range(VERSIONS):
         new = tensors(ground, version)
@@ -132,7 +147,8 @@ def begin(rank: int, meeting: str, ground: Ground) -> None:
     join(meeting, rank, RANKS, ground.device)
 
 
-# -- what ranks talk by ------------------------------------------------------------------------------------------------------------------
+# -- what ranks talk by
+# ------------------------------------------------------------------------------------------------------------
 
 
 def talk(ground: Ground) -> Iterator[Check]:
@@ -143,7 +159,9 @@ def talk(ground: Ground) -> Iterator[Check]:
     except RankError as error:
         yield Check("ranks that share a device talk", "failed", why=str(error))
         return
-    yield holds("ranks that share a device talk by gloo", all(backend == "gloo" for backend, _ in found), str(found))
+    yield holds(
+        "ranks that share a device talk by gloo", all(backend == "gloo" for backend, _ in found), str(found)
+    )
     yield holds("and add up their gradients", all(right for _, right in found))
 
 
@@ -176,7 +194,8 @@ def sum_by_nccl(rank: int, ranks: int, meeting: str, ground: Ground) -> float:
     return float(tensor)
 
 
-# -- a rank that dies --------------------------------------------------------------------------------------------------------------------
+# -- a rank that dies
+# ------------------------------------------------------------------------------------------------------------
 
 
 def death(ground: Ground) -> Iterator[Check]:

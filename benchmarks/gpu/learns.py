@@ -19,9 +19,15 @@ def checks(ground: Ground, algorithm: str) -> Iterator[Check]:
     here = None if ground.small else run(ground, algorithm, "cpu", "float32", **chosen)
     for dtype in ("bfloat16",) if ground.small else ("float32", "bfloat16"):
         there = run(ground, algorithm, ground.device, dtype, **chosen)
-        yield holds(f"{algorithm} takes its iterations, {dtype}", there.iterations == chosen["iterations"], f"{there.iterations}")
+        yield holds(
+            f"{algorithm} takes its iterations, {dtype}",
+            there.iterations == chosen["iterations"],
+            f"{there.iterations}",
+        )
         if here is not None:
             for kind in ("sampled", "greedy"):
-                before, expected, found = (getattr(accuracy, kind) for accuracy in (there.before, here.after, there.after))
+                before, expected, found = (
+                    getattr(accuracy, kind) for accuracy in (there.before, here.after, there.after)
+                )
                 why = f"{before:.3f} before; {expected:.3f} on a CPU"
                 yield at_least(f"{algorithm}, {kind} accuracy, {dtype}", found, expected - APART, why=why)

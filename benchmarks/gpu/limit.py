@@ -21,15 +21,30 @@ def checks(ground: Ground) -> Iterator[Check]:
     yield measured("what the models would take side by side", wanted / 2**20, "MiB")
     yield measured("--memory", limit / 2**20, "MiB")
     yield holds("parts are put away and come back", moved["residency/moves"] > 0, str(moved))
-    yield holds("the same weights as without a limit", not (names := differing(free, held)), f"{len(names)} tensors differ")
+    yield holds(
+        "the same weights as without a limit",
+        not (names := differing(free, held)),
+        f"{len(names)} tensors differ",
+    )
     if ground.gpu:
-        yield at_most("peak with the limit, of that without", less / peak, 0.95, why=f"{less / 2**20:.0f} of {peak / 2**20:.0f} MiB")
+        yield at_most(
+            "peak with the limit, of that without",
+            less / peak,
+            0.95,
+            why=f"{less / 2**20:.0f} of {peak / 2**20:.0f} MiB",
+        )
 
 
 def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
     """A model that is large beside what it computes with."""
-    few = {"model": str(model(ground, "wide")), "prompts": 2, "hp.samples": 2, "hp.max_tokens": 4, "hp.minibatch": 4,
-           "actor.batch_tokens": 256}  # fmt: skip
+    few = {
+        "model": str(model(ground, "wide")),
+        "prompts": 2,
+        "hp.samples": 2,
+        "hp.max_tokens": 4,
+        "hp.minibatch": 4,
+        "actor.batch_tokens": 256,
+    }
     return settings(ground, "ppo", ground.device, "float32", **few, **others)
 
 
@@ -60,7 +75,11 @@ def iteration(ground: Ground, limit: int | None) -> tuple[dict[str, Any], int, d
             kept["moved"] = engine.keeper.told()
             trainer = engine.models["actor"].trainer
             trainer.wake()
-            kept["state"] = {name: tensor.detach().cpu().clone() for name, tensor in trainer.state().items() if tensor.dim()}
+            kept["state"] = {
+                name: tensor.detach().cpu().clone()
+                for name, tensor in trainer.state().items()
+                if tensor.dim()
+            }
         finally:
             roles.close()
 

@@ -14,18 +14,27 @@ from rlflow.backends.local import Generator
 from rlflow.backends.local.logprobs import ENTRIES
 from rlflow.training.protocols import ModelSpec
 
-COPIES = 6  # of the logits of one piece that exist at once: five in the backward pass, and what a kernel takes for itself
+# of the logits of one piece that exist at once: five in the backward pass, and what a kernel takes for itself
+COPIES = 6
 
 
 def checks(ground: Ground) -> Iterator[Check]:
     folder = model(ground, "wide")
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
-    rows = sampled(generator, random_prompts(ground.rows(4, 32), 3, ground.rows(6, 192)), 2, ground.rows(6, 128))
+    rows = sampled(
+        generator, random_prompts(ground.rows(4, 32), 3, ground.rows(6, 192)), 2, ground.rows(6, 128)
+    )
     del generator
     trainer = Recorder(ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"))
-    micro = {tokens: peak(ground, trainer, rows, micro_tokens=tokens) for tokens in ((8, 16, 32) if ground.small else (2048, 4096, 8192))}
+    micro = {
+        tokens: peak(ground, trainer, rows, micro_tokens=tokens)
+        for tokens in ((8, 16, 32) if ground.small else (2048, 4096, 8192))
+    }
     yield at_most("gradient in small micro-batches", relative_gradient(micro), 1e-2, why="of bfloat16")
-    logits = {tokens: peak(ground, trainer, rows, logit_tokens=tokens) for tokens in ((2, 4, 8) if ground.small else (256, 1024, 4096))}
+    logits = {
+        tokens: peak(ground, trainer, rows, logit_tokens=tokens)
+        for tokens in ((2, 4, 8) if ground.small else (256, 1024, 4096))
+    }
     yield at_most("gradient in small pieces of logits", relative_gradient(logits), 1e-2, why="of bfloat16")
     if not ground.gpu:
         yield untested("peaks", "memory is counted on a GPU")
@@ -34,11 +43,24 @@ def checks(ground: Ground) -> Iterator[Check]:
     most = {tokens: most for tokens, (most, _) in logits.items()}
     few, some, many = most
     vocabulary = trainer.network.vocabulary
-    yield measured("bytes for each of logit_tokens, of its float32 logits", (most[many] - most[some]) / (many - some) / (4 * vocabulary))
-    yield at_most(f"peak that {many} logit_tokens add to {some}", most[many] - most[some], COPIES * (many - some) * 4 * vocabulary, "bytes")
+    yield measured(
+        "bytes for each of logit_tokens, of its float32 logits",
+        (most[many] - most[some]) / (many - some) / (4 * vocabulary),
+    )
+    yield at_most(
+        f"peak that {many} logit_tokens add to {some}",
+        most[many] - most[some],
+        COPIES * (many - some) * 4 * vocabulary,
+        "bytes",
+    )
     default, _ = peak(ground, trainer, rows)
-    yield at_most(f"peak of logit_tokens 0 above that of {few}", default - most[few], COPIES * ENTRIES * 4, "bytes",
-                  why="each copy of the logits has 1 GiB at most")
+    yield at_most(
+        f"peak of logit_tokens 0 above that of {few}",
+        default - most[few],
+        COPIES * ENTRIES * 4,
+        "bytes",
+        why="each copy of the logits has 1 GiB at most",
+    )
 
 
 def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
@@ -46,7 +68,12 @@ def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
     (few, some, many), (a, b, c) = most, most.values()
     yield measured(f"bytes for each of {name}", (c - b) / (many - some), "bytes")
     yield holds(f"a peak grows with {name}", a < b < c, f"{a}, {b}, {c} bytes with {few}, {some}, {many}")
-    yield at_least("what its second doubling takes, of the first", (c - b) / max(b - a, 1), 1.2, why="2 where it is proportional")
+    yield at_least(
+        "what its second doubling takes, of the first",
+        (c - b) / max(b - a, 1),
+        1.2,
+        why="2 where it is proportional",
+    )
 
 
 def peak(ground: Ground, trainer: Recorder, rows: Any, **settings: int) -> tuple[int, Any]:

@@ -21,25 +21,61 @@ from rlflow.training import pretrained
 from rlflow.training.protocols import Sampling
 
 PACKAGED = ROOT / "rlflow" / "data" / "tasks" / "arithmetic_model"
-QUESTION = "State the final answer to the following arithmetic problem: {} {} {} ="  # as the packaged model was taught
+# as the packaged model was taught
+QUESTION = "State the final answer to the following arithmetic problem: {} {} {} ="
 SHAPES: dict[str, dict[str, int]] = {  # of Qwen3's own configurations; the first two are made up
-    "small": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-              "intermediate_size": 48, "vocab_size": 512},
-    "wide": {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-             "intermediate_size": 3072, "vocab_size": 151936},
-    "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-             "intermediate_size": 3072, "vocab_size": 151936},
-    "1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-             "intermediate_size": 6144, "vocab_size": 151936},
-}  # fmt: skip
+    "small": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "vocab_size": 512,
+    },
+    "wide": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+    },
+    "0.6b": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+    },
+    "1.7b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "vocab_size": 151936,
+    },
+}
 
 
 def model(ground: Ground, shape: str) -> Path:
-    """The folder of a model of this shape with random weights, made at the first call: with small models, one of two layers."""
+    """The folder of a model of this shape with random weights, made at the first call: with small models, one
+    of two layers."""
     own = SHAPES["small" if ground.small else shape]
     folder = ground.folder / f"qwen3-{shape}"
-    config = Qwen3Config(**own, tie_word_embeddings=True, max_position_embeddings=4096, eos_token_id=None, bos_token_id=None,
-                         pad_token_id=None)  # fmt: skip
+    config = Qwen3Config(
+        **own,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
     return folder if folder.exists() else saved(folder, config, ground.device)
 
 
@@ -64,14 +100,18 @@ def questions(count: int, seed: int = 0) -> list[tuple[str, str]]:
 def prompts(count: int) -> Any:
     """A batch of such questions, for the packaged model."""
     texts = [question for question, _ in questions(count)]
-    return Batch.of(prompt=texts, prompt_tokens=load_tokenizer(PACKAGED)(texts, add_special_tokens=False).input_ids)
+    return Batch.of(
+        prompt=texts, prompt_tokens=load_tokenizer(PACKAGED)(texts, add_special_tokens=False).input_ids
+    )
 
 
 def random_prompts(count: int, shortest: int, longest: int, vocabulary: int = 512) -> Any:
     """A batch of random tokens, of different lengths."""
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=draw).tolist()
-    return Batch.of(prompt_tokens=[torch.randint(0, vocabulary, (length,), generator=draw) for length in lengths])
+    return Batch.of(
+        prompt_tokens=[torch.randint(0, vocabulary, (length,), generator=draw) for length in lengths]
+    )
 
 
 def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
@@ -79,7 +119,10 @@ def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
     rows = generator.generate(batch, Sampling(samples, tokens), range(samples * len(batch)))
     draw = torch.Generator().manual_seed(1)
     tokens_each = rows.data["tokens"].lengths
-    made = {"advantages": torch.randn(int(tokens_each.sum()), generator=draw), "logprobs": rows.data["sampled_logprobs"].value.float()}
+    made = {
+        "advantages": torch.randn(int(tokens_each.sum()), generator=draw),
+        "logprobs": rows.data["sampled_logprobs"].value.float(),
+    }
     columns = {name: Data(standard_kind(name), value, tokens_each) for name, value in made.items()}
     prompt = batch.data["prompt_tokens"].take(rows.axis.index, batch.axis)
     return rows | Batch(rows.axis, columns | {"prompt_tokens": prompt})

@@ -28,10 +28,16 @@ class Recorder(Trainer):
     """Keeps the gradient of its last step, by name, and takes no step."""
 
     def step(self) -> OptimizerStep:
-        self.gradients = {name: p.grad.detach().clone() for name, p in self.network.parameters().items() if p.grad is not None}
+        self.gradients = {
+            name: p.grad.detach().clone()
+            for name, p in self.network.parameters().items()
+            if p.grad is not None
+        }
         self.optimizer.zero_grad()
         self.cached.drop()
-        return OptimizerStep(True, float(torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm()), 0.0)
+        return OptimizerStep(
+            True, float(torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm()), 0.0
+        )
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:

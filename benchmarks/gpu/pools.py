@@ -22,7 +22,9 @@ def checks(ground: Ground) -> Iterator[Check]:
     alone = final(run(ground, "grpo", ground.device, "float32", **few, name="alone"))
     pooled = run(ground, "grpo", ground.device, "float32", **few, name="pooled", pools="all=1")
     yield holds("a pool of one rank takes its iterations", pooled.iterations == 2)
-    yield at_most("weights of one rank on a pool, of those of one process", relative(final(pooled), alone), LIMIT)
+    yield at_most(
+        "weights of one rank on a pool, of those of one process", relative(final(pooled), alone), LIMIT
+    )
 
 
 def final(ended: Any) -> torch.Tensor:

@@ -22,16 +22,24 @@ class RankError(RuntimeError):
 
 
 def together(
-    ground: Ground, count: int, target: Callable[..., Any], *arguments: Any, seconds: float = 40.0, dead: tuple[int, ...] = ()
+    ground: Ground,
+    count: int,
+    target: Callable[..., Any],
+    *arguments: Any,
+    seconds: float = 40.0,
+    dead: tuple[int, ...] = (),
 ) -> list[Any]:
-    """``target(rank, count, meeting, ground, *arguments)`` on each rank; what they give, in their order. dead: ranks that end without a
-    word. Raises RankError."""
-    started: Any = context(ground.start) if ground.gpu else multiprocessing.get_context("fork")  # a GPU stays with who has touched it
+    """``target(rank, count, meeting, ground, *arguments)`` on each rank; what they give, in their order.
+    dead: ranks that end without a word. Raises RankError."""
+    # a GPU stays with who has touched it
+    started: Any = context(ground.start) if ground.gpu else multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
         pipes, processes = [], []
         for rank in range(count):
             reader, writer = started.Pipe(duplex=False)
-            process = started.Process(target=_rank, args=(writer, target, rank, count, f"{folder}/meeting", ground, arguments))
+            process = started.Process(
+                target=_rank, args=(writer, target, rank, count, f"{folder}/meeting", ground, arguments)
+            )
             process.start()
             writer.close()
             pipes.append(reader)
@@ -50,7 +58,12 @@ def _rank(writer: Connection, target: Callable[..., Any], rank: int, *arguments:
         writer.send((True, target(rank, *told, *others)))
     except BaseException as error:
         traceback.print_exc()
-        writer.send((False, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"))
+        writer.send(
+            (
+                False,
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            )
+        )
     os._exit(0)
 
 

@@ -20,9 +20,19 @@ from rlflow.training.protocols import ModelSpec
 def checks(ground: Ground) -> Iterator[Check]:
     for dtype in ("bfloat16",) if ground.small else ("float32", "bfloat16"):
         one, other = (once(ground, "grpo", ground.device, dtype) for _ in range(2))
-        yield holds(f"two iterations sample the same tokens, {dtype}", torch.equal(one.tokens, other.tokens), "other tokens")
-        yield holds(f"with the same log-probs, {dtype}", torch.equal(one.logprobs, other.logprobs), "other bits")
-        yield holds(f"and end with the same weights, {dtype}", not (names := differing(one.parameters, other.parameters)), told(names))
+        yield holds(
+            f"two iterations sample the same tokens, {dtype}",
+            torch.equal(one.tokens, other.tokens),
+            "other tokens",
+        )
+        yield holds(
+            f"with the same log-probs, {dtype}", torch.equal(one.logprobs, other.logprobs), "other bits"
+        )
+        yield holds(
+            f"and end with the same weights, {dtype}",
+            not (names := differing(one.parameters, other.parameters)),
+            told(names),
+        )
     yield from passes(ground)
 
 
@@ -32,13 +42,21 @@ def passes(ground: Ground) -> Iterator[Check]:
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     batch = random_prompts(ground.rows(3, 16), 8, ground.rows(12, 200))
     rows, again = (sampled(generator, batch, 4, ground.rows(4, 128)) for _ in range(2))
-    yield holds("wide rows are sampled alike", torch.equal(rows.data["tokens"].value, again.data["tokens"].value), "other tokens")
+    yield holds(
+        "wide rows are sampled alike",
+        torch.equal(rows.data["tokens"].value, again.data["tokens"].value),
+        "other tokens",
+    )
     del generator
     for dtype in ("bfloat16",) if ground.small else ("bfloat16", "float32"):
         trainer = Recorder(ModelSpec(folder, trained=True, device=ground.device, dtype=dtype))
         (first, mine), (second, theirs) = (learned(trainer, rows) for _ in range(2))
         yield holds(f"wide forward passes are equal, {dtype}", torch.equal(first, second), "other bits")
-        yield holds(f"wide gradients are equal, {dtype}", not (names := differing(mine, theirs)), f"{told(names)}{unsure(trainer, rows)}")
+        yield holds(
+            f"wide gradients are equal, {dtype}",
+            not (names := differing(mine, theirs)),
+            f"{told(names)}{unsure(trainer, rows)}",
+        )
         del trainer, mine, theirs
         ground.free()
 
@@ -58,8 +76,13 @@ def unsure(trainer: Recorder, rows: Any) -> str:
             learned(trainer, rows)
     finally:
         torch.use_deterministic_algorithms(False)
-    said = {str(warning.message).partition(", but you set")[0].partition(". ")[0] for warning in told if "determin" in str(warning.message)}
-    return "".join(f"; {line}" for line in sorted(said) if "CuBLAS" not in line)  # which repeats itself on one stream
+    said = {
+        str(warning.message).partition(", but you set")[0].partition(". ")[0]
+        for warning in told
+        if "determin" in str(warning.message)
+    }
+    # which repeats itself on one stream
+    return "".join(f"; {line}" for line in sorted(said) if "CuBLAS" not in line)
 
 
 def told(names: list[str]) -> str:

@@ -1,4 +1,5 @@
-"""What machine it was, and what is said of the sections: lines as they come, a table in Markdown, a JSON file."""
+"""What machine it was, and what is said of the sections: lines as they come, a table in Markdown, a JSON
+file."""
 
 from __future__ import annotations
 
@@ -39,14 +40,25 @@ class Row:
         return sum(check.verdict == verdict for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "group": self.group, "what": self.what, "verdict": self.verdict, "seconds": round(self.seconds, 2),
-                "checks": [asdict(check) for check in self.checks], **({"log": self.log} if self.log else {})}  # fmt: skip
+        return {
+            "name": self.name,
+            "group": self.group,
+            "what": self.what,
+            "verdict": self.verdict,
+            "seconds": round(self.seconds, 2),
+            "checks": [asdict(check) for check in self.checks],
+            **({"log": self.log} if self.log else {}),
+        }
 
 
 def machine(device: str) -> Iterator[dict[str, Any]]:
     """Facts, asked in a process of its own, since whoever asks a GPU has a context there."""
-    found: dict[str, Any] = {"system": platform.platform(), "processors": len(os.sched_getaffinity(0)), "python": platform.python_version(),
-                             "device": platform.machine()}  # fmt: skip
+    found: dict[str, Any] = {
+        "system": platform.platform(),
+        "processors": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "device": platform.machine(),
+    }
     found["packages"] = {name: known for name in PACKAGES if (known := _version(name))}
     yield found | (_gpu() if device == "cuda" else {})
 
@@ -55,9 +67,15 @@ def _gpu() -> dict[str, Any]:
     import torch
 
     own = torch.cuda.get_device_properties(0)
-    return {"device": own.name, "devices": torch.cuda.device_count(), "memory_bytes": own.total_memory, "driver": _driver(),
-            "capability": f"{own.major}.{own.minor}", "cuda": torch.version.cuda,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version()))}  # fmt: skip
+    return {
+        "device": own.name,
+        "devices": torch.cuda.device_count(),
+        "memory_bytes": own.total_memory,
+        "driver": _driver(),
+        "capability": f"{own.major}.{own.minor}",
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
 
 
 def _version(name: str) -> str | None:
@@ -69,7 +87,11 @@ def _version(name: str) -> str | None:
 def _driver() -> str:
     words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0].strip()
+        return (
+            subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+            .stdout.splitlines()[0]
+            .strip()
+        )
     return "unknown"
 
 
@@ -79,7 +101,9 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for row in rows:
         counts = [str(row.count(verdict)) for verdict in ("ok", "failed", "untested")]
-        lines.append(f"| {' | '.join([f'`{row.name}`', row.what, row.verdict, *counts, f'{row.seconds:.0f}'])} |")
+        lines.append(
+            f"| {' | '.join([f'`{row.name}`', row.what, row.verdict, *counts, f'{row.seconds:.0f}'])} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
-"""Runs of packaged algorithms on the packaged model, with nothing but what the core needs: data and rewards are made here."""
+"""Runs of packaged algorithms on the packaged model, with nothing but what the core needs: data and rewards
+are made here."""
 
 from __future__ import annotations
 
@@ -17,29 +18,51 @@ from gpu.models import PACKAGED, questions
 from rlflow import stage
 from rlflow.author.load import load_flow
 
-SETTINGS = {"reward": ("task",), "lr": 3e-4, "beta2": 0.95, "held_out": 0, "save_every": 0, "hp.max_tokens": 8}
+SETTINGS = {
+    "reward": ("task",),
+    "lr": 3e-4,
+    "beta2": 0.95,
+    "held_out": 0,
+    "save_every": 0,
+    "hp.max_tokens": 8,
+}
 
 
 @stage(gives="scores")
 def exact(completion: list[str], answer: list[str]) -> Tensor:
     """The reward of eager iterations, which needs no process."""
-    return torch.tensor([float(said.strip() == right) for said, right in zip(completion, answer, strict=True)])
+    return torch.tensor(
+        [float(said.strip() == right) for said, right in zip(completion, answer, strict=True)]
+    )
 
 
 def data(ground: Ground) -> Path:
     """Questions with their answers."""
     path = ground.folder / "questions.jsonl"
     if not path.exists():
-        lines = ({"prompt": question, "answer": answer} for question, answer in questions(ground.rows(64, 8000)))
+        lines = (
+            {"prompt": question, "answer": answer} for question, answer in questions(ground.rows(64, 8000))
+        )
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def settings(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> dict[str, Any]:
     """Of a small run; other keywords come first."""
-    own = {"ppo": {"hp.samples": 4, "hp.minibatch": 64}, "grpo": {"hp.samples": 8, "hp.minibatch": 128}}[algorithm]
-    return {"model": str(PACKAGED), "data": str(data(ground)), "device": device, "dtype": dtype,
-            "threads": ground.rows(1, min(4, os.cpu_count() or 1)), "out": str(ground.folder / "runs"), **SETTINGS, **own, **others}
+    own = {"ppo": {"hp.samples": 4, "hp.minibatch": 64}, "grpo": {"hp.samples": 8, "hp.minibatch": 128}}[
+        algorithm
+    ]
+    return {
+        "model": str(PACKAGED),
+        "data": str(data(ground)),
+        "device": device,
+        "dtype": dtype,
+        "threads": ground.rows(1, min(4, os.cpu_count() or 1)),
+        "out": str(ground.folder / "runs"),
+        **SETTINGS,
+        **own,
+        **others,
+    }
 
 
 def run(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> Any:
@@ -67,7 +90,11 @@ def once(ground: Ground, algorithm: str, device: str, dtype: str) -> Once:
         rows = roles.prepared.engine.fetch(sampled.select("tokens", "sampled_logprobs"))
         flow(taken, **{**roles, "reward": exact})
         state = roles.prepared.engine.models["actor"].trainer.state()
-        kept = {name: tensor.detach().cpu().clone() for name, tensor in state.items() if name.startswith("parameters/")}
+        kept = {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in state.items()
+            if name.startswith("parameters/")
+        }
         return Once(rows.data["tokens"].value, rows.data["sampled_logprobs"].value, kept)
     finally:
         roles.close()

@@ -36,15 +36,28 @@ def checks(ground: Ground) -> Iterator[Check]:
 def chance(ground: Ground) -> Iterator[Check]:
     """What rows draw: their uniform numbers, and the tokens that follow from them."""
     counters = torch.arange(-(2**16), 2**16) * 0x9E3779B97F4A7C15 % 2**63
-    yield holds("draws of a row's key are the same bits", torch.equal(splitmix(counters.to(ground.device)).cpu(), splitmix(counters)))
+    yield holds(
+        "draws of a row's key are the same bits",
+        torch.equal(splitmix(counters.to(ground.device)).cpu(), splitmix(counters)),
+    )
     logits = torch.randn(2048, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     uniform = uniforms(range(2048), 1)[:, 0]
     for sampling in (Sampling(), Sampling(temperature=0.7, top_p=0.9, top_k=40)):
-        here, there = draw(logits, uniform, sampling)[0], draw(logits.to(ground.device), uniform.to(ground.device), sampling)[0].cpu()
-        yield at_least(f"tokens drawn alike, float64, top_p {sampling.top_p:g}", float((here == there).double().mean()), 1.0)
+        here, there = (
+            draw(logits, uniform, sampling)[0],
+            draw(logits.to(ground.device), uniform.to(ground.device), sampling)[0].cpu(),
+        )
+        yield at_least(
+            f"tokens drawn alike, float64, top_p {sampling.top_p:g}",
+            float((here == there).double().mean()),
+            1.0,
+        )
 
 
-WANT: dict[str, tuple[tuple[str, ...], Any]] = {"logprobs": (("logprobs", "entropy"), surrogate), "values": (("values",), squares)}
+WANT: dict[str, tuple[tuple[str, ...], Any]] = {
+    "logprobs": (("logprobs", "entropy"), surrogate),
+    "values": (("values",), squares),
+}
 Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns, and gradients by name
 
 
@@ -71,7 +84,9 @@ def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
     (here, mine) = expected
     if not ground.gpu:
         yield untested("TF32", "it is for GPUs")
-    for name, dtype, allowed in (("TF32", "float32", True), ("bfloat16", "bfloat16", False))[not ground.gpu :]:
+    for name, dtype, allowed in (("TF32", "float32", True), ("bfloat16", "bfloat16", False))[
+        not ground.gpu :
+    ]:
         with rounded_products(allowed):
             there, theirs = computed(ground.device, "logprobs", rows, dtype)
         off = furthest(there["logprobs"], here["logprobs"])
@@ -82,8 +97,15 @@ def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
 def iterations(ground: Ground) -> Iterator[Check]:
     """One whole iteration from the same seed."""
     for dtype, limit in (("float32", LIMIT),) if ground.small else (("float64", DOUBLE), ("float32", LIMIT)):
-        here, there = (once(ground, "grpo" if ground.small else "ppo", device, dtype) for device in ("cpu", ground.device))
-        alike = float((here.tokens == there.tokens).double().mean()) if here.tokens.shape == there.tokens.shape else 0.0
+        here, there = (
+            once(ground, "grpo" if ground.small else "ppo", device, dtype)
+            for device in ("cpu", ground.device)
+        )
+        alike = (
+            float((here.tokens == there.tokens).double().mean())
+            if here.tokens.shape == there.tokens.shape
+            else 0.0
+        )
         yield at_least(f"an iteration's tokens alike, {dtype}", alike, 1.0 if dtype == "float64" else 0.99)
         off = relative(flat(there.parameters), flat(here.parameters))
         if alike == 1.0:

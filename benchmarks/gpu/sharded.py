@@ -21,7 +21,9 @@ STEPS = 3
 
 def checks(ground: Ground, backend: str) -> Iterator[Check]:
     rows = sampled(local.Generator(ModelSpec(PACKAGED)), prompts(ground.rows(4, 32)), 2, 8)
-    plain = local.Trainer(ModelSpec(PACKAGED, trained=True, device=ground.device), local.Trainer.Settings(lr=1e-4))
+    plain = local.Trainer(
+        ModelSpec(PACKAGED, trained=True, device=ground.device), local.Trainer.Settings(lr=1e-4)
+    )
     for _ in range(STEPS):
         plain.update(rows, surrogate)
     only_rank(ground.folder, ground.device)
@@ -31,16 +33,30 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
     yield at_most("log-probs before a step", relative(scored, rows.data["sampled_logprobs"].value), 1e-4)
     for _ in range(STEPS):
         one.update(rows, surrogate)
-    state, expected = ({name: x.detach().cpu() for name, x in trainer.state().items()} for trainer in (one, plain))
-    found, wanted = (flat({name: x for name, x in each.items() if name.startswith("parameters/")}) for each in (state, expected))
+    state, expected = (
+        {name: x.detach().cpu() for name, x in trainer.state().items()} for trainer in (one, plain)
+    )
+    found, wanted = (
+        flat({name: x for name, x in each.items() if name.startswith("parameters/")})
+        for each in (state, expected)
+    )
     yield at_most("parameters after three steps", relative(found, wanted), LIMIT)
-    yield holds("the same names in its state", state.keys() == expected.keys(), str(sorted(state.keys() ^ expected.keys())[:3]))
+    yield holds(
+        "the same names in its state",
+        state.keys() == expected.keys(),
+        str(sorted(state.keys() ^ expected.keys())[:3]),
+    )
     yield from weights(ground, one)
     before = ground.allocated()
     one.sleep()
     if ground.gpu:
         size = sum(x.nbytes for name, x in expected.items() if name.startswith("parameters/"))
-        yield at_least("sleep frees weights and optimizer, MiB", (before - ground.allocated()) / 2**20, 2.5 * size / 2**20, "MiB")
+        yield at_least(
+            "sleep frees weights and optimizer, MiB",
+            (before - ground.allocated()) / 2**20,
+            2.5 * size / 2**20,
+            "MiB",
+        )
     one.wake()
     again = {name: x.detach().cpu() for name, x in one.state().items()}
     yield holds("what slept is the same state", all(torch.equal(state[name], again[name]) for name in state))
@@ -58,5 +74,8 @@ def weights(ground: Ground, one: object) -> Iterator[Check]:
     moving = SameRankTransfer(Model(one, generator), "auto", "gpu-section", ground.device, 1)
     moving(STEPS)
     there = dict(generator.network.tensors())
-    yield holds("weights go to a generator by a plan", all(torch.equal(x.cpu(), there[name].cpu()) for name, x in one.weights()))
+    yield holds(
+        "weights go to a generator by a plan",
+        all(torch.equal(x.cpu(), there[name].cpu()) for name, x in one.weights()),
+    )
     moving.close()

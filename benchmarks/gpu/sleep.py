@@ -24,14 +24,22 @@ def checks(ground: Ground) -> Iterator[Check]:
     rows = sampled(generator, batch, 2, 4)
     yield from freed(ground, "generator", generator, {"weights": weights(generator)})
     again = generator.generate(batch, Sampling(2, 4), range(4))
-    yield holds("a generator that slept samples the same tokens", torch.equal(again.data["tokens"].value, rows.data["tokens"].value))
+    yield holds(
+        "a generator that slept samples the same tokens",
+        torch.equal(again.data["tokens"].value, rows.data["tokens"].value),
+    )
     del generator
     trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"))
     trainer.update(rows, surrogate)
     before = {name: tensor.detach().cpu().clone() for name, tensor in trainer.state().items()}
-    yield from freed(ground, "trainer", trainer, {"weights": weights(trainer), "optimizer": 2 * weights(trainer)})
+    yield from freed(
+        ground, "trainer", trainer, {"weights": weights(trainer), "optimizer": 2 * weights(trainer)}
+    )
     after = trainer.state()
-    yield holds("a trainer that slept has the same state", all(torch.equal(before[name], after[name].cpu()) for name in before))
+    yield holds(
+        "a trainer that slept has the same state",
+        all(torch.equal(before[name], after[name].cpu()) for name in before),
+    )
     trainer.update(rows, surrogate)
     yield holds("and learns on", trainer.steps == 2)
     if not ground.gpu:
@@ -50,7 +58,14 @@ def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterat
         before = ground.allocated()
         half.sleep(part)
         if ground.gpu:
-            yield at_least(f"{name}: sleep frees its {part}, MiB", (before - ground.allocated()) / MIB, 0.99 * size / MIB, "MiB")
+            yield at_least(
+                f"{name}: sleep frees its {part}, MiB",
+                (before - ground.allocated()) / MIB,
+                0.99 * size / MIB,
+                "MiB",
+            )
     half.wake(*parts)
     if ground.gpu:
-        yield at_most(f"{name}: awake it takes no more than before, MiB", (ground.allocated() - whole) / MIB, 4.0, "MiB")
+        yield at_most(
+            f"{name}: awake it takes no more than before, MiB", (ground.allocated() - whole) / MIB, 4.0, "MiB"
+        )

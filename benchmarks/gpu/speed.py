@@ -1,4 +1,5 @@
-"""Sampling, log-probs and an update in tokens per second and as a share of the device's peak, beside the same by hand."""
+"""Sampling, log-probs and an update in tokens per second and as a share of the device's peak, beside the same
+by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ SLOWER = 0.8  # of what is done by hand, at least
 FEW = 1000  # tokens that take too short a time for a bound
 SAMPLES = 4
 TOKENS = 4096  # of a micro-batch, ours and by hand, where all logits of one exist at once
-PASSES = {"sampling": 2, "log-probs": 2, "update": 6}  # operations per parameter and token: a product and a sum, forwards and backwards
+# operations per parameter and token: a product and a sum, forwards and backwards
+PASSES = {"sampling": 2, "log-probs": 2, "update": 6}
 
 
 def checks(ground: Ground, shape: str) -> Iterator[Check]:
@@ -45,7 +47,9 @@ class Work:
 
     @staticmethod
     def of(ground: Ground) -> Work:
-        return Work(random_prompts(ground.rows(2, 64), *((3, 6) if ground.small else (32, 64))), ground.rows(4, 128))
+        return Work(
+            random_prompts(ground.rows(2, 64), *((3, 6) if ground.small else (32, 64))), ground.rows(4, 128)
+        )
 
     @property
     def new(self) -> int:
@@ -56,14 +60,22 @@ class Work:
 Found = tuple[float, int]  # seconds, and bytes at most
 
 
-def rates(name: str, ours: Found, theirs: Found | None, tokens: int, size: int, top: float) -> Iterator[Check]:
+def rates(
+    name: str, ours: Found, theirs: Found | None, tokens: int, size: int, top: float
+) -> Iterator[Check]:
     seconds, memory = ours
     share = PASSES[name] * size * tokens / seconds / top
-    yield measured(f"{name}: tokens per second", tokens / seconds, why=f"{share:.1%} of the peak, {memory / 2**30:.1f} GiB at most")
+    yield measured(
+        f"{name}: tokens per second",
+        tokens / seconds,
+        why=f"{share:.1%} of the peak, {memory / 2**30:.1f} GiB at most",
+    )
     if theirs is None:
         yield untested(f"{name} by hand", "it does not fit into the device's memory")
         return
-    yield measured(f"{name} by hand: tokens per second", tokens / theirs[0], why=f"{theirs[1] / 2**30:.1f} GiB at most")
+    yield measured(
+        f"{name} by hand: tokens per second", tokens / theirs[0], why=f"{theirs[1] / 2**30:.1f} GiB at most"
+    )
     speed = f"{name}: speed, of that by hand", theirs[0] / seconds
     yield at_least(*speed, SLOWER) if tokens > FEW else measured(*speed, why="too few tokens for a bound")
 
@@ -84,25 +96,35 @@ def tokens_of(rows: Any) -> int:
     return int(rows.data["tokens"].lengths.sum() + rows.data["prompt_tokens"].lengths.sum())
 
 
-# -- rlflow ------------------------------------------------------------------------------------------------------------------------------
+# -- rlflow
+# ------------------------------------------------------------------------------------------------------------
 
 
 def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]:
     """Also rows to learn from, and how many parameters there are."""
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     generator.eos = []  # so that all rows are as long
-    found = timed(ground, lambda: generator.generate(work.batch, Sampling(SAMPLES, work.tokens), range(work.rows)))
+    found = timed(
+        ground, lambda: generator.generate(work.batch, Sampling(SAMPLES, work.tokens), range(work.rows))
+    )
     rows = sampled(generator, work.batch, SAMPLES, work.tokens)
     return found, rows, sum(tensor.numel() for _, tensor in generator.network.tensors())
 
 
 def training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
     ground.free()
-    trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"), Trainer.Settings(micro_tokens=TOKENS))
-    return {"log-probs": timed(ground, lambda: trainer.forward(rows)), "update": timed(ground, lambda: trainer.update(rows, surrogate))}
+    trainer = Trainer(
+        ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"),
+        Trainer.Settings(micro_tokens=TOKENS),
+    )
+    return {
+        "log-probs": timed(ground, lambda: trainer.forward(rows)),
+        "update": timed(ground, lambda: trainer.update(rows, surrogate)),
+    }
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------------------------
+# -- by hand
+# ------------------------------------------------------------------------------------------------------------
 
 
 def model_of(ground: Ground, folder: Path, dtype: torch.dtype) -> Any:
@@ -118,20 +140,36 @@ def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
     lengths = torch.tensor([len(piece) for piece in pieces])
     mask = (torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]).long()
     inputs = {"input_ids": ids.to(ground.device), "attention_mask": mask.to(ground.device)}
-    return timed(ground, lambda: model.generate(**inputs, do_sample=True, top_k=0, pad_token_id=0, min_new_tokens=work.tokens,
-                                                max_new_tokens=work.tokens))  # fmt: skip
+    return timed(
+        ground,
+        lambda: model.generate(
+            **inputs,
+            do_sample=True,
+            top_k=0,
+            pad_token_id=0,
+            min_new_tokens=work.tokens,
+            max_new_tokens=work.tokens,
+        ),
+    )
 
 
 def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Micro-batches as the trainer has them: ids, their lengths, how long their prompts are."""
     prompt, tokens = (rows.data[name] for name in ("prompt_tokens", "tokens"))
-    pairs = zip(prompt.value.split(prompt.lengths.tolist()), tokens.value.split(tokens.lengths.tolist()), strict=True)
+    pairs = zip(
+        prompt.value.split(prompt.lengths.tolist()), tokens.value.split(tokens.lengths.tolist()), strict=True
+    )
     whole = sorted(((torch.cat(pair), len(pair[0])) for pair in pairs), key=lambda pair: -len(pair[0]))
     count = max(TOKENS // len(whole[0][0]), 1)
     parts = [whole[start : start + count] for start in range(0, len(whole), count)]
-    return [(torch.nn.utils.rnn.pad_sequence([ids for ids, _ in part], batch_first=True).to(ground.device),
-             torch.tensor([len(ids) for ids, _ in part], device=ground.device),
-             torch.tensor([before for _, before in part], device=ground.device)) for part in parts]  # fmt: skip
+    return [
+        (
+            torch.nn.utils.rnn.pad_sequence([ids for ids, _ in part], batch_first=True).to(ground.device),
+            torch.tensor([len(ids) for ids, _ in part], device=ground.device),
+            torch.tensor([before for _, before in part], device=ground.device),
+        )
+        for part in parts
+    ]
 
 
 def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""A section in a process of its own, with a deadline: one that raises, crashes or hangs is told with its cause, and the others run."""
+"""A section in a process of its own, with a deadline: one that raises, crashes or hangs is told with its
+cause, and the others run."""
 
 from __future__ import annotations
 
@@ -21,14 +22,20 @@ from gpu.check import Check, untested
 if TYPE_CHECKING:
     from gpu.ground import Ground
 
-LOADED = ("torch", "transformers.models.qwen3.modeling_qwen3", "rlflow.backends.fsdp", "rlflow.runs.resume",
-          "rlflow.cluster.weights.same_ranks")
+LOADED = (
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3",
+    "rlflow.backends.fsdp",
+    "rlflow.runs.resume",
+    "rlflow.cluster.weights.same_ranks",
+)
 STARTED = 60.0  # seconds that a process may take to be there
 LAST = 1.0  # seconds before its deadline at which a process says where it is
 
 
 def context(start: str) -> Any:
-    """How processes are started. ``forkserver``: forked from one that has loaded everything, and touched no GPU; ``spawn``: anew."""
+    """How processes are started. ``forkserver``: forked from one that has loaded everything, and touched no
+    GPU; ``spawn``: anew."""
     found = multiprocessing.get_context(start)
     if start == "forkserver":
         found.set_forkserver_preload(list(LOADED))
@@ -40,12 +47,16 @@ def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
     if lacking := section.missing():
         yield untested(section.name, f"not installed: {', '.join(lacking)}")
         return
-    yield from results(section.checks, (ground,), ground.start, seconds, ground.folder / f"{section.name}.log")
+    yield from results(
+        section.checks, (ground,), ground.start, seconds, ground.folder / f"{section.name}.log"
+    )
 
 
-def results(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], start: str, seconds: float, log: Path) -> Iterator[Any]:
-    """What ``target`` gives one by one in another process, whose output goes to ``log``; at last a failed check where it does not end
-    well."""
+def results(
+    target: Callable[..., Iterator[Any]], arguments: Sequence[Any], start: str, seconds: float, log: Path
+) -> Iterator[Any]:
+    """What ``target`` gives one by one in another process, whose output goes to ``log``; at last a failed
+    check where it does not end well."""
     started = context(start)
     reader, writer = started.Pipe(duplex=False)
     process = started.Process(target=_work, args=(target, arguments, writer, seconds, str(log)))
@@ -63,7 +74,8 @@ def results(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], star
 
 
 def _received(reader: Connection, seconds: float) -> Iterator[Any]:
-    """All that comes after the word that the process is there, from which on the time counts; whether the other end closed in time."""
+    """All that comes after the word that the process is there, from which on the time counts; whether the
+    other end closed in time."""
     until = time.monotonic() + STARTED
     try:
         while reader.poll(max(until - time.monotonic(), 0.0)):
@@ -76,7 +88,13 @@ def _received(reader: Connection, seconds: float) -> Iterator[Any]:
     return False
 
 
-def _work(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], writer: Connection, seconds: float, log: str) -> None:
+def _work(
+    target: Callable[..., Iterator[Any]],
+    arguments: Sequence[Any],
+    writer: Connection,
+    seconds: float,
+    log: str,
+) -> None:
     """In the process. It leads a group, so that what it starts ends with it."""
     os.setpgrp()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -90,7 +108,9 @@ def _work(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], writer
             writer.send(found)
     except BaseException as error:
         traceback.print_exc()
-        writer.send(Check("error", "failed", why=f"{type(error).__name__}: {_first(error)} ({_where(error)})"))
+        writer.send(
+            Check("error", "failed", why=f"{type(error).__name__}: {_first(error)} ({_where(error)})")
+        )
     writer.close()
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
@@ -125,7 +145,8 @@ def _last(log: Path, lines: int = 3) -> str:
 
 
 def _place(log: Path) -> str:
-    """The innermost calls of the main thread, whose stack comes last in what faulthandler writes: «File "x.py", line 1 in f»."""
+    """The innermost calls of the main thread, whose stack comes last in what faulthandler writes: «File
+    "x.py", line 1 in f»."""
     text = log.read_text(errors="replace") if log.exists() else ""
     stack = text.rpartition("(most recent call first):")[2]
     calls = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\S+)', stack)

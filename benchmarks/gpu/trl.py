@@ -1,4 +1,5 @@
-"""An iteration of GRPO beside TRL's GRPOTrainer, on one model: prompts, samples, tokens, and an optimizer step are the same."""
+"""An iteration of GRPO beside TRL's GRPOTrainer, on one model: prompts, samples, tokens, and an optimizer
+step are the same."""
 
 from __future__ import annotations
 
@@ -22,15 +23,25 @@ def checks(ground: Ground) -> Iterator[Check]:
     yield measured("rlflow: seconds for an iteration", statistics.median(ours[WARM:]), "s")
     theirs, sampled = trl_seconds(ground, folder, prompts, tokens)
     yield measured("TRL: seconds for an iteration", statistics.median(theirs[WARM:]), "s")
-    yield measured("rlflow's speed, of TRL's", statistics.median(theirs[WARM:]) / statistics.median(ours[WARM:]))
+    yield measured(
+        "rlflow's speed, of TRL's", statistics.median(theirs[WARM:]) / statistics.median(ours[WARM:])
+    )
     yield holds("TRL sampled as many tokens", set(sampled) == {prompts * SAMPLES * tokens}, str(set(sampled)))
 
 
 def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> list[float]:
     import json
 
-    ended = run(ground, "grpo", ground.device, "bfloat16", model=str(folder), prompts=prompts, iterations=WARM + TIMED,
-                **{"hp.samples": SAMPLES, "hp.max_tokens": tokens, "hp.minibatch": prompts * SAMPLES})  # fmt: skip
+    ended = run(
+        ground,
+        "grpo",
+        ground.device,
+        "bfloat16",
+        model=str(folder),
+        prompts=prompts,
+        iterations=WARM + TIMED,
+        **{"hp.samples": SAMPLES, "hp.max_tokens": tokens, "hp.minibatch": prompts * SAMPLES},
+    )
     lines = [json.loads(line) for line in (ended.folder / "metrics.jsonl").read_text().splitlines()]
     return [line["seconds"] for line in lines if "seconds" in line]
 
@@ -56,10 +67,19 @@ def trl_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> tupl
         on_train_begin = on_step_end
 
     config = GRPOConfig(
-        output_dir=str(ground.folder / "trl"), max_steps=WARM + TIMED, use_cpu=not ground.gpu, bf16=ground.gpu,
-        gradient_checkpointing=False, per_device_train_batch_size=prompts * SAMPLES, num_generations=SAMPLES, max_completion_length=tokens,
-        lr_scheduler_type="constant", save_strategy="no", report_to="none", disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(ground.folder / "trl"),
+        max_steps=WARM + TIMED,
+        use_cpu=not ground.gpu,
+        bf16=ground.gpu,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=prompts * SAMPLES,
+        num_generations=SAMPLES,
+        max_completion_length=tokens,
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
     texts = Dataset.from_list([{"prompt": question} for question, _ in questions(prompts * (WARM + TIMED))])
     GRPOTrainer(str(folder), reward, config, texts, callbacks=[Marks()]).train()
     return [after - before for before, after in zip(marks, marks[1:], strict=False)], sampled

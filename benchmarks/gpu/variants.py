@@ -25,12 +25,18 @@ def checks(ground: Ground) -> Iterator[Check]:
     for dtype in ("float32",) if ground.small else ("float32", "bfloat16"):
         here, there = (adapted(device, dtype, rows) for device in ("cpu", ground.device))
         off = relative(flat(there), flat(here))
-        yield at_most("merged adapters after two updates", off, LIMIT) if dtype == "float32" else measured("the same, bfloat16", off)
+        yield (
+            at_most("merged adapters after two updates", off, LIMIT)
+            if dtype == "float32"
+            else measured("the same, bfloat16", off)
+        )
 
 
 def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
     """The merged weights, which a generator takes, after two updates."""
-    trainer = Trainer(ModelSpec(PACKAGED, trained=True, device=device, dtype=dtype), Trainer.Settings(lr=1e-3, lora=8))
+    trainer = Trainer(
+        ModelSpec(PACKAGED, trained=True, device=device, dtype=dtype), Trainer.Settings(lr=1e-3, lora=8)
+    )
     for _ in range(2):
         trainer.update(rows, surrogate)
     Generator(ModelSpec(PACKAGED, device=device, dtype=dtype)).receive(trainer.weights(), 2)
@@ -40,8 +46,12 @@ def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
 def recomputed(ground: Ground) -> Iterator[Check]:
     """The same gradient, in less memory."""
     folder = model(ground, "wide")
-    rows = sampled(Generator(ModelSpec(folder, device=ground.device)), random_prompts(ground.rows(2, 16), 4, ground.rows(6, 256)), 2,
-                   ground.rows(4, 128))  # fmt: skip
+    rows = sampled(
+        Generator(ModelSpec(folder, device=ground.device)),
+        random_prompts(ground.rows(2, 16), 4, ground.rows(6, 256)),
+        2,
+        ground.rows(4, 128),
+    )
     gradients, peaks = [], []
     for settings in (Trainer.Settings(), Trainer.Settings(gradient_checkpointing=True)):
         trainer = Recorder(ModelSpec(folder, trained=True, device=ground.device), settings)
@@ -52,5 +62,7 @@ def recomputed(ground: Ground) -> Iterator[Check]:
         ground.free()
     yield at_most("gradient with recomputed layers", relative(gradients[1], gradients[0]), 1e-6)
     if ground.gpu:
-        yield holds("recomputed layers take less memory", peaks[1] < peaks[0], f"{peaks[1]} bytes, without {peaks[0]}")
+        yield holds(
+            "recomputed layers take less memory", peaks[1] < peaks[0], f"{peaks[1]} bytes, without {peaks[0]}"
+        )
         yield measured("peak beside the weights, of that without", peaks[1] / peaks[0])

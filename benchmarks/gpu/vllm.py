@@ -15,21 +15,33 @@ from rlflow.backends.local import Trainer
 from rlflow.backends.vllm import Generator
 from rlflow.training.protocols import ModelSpec, Sampling
 
-FAR = {"float32": 1e-3, "bfloat16": 0.15}  # of a token's log-prob: kernels differ, and bfloat16 has eight bits
+# of a token's log-prob: kernels differ, and bfloat16 has eight bits
+FAR = {"float32": 1e-3, "bfloat16": 0.15}
 
 
 def checks(ground: Ground) -> Iterator[Check]:
-    folder, dtype = (PACKAGED, "float32") if ground.small or not ground.gpu else (model(ground, "0.6b"), "bfloat16")
-    trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype=dtype), Trainer.Settings(lr=1e-4))
+    folder, dtype = (
+        (PACKAGED, "float32") if ground.small or not ground.gpu else (model(ground, "0.6b"), "bfloat16")
+    )
+    trainer = Trainer(
+        ModelSpec(folder, trained=True, device=ground.device, dtype=dtype), Trainer.Settings(lr=1e-4)
+    )
     batch = random_prompts(ground.rows(2, 32), 3, ground.rows(6, 64), 90)
     generator = made(ground, folder, dtype, enforce_eager=False)
     rows = sampled(generator, batch, 2, ground.rows(4, 64))
     yield from mismatch("vLLM samples as the folder's weights are scored", trainer, rows, dtype)
     trainer.update(rows, surrogate)
     generator.receive(trainer.weights(), 1)
-    yield from mismatch("after weights were received", trainer, sampled(generator, batch, 2, ground.rows(4, 64)), dtype)
+    yield from mismatch(
+        "after weights were received", trainer, sampled(generator, batch, 2, ground.rows(4, 64)), dtype
+    )
     yield from in_place(trainer, generator)
-    yield from mismatch("after weights were written in place", trainer, sampled(generator, batch, 2, ground.rows(4, 64)), dtype)
+    yield from mismatch(
+        "after weights were written in place",
+        trainer,
+        sampled(generator, batch, 2, ground.rows(4, 64)),
+        dtype,
+    )
     yield from slept(ground, trainer, generator, batch, dtype)
     if not ground.gpu:
         yield untested("CUDA graphs", "a CPU captures none")
@@ -40,8 +52,12 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def made(ground: Ground, folder: Any, dtype: str, **settings: Any) -> Generator:
-    return Generator(ModelSpec(folder, device=ground.device, dtype=dtype), Generator.Settings(sleep_mode=ground.gpu, max_num_seqs=64,
-                     gpu_memory_utilization=0.3, max_model_len=256, **settings))  # fmt: skip
+    return Generator(
+        ModelSpec(folder, device=ground.device, dtype=dtype),
+        Generator.Settings(
+            sleep_mode=ground.gpu, max_num_seqs=64, gpu_memory_utilization=0.3, max_model_len=256, **settings
+        ),
+    )
 
 
 def mismatch(name: str, trainer: Trainer, rows: Any, dtype: str) -> Iterator[Check]:
@@ -75,7 +91,9 @@ def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dt
         there = free_bytes(ground)
         generator.sleep(keep=keep)
         if ground.gpu:
-            yield at_least(f"sleep, level {level}, frees, GiB", (free_bytes(ground) - there) / 2**30, 1.0, "GiB")
+            yield at_least(
+                f"sleep, level {level}, frees, GiB", (free_bytes(ground) - there) / 2**30, 1.0, "GiB"
+            )
         generator.wake()
         if not keep:
             generator.receive(trainer.weights(), 3)

@@ -17,13 +17,27 @@ from gpu.models import random_prompts, saved
 from rlflow.backends.local import Generator, decode, generator
 from rlflow.training.protocols import ModelSpec, Sampling
 
-SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-         "num_key_value_heads": 1, "head_dim": 32, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 2}  # fmt: skip
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+}
 SHAPES: dict[str, Any] = {
     "Qwen3": Qwen3Config(**SMALL, tie_word_embeddings=True),
     "Llama": LlamaConfig(**SMALL, tie_word_embeddings=False),
-    "GPT-2": GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=2, pad_token_id=1),
-    "Gemma 3": Gemma3TextConfig(**SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "GPT-2": GPT2Config(
+        vocab_size=512, n_embd=64, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=2, pad_token_id=1
+    ),
+    "Gemma 3": Gemma3TextConfig(
+        **SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    ),
 }
 TOKENS = 96
 ONCE = 8  # waits of a batch that are not of its tokens: what it is drawn with, the rows at its end
@@ -35,11 +49,18 @@ def checks(ground: Ground) -> Iterator[Check]:
         one = Generator(ModelSpec(saved(ground.folder / f"waits-{name}", config), device=ground.device))
         tokens = ground.rows(20, TOKENS)
         blocks, each = (sampled(one, batch, tokens, block) for block in (decode.BLOCK, 1))
-        yield holds(f"{name}: a block's tokens are those of single looks", torch.equal(blocks, each), "other tokens")
+        yield holds(
+            f"{name}: a block's tokens are those of single looks", torch.equal(blocks, each), "other tokens"
+        )
         if ground.gpu:
             found = waits(lambda: one.generate(batch, Sampling(4, TOKENS), range(4 * len(batch))))  # noqa: B023 - it is called at once
             places = ", ".join(f"{place} × {count}" for place, count in found.most_common(3))
-            yield at_most(f"{name}: waits for {TOKENS} tokens", sum(found.values()), TOKENS / decode.BLOCK + ONCE, why=places)
+            yield at_most(
+                f"{name}: waits for {TOKENS} tokens",
+                sum(found.values()),
+                TOKENS / decode.BLOCK + ONCE,
+                why=places,
+            )
     if not ground.gpu:
         yield untested("waits for the device", "a CPU is not waited for")
 
@@ -64,4 +85,8 @@ def waits(call: Callable[[], object]) -> Counter[str]:
             call()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return Counter(f"{Path(warning.filename).name}:{warning.lineno}" for warning in told if "synchroniz" in str(warning.message))
+    return Counter(
+        f"{Path(warning.filename).name}:{warning.lineno}"
+        for warning in told
+        if "synchroniz" in str(warning.message)
+    )

@@ -1,19 +1,23 @@
 """Change the sources at random places and see whether tests notice.
 
-    python benchmarks/mutation --count 60 --seed 0 python benchmarks/mutation --count 40 --seed 3 --under rlflow/author/functional --json
-    mutants.json -- -m "not slow" tests/author/functional python benchmarks/mutation --again mutants.json python benchmarks/mutation
+    python benchmarks/mutation --count 60 --seed 0 python benchmarks/mutation --count 40 --seed 3 --under
+    rlflow/author/functional --json mutants.json -- -m "not slow" tests/author/functional python
+    benchmarks/mutation --again mutants.json python benchmarks/mutation
     --mutants mutants.json --coverage covered.json -- -m slow
 
-Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
-constant, a deleted statement, a returned None. First the suite runs once, in a copy of the tree with a probe at the line of each mutant, to
-find which tests reach it, in whatever process; what pytest is to run is said after `--`, otherwise it is what it runs by default. Then each
-mutant is applied in a copy of the tree and judged by those tests and the others of its package (rule.py), in forks of one warm process
-(server.py). killed: a test fails, or does not end in five times its time and a minute, twice, and passes without the mutant. survived:
-none does. A mutant that no test can kill, since nothing that anybody could see differs, is listed in equivalents.toml with the reason, and
-is not run.
+Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or
+boolean operator, a condition, a constant, a deleted statement, a returned None. First the suite runs once, in
+a copy of the tree with a probe at the line of each mutant, to find which tests reach it, in whatever process;
+what pytest is to run is said after `--`, otherwise it is what it runs by default. Then each mutant is applied
+in a copy of the tree and judged by those tests and the others of its package (rule.py), in forks of one warm
+process (server.py). killed: a test fails, or does not end in five times its time and a minute, twice, and
+passes without the mutant. survived:
+none does. A mutant that no test can kill, since nothing that anybody could see differs, is listed in
+equivalents.toml with the reason, and is not run.
 
-With --again those of an earlier run that nothing noticed are judged again, and its other verdicts stand. With --mutants the mutants of an
-earlier run, perhaps of another commit, are judged: each where the source has the same text nearest to where it was.
+With --again those of an earlier run that nothing noticed are judged again, and its other verdicts stand. With
+--mutants the mutants of an earlier run, perhaps of another commit, are judged: each where the source has the
+same text nearest to where it was.
 """
 
 from __future__ import annotations
@@ -40,22 +44,40 @@ VERDICTS = ("killed", "survived", "equivalent")
 
 
 def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
-    """So many mutants of all that there are in a tree, all equally likely. A smaller count gives the first ones of a larger one."""
-    paths = [path.relative_to(root) for folder in ("rlflow", "backends") for path in sorted((root / folder).rglob("*.py"))]
-    every = [(path, mutant) for path in paths if str(path).startswith(under) for mutant in mutants((root / path).read_text())]
+    """So many mutants of all that there are in a tree, all equally likely. A smaller count gives the first
+    ones of a larger one."""
+    paths = [
+        path.relative_to(root)
+        for folder in ("rlflow", "backends")
+        for path in sorted((root / folder).rglob("*.py"))
+    ]
+    every = [
+        (path, mutant)
+        for path in paths
+        if str(path).startswith(under)
+        for mutant in mutants((root / path).read_text())
+    ]
     random.Random(seed).shuffle(every)
     return every[:count]
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=60, help="mutants")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--under", default="", help="only in files whose path begins so")
-    parser.add_argument("--again", type=Path, help="a file of verdicts: of its mutants those that were not noticed, again")
+    parser.add_argument(
+        "--again", type=Path, help="a file of verdicts: of its mutants those that were not noticed, again"
+    )
     parser.add_argument("--mutants", type=Path, help="such a file: all of its mutants")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout that is judged, with its environment in .venv")
-    parser.add_argument("--coverage", type=Path, help="the file of what tests reach, which is measured where it is not there")
+    parser.add_argument(
+        "--tree", type=Path, default=ROOT, help="the checkout that is judged, with its environment in .venv"
+    )
+    parser.add_argument(
+        "--coverage", type=Path, help="the file of what tests reach, which is measured where it is not there"
+    )
     parser.add_argument("--seconds", type=float, default=rule.BUDGET, help="of tests for one mutant")
     parser.add_argument("--jobs", type=int, default=1, help="mutants that are judged side by side")
     parser.add_argument("--json", type=Path, help="the file that gets every verdict")
@@ -77,11 +99,15 @@ def main() -> None:
             rows.append(row)
             print(f"{row['verdict']:10} {row['seconds']:6.1f} s  {place(row)}", flush=True)
             if chosen.json:
-                chosen.json.write_text(json.dumps({"seed": chosen.seed, "count": len(mutated), "mutants": rows}, indent=1) + "\n")
+                chosen.json.write_text(
+                    json.dumps({"seed": chosen.seed, "count": len(mutated), "mutants": rows}, indent=1) + "\n"
+                )
     print(f"\n{table(rows)}\n\n{time.time() - began:.0f} s in all")
 
 
-def coverage(chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[tuple[Path, Mutant]]) -> probes.Covered:
+def coverage(
+    chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[tuple[Path, Mutant]]
+) -> probes.Covered:
     """What the suite reaches, measured where no file has it of all these mutants."""
     if chosen.coverage and chosen.coverage.exists():
         covered = probes.Covered.loaded(chosen.coverage)
@@ -93,7 +119,13 @@ def coverage(chosen: argparse.Namespace, root: Path, folder: Path, mutated: list
     return covered
 
 
-def judged(chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], covered: probes.Covered) -> Any:
+def judged(
+    chosen: argparse.Namespace,
+    root: Path,
+    folder: Path,
+    mutated: list[tuple[Path, Mutant]],
+    covered: probes.Covered,
+) -> Any:
     """A row for each mutant, in their order."""
     known, began = equivalents(), int(time.time())
     words = [word for word in chosen.words if not (root / word.split("::")[0]).exists()]
@@ -105,7 +137,13 @@ def judged(chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[t
     def verdict(number: int) -> dict[str, Any]:
         path, mutant = mutated[number]
         covering = covered.covering[probes.name(path, mutant)]
-        row = {"file": str(path), "line": mutant.line, "kind": mutant.kind, "before": mutant.before, "after": mutant.after}
+        row = {
+            "file": str(path),
+            "line": mutant.line,
+            "kind": mutant.kind,
+            "before": mutant.before,
+            "after": mutant.after,
+        }
         if why := reason(known, path, mutant, sources[path]):
             return {**row, "verdict": "equivalent", "by": why, "covering": len(covering), "seconds": 0.0}
         stages = rule.stages(path, covering, covered.seconds, chosen.seconds)
@@ -115,7 +153,13 @@ def judged(chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[t
         finally:
             trees.put(tree)
         seconds = round(time.monotonic() - since, 1)
-        return {**row, "verdict": "killed" if by else "survived", "by": by or "", "covering": len(covering), "seconds": seconds}
+        return {
+            **row,
+            "verdict": "killed" if by else "survived",
+            "by": by or "",
+            "covering": len(covering),
+            "seconds": seconds,
+        }
 
     try:
         with ThreadPoolExecutor(chosen.jobs) as turns:
@@ -137,14 +181,19 @@ def again(root: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
 
 
 def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
-    """The mutants of an earlier run, each where the source has the same text nearest to where it was. One that the source has no more is
-    left out."""
+    """The mutants of an earlier run, each where the source has the same text nearest to where it was. One
+    that the source has no more is left out."""
     mutated = []
     for row in rows:
         path = Path(row["file"])
-        alike = [mutant for mutant in mutants((root / path).read_text())
-                 if (mutant.kind, mutant.before, mutant.after) == (row["kind"], row["before"], row["after"])]  # fmt: skip
-        mutated += [(path, mutant) for mutant in sorted(alike, key=lambda mutant: abs(mutant.line - row["line"]))[:1]]
+        alike = [
+            mutant
+            for mutant in mutants((root / path).read_text())
+            if (mutant.kind, mutant.before, mutant.after) == (row["kind"], row["before"], row["after"])
+        ]
+        mutated += [
+            (path, mutant) for mutant in sorted(alike, key=lambda mutant: abs(mutant.line - row["line"]))[:1]
+        ]
         if not alike:
             print(f"{'gone':10} {'':9} {place(row)}")
     return mutated
@@ -156,7 +205,10 @@ def place(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Verdicts by kind, and of all; equivalents have no part in the share of killed ones."""
-    lines = [f"| kind | {' | '.join(VERDICTS)} | noticed, of those run |", f"| --- |{' ---: |' * (len(VERDICTS) + 1)}"]
+    lines = [
+        f"| kind | {' | '.join(VERDICTS)} | noticed, of those run |",
+        f"| --- |{' ---: |' * (len(VERDICTS) + 1)}",
+    ]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         counts = Counter(row["verdict"] for row in rows if kind in (row["kind"], "all"))
         run = sum(counts.values()) - counts["equivalent"]

@@ -1,5 +1,5 @@
-"""A plugin of pytest in a fork that judges a mutant: runs the tests that a file lists, and writes which began and how each ended, so that
-also of a process that dies is known where."""
+"""A plugin of pytest in a fork that judges a mutant: runs the tests that a file lists, and writes which began
+and how each ended, so that also of a process that dies is known where."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Choice:
             file.write(json.dumps([what, test]) + "\n")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if item.nodeid in self.wanted or item.nodeid.split("::")[0] in self.wanted]
+        chosen = [
+            item for item in items if item.nodeid in self.wanted or item.nodeid.split("::")[0] in self.wanted
+        ]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
 
@@ -42,4 +44,6 @@ class Choice:
 
 def pytest_configure(config: pytest.Config) -> None:
     folder = Path(os.environ["RLFLOW_MUTATION_CHOICE"])
-    config.pluginmanager.register(Choice(json.loads((folder / "tests.json").read_text()), folder / "said.jsonl"))
+    config.pluginmanager.register(
+        Choice(json.loads((folder / "tests.json").read_text()), folder / "said.jsonl")
+    )

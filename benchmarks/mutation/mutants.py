@@ -7,17 +7,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot,
-               ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}  # fmt: skip
-ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-              ast.Pow: ast.Mult}  # fmt: skip
-DELETED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)  # statements without which a function still is one
+COMPARISONS = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+ARITHMETIC = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+}
+# statements without which a function still is one
+DELETED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """kind: comparison, arithmetic, boolean, condition, constant, deleted or returned. line: where in the source, from 1. before, after:
-    the expression or statement, as text on one line. begin, end: the bytes of the source that ``written`` replaces."""
+    """kind: comparison, arithmetic, boolean, condition, constant, deleted or returned. line: where in the
+    source, from 1. before, after:
+    the expression or statement, as text on one line. begin, end: the bytes of the source that ``written``
+    replaces."""
 
     kind: str
     line: int
@@ -34,8 +54,9 @@ class Mutant:
 
 
 def mutants(source: str) -> Iterator[Mutant]:
-    """Every mutant of the code within functions, in the order of the tree. What runs as a module is loaded, annotations, defaults,
-    docstrings, texts with values in them, and whether a zip is strict, which shows only beside another mistake, are left alone."""
+    """Every mutant of the code within functions, in the order of the tree. What runs as a module is loaded,
+    annotations, defaults, docstrings, texts with values in them, and whether a zip is strict, which shows
+    only beside another mistake, are left alone."""
     whole, lines = source.encode(), starts(source)
     for function in _outermost(ast.parse(source)):
         for statement in function.body:
@@ -44,7 +65,15 @@ def mutants(source: str) -> Iterator[Mutant]:
                     begin, end = span(place, lines)
                     padding = "\n" * (place.end_lineno - place.lineno)
                     written = f"({text}{padding})" if isinstance(place, ast.expr) else text + padding
-                    yield Mutant(kind, place.lineno, " ".join(whole[begin:end].decode().split()), text, begin, end, written)
+                    yield Mutant(
+                        kind,
+                        place.lineno,
+                        " ".join(whole[begin:end].decode().split()),
+                        text,
+                        begin,
+                        end,
+                        written,
+                    )
 
 
 def starts(source: str) -> list[int]:
@@ -67,7 +96,11 @@ def _outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:
-    if _is_docstring(node) or isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+    if (
+        _is_docstring(node)
+        or isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.keyword) and node.arg == "strict")
+    ):
         return
     yield node
     for name, value in ast.iter_fields(node):
@@ -79,7 +112,11 @@ def _within(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
@@ -87,10 +124,16 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
     match node:
         case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
             yield "comparison", node, ast.unparse(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
-        case ast.BinOp(left, op, right) if type(op) in ARITHMETIC and not any(_is_string(side) for side in (left, right)):
+        case ast.BinOp(left, op, right) if type(op) in ARITHMETIC and not any(
+            _is_string(side) for side in (left, right)
+        ):
             yield "arithmetic", node, ast.unparse(ast.BinOp(left, ARITHMETIC[type(op)](), right))
         case ast.BoolOp(op, values):
-            yield "boolean", node, ast.unparse(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values))
+            yield (
+                "boolean",
+                node,
+                ast.unparse(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)),
+            )
         case ast.UnaryOp(ast.Not(), operand):
             yield "boolean", node, ast.unparse(operand)
         case ast.If(test) | ast.While(test) | ast.IfExp(test):

@@ -1,5 +1,5 @@
-"""A plugin of pytest in a probed copy: says to which row hits go, and writes a line for each test: its row, those of the fixtures that it
-shares with others and how long it took."""
+"""A plugin of pytest in a probed copy: says to which row hits go, and writes a line for each test: its row,
+those of the fixtures that it shares with others and how long it took."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mutation_probe import HEAD, mapped
 
 
 class Notes:
-    """rows: how many there are; row 0 is for what runs outside of any test. shared: the row of the fixture that is set up under a name and
-    the place from which it can be asked for."""
+    """rows: how many there are; row 0 is for what runs outside of any test. shared: the row of the fixture
+    that is set up under a name and the place from which it can be asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.current = mapped(str(folder / "hits"))
@@ -39,10 +39,18 @@ class Notes:
             return (yield)
         finally:
             self._to(0)
-            used = [shared for (name, base), shared in self.shared.items()
-                    if name in getattr(item, "fixturenames", ()) and item.nodeid.startswith(base)]  # fmt: skip
-            made = range(row, self.rows)  # its own, and those of shared fixtures that it was the first to need
-            line = {"test": item.nodeid, "rows": sorted({*made, *used}), "seconds": round(time.monotonic() - since, 4)}
+            used = [
+                shared
+                for (name, base), shared in self.shared.items()
+                if name in getattr(item, "fixturenames", ()) and item.nodeid.startswith(base)
+            ]
+            # its own, and those of shared fixtures that it was the first to need
+            made = range(row, self.rows)
+            line = {
+                "test": item.nodeid,
+                "rows": sorted({*made, *used}),
+                "seconds": round(time.monotonic() - since, 4),
+            }
             with self.lines.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

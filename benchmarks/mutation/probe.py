@@ -1,7 +1,8 @@
-"""Runs in every interpreter of a probed copy: a call of `rlflow_probe_N()` notes that the test which is running has reached probe N.
+"""Runs in every interpreter of a probed copy: a call of `rlflow_probe_N()` notes that the test which is
+running has reached probe N.
 
-Hits are bytes of a file that all processes map, a row for each test: forks, spawned processes and Ray workers note theirs alike, even
-behind walls, since the file is mapped when the interpreter starts."""
+Hits are bytes of a file that all processes map, a row for each test: forks, spawned processes and Ray workers
+note theirs alike, even behind walls, since the file is mapped when the interpreter starts."""
 
 from __future__ import annotations
 

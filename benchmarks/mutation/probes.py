@@ -1,4 +1,5 @@
-"""Which tests of a suite reach the line of each mutant: measured in one run of the suite, in a copy of the tree with a probe at each."""
+"""Which tests of a suite reach the line of each mutant: measured in one run of the suite, in a copy of the
+tree with a probe at each."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ import probe
 from mutants import Mutant, span, starts
 from tree import Tree
 
-CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"  # nothing, and so untrue, also where an interpreter has no probes
+# nothing, and so untrue, also where an interpreter has no probes
+CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"
 
 
 @dataclass(frozen=True)
 class Covered:
-    """What a run of a suite has shown. seconds: of each test. covering: by the name of a mutant, the tests that reach it."""
+    """What a run of a suite has shown. seconds: of each test. covering: by the name of a mutant, the tests
+    that reach it."""
 
     seconds: dict[str, float]
     covering: dict[str, list[str]]
@@ -39,7 +42,8 @@ def name(path: Path, mutant: Mutant) -> str:
 
 
 def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words: list[str]) -> Covered:
-    """Runs the tests that pytest is asked for with these words in a copy of this tree, made in this folder."""
+    """Runs the tests that pytest is asked for with these words in a copy of this tree, made in this
+    folder."""
     notes, tree = folder / "notes", Tree.copied(root, folder / "t")
     notes.mkdir()
     probe.made(notes / "hits", len(mutated))
@@ -47,9 +51,24 @@ def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words
     for path in {path for path, _ in mutated}:
         here = {number: mutant for number, (each, mutant) in enumerate(mutated) if each == path}
         (tree.folder / path).write_text(probed((root / path).read_text(), here))
-    command = [str(tree.python), "-m", "pytest", "-p", "mutation_noting", "-p", "no:cacheprovider", "-q", f"--basetemp={folder / 'p'}"]
-    ran = subprocess.run([*command, *words], cwd=tree.folder, env={**os.environ, "RLFLOW_MUTATION_NOTES": str(notes)}, check=False,
-                         stdout=sys.stderr)  # fmt: skip
+    command = [
+        str(tree.python),
+        "-m",
+        "pytest",
+        "-p",
+        "mutation_noting",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        f"--basetemp={folder / 'p'}",
+    ]
+    ran = subprocess.run(
+        [*command, *words],
+        cwd=tree.folder,
+        env={**os.environ, "RLFLOW_MUTATION_NOTES": str(notes)},
+        check=False,
+        stdout=sys.stderr,
+    )
     if ran.returncode not in (0, 1):
         sys.exit(f"the tests did not run: pytest ended with {ran.returncode}")
     return read(notes, mutated)
@@ -67,7 +86,8 @@ def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
 
 
 def probed(source: str, here: dict[int, Mutant]) -> str:
-    """The source with a probe at each of these mutants: before a statement, or around an expression; lines keep their numbers."""
+    """The source with a probe at each of these mutants: before a statement, or around an expression; lines
+    keep their numbers."""
     whole, placed = source.encode(), []
     for number, mutant in here.items():
         if mutant.kind in ("deleted", "returned"):
@@ -80,14 +100,20 @@ def probed(source: str, here: dict[int, Mutant]) -> str:
 
 
 def _around(begin: int, end: int, number: int) -> list[tuple[int, int, str]]:
-    """(where, order of those at one place, text): what ends goes first, then statements, then expressions, the longest first."""
+    """(where, order of those at one place, text): what ends goes first, then statements, then expressions,
+    the longest first."""
     return [(begin, 1_000_000_000 - end, f"({CALL.format(number)} or ("), (end, 0, "))")]
 
 
 def _matched(source: str, mutant: Mutant) -> tuple[int, int]:
-    """Begin and end of what the innermost match compares that has the mutant in a pattern, where nothing can be called."""
+    """Begin and end of what the innermost match compares that has the mutant in a pattern, where nothing can
+    be called."""
     lines = starts(source)
-    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Match) and mutant.end <= span(node, lines)[1]]
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Match) and mutant.end <= span(node, lines)[1]
+    ]
     return max(subject for node in around if (subject := span(node.subject, lines))[1] <= mutant.begin)
 
 
@@ -112,4 +138,6 @@ def _installed(tree: Tree, hits: Path, probes: int) -> None:
     here = Path(__file__).parent
     for module in ("probe", "noting"):
         shutil.copy2(here / f"{module}.py", tree.packages / f"mutation_{module}.py")
-    (tree.packages / "mutation_probe.pth").write_text(f"import mutation_probe; mutation_probe.install({str(hits)!r}, {probes})\n")
+    (tree.packages / "mutation_probe.pth").write_text(
+        f"import mutation_probe; mutation_probe.install({str(hits)!r}, {probes})\n"
+    )

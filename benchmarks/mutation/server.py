@@ -1,6 +1,8 @@
-"""Runs pytest in forks of one process that has imported what takes seconds: PyTorch, transformers and pytest, and nothing of rlflow.
+"""Runs pytest in forks of one process that has imported what takes seconds: PyTorch, transformers and pytest,
+and nothing of rlflow.
 
-A line of JSON on standard input names the arguments, the seconds that are left and the file for what is printed; the answer is a line of
+A line of JSON on standard input names the arguments, the seconds that are left and the file for what is
+printed; the answer is a line of
 JSON: the exit status, null where the time was over. Whatever a fork leaves running ends with it.
 """
 
@@ -19,9 +21,27 @@ import traceback
 import choosing  # noqa: F401, a plugin of the forks, which do not find it by its name
 import psutil
 
-WARM = ("torch", "torch.distributed.tensor", "torch.distributed.fsdp", "hypothesis", "transformers", "transformers.modeling_utils",
-        "transformers.models.auto.modeling_auto", "transformers.models.qwen3.modeling_qwen3", "transformers.models.gpt2.modeling_gpt2",
-        "safetensors.torch", "networkx", "numpy", "pydantic", "typer", "rich.console", "jinja2", "msgpack", "psutil", "pytest")  # fmt: skip
+WARM = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "hypothesis",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.gpt2.modeling_gpt2",
+    "safetensors.torch",
+    "networkx",
+    "numpy",
+    "pydantic",
+    "typer",
+    "rich.console",
+    "jinja2",
+    "msgpack",
+    "psutil",
+    "pytest",
+)
 
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -1,4 +1,5 @@
-"""A copy of a source tree with an environment of its own, in which a mutant is applied and judged; the tree itself is never changed."""
+"""A copy of a source tree with an environment of its own, in which a mutant is applied and judged; the tree
+itself is never changed."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("server.py")
 SLOWER = 5  # times as long as it took a test may take, and `spare` seconds more
-UNTOLD = "ignore::pytest.PytestAssertRewriteWarning"  # plugins that the server has imported before pytest looks for them
+# plugins that the server has imported before pytest looks for them
+UNTOLD = "ignore::pytest.PytestAssertRewriteWarning"
 
 
 @dataclass
 class Tree:
-    """folder: where the copy lies. options: of pytest, for every call of it. failing: tests that fail there without any mutant, and judge
-    nothing. sound: tests that do not. spare: seconds that every test may take at least. server: the process whose forks run the tests
-    (server.py)."""
+    """folder: where the copy lies. options: of pytest, for every call of it. failing: tests that fail there
+    without any mutant, and judge nothing. sound: tests that do not. spare: seconds that every test may take
+    at least. server: the process whose forks run the tests (server.py)."""
 
     folder: Path
     options: list[str] = field(default_factory=list)
@@ -33,9 +35,12 @@ class Tree:
 
     @classmethod
     def copied(cls, root: Path, folder: Path, options: Sequence[str] = ()) -> Tree:
-        """All files of a tree that git tracks or would, as they are now, and its environment, in which they are installed."""
+        """All files of a tree that git tracks or would, as they are now, and its environment, in which they
+        are installed."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
+        names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.split(
+            "\0"
+        )
         for name in filter(None, names):
             if (root / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -53,9 +58,14 @@ class Tree:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder / ".venv")}))
 
     def _install(self, root: Path) -> None:
-        """The environment of a tree, linked file by file, but for those that name the tree: they name the copy."""
+        """The environment of a tree, linked file by file, but for those that name the tree: they name the
+        copy."""
         shutil.copytree(root / ".venv", self.folder / ".venv", symlinks=True, copy_function=_linked)
-        own = [*(self.folder / ".venv" / "bin").iterdir(), *self.packages.glob("__editable__*"), self.folder / ".venv" / "pyvenv.cfg"]
+        own = [
+            *(self.folder / ".venv" / "bin").iterdir(),
+            *self.packages.glob("__editable__*"),
+            self.folder / ".venv" / "pyvenv.cfg",
+        ]
         for path in own:
             if path.is_file() and not path.is_symlink() and str(root).encode() in (text := path.read_bytes()):
                 mode = path.stat().st_mode
@@ -65,8 +75,8 @@ class Tree:
 
     @contextlib.contextmanager
     def changed(self, path: Path, source: str, stamp: int) -> Iterator[None]:
-        """A file of the copy has this text meanwhile. stamp: seconds since 1970 that no earlier text had, so that no compiled module of it
-        is taken for this one."""
+        """A file of the copy has this text meanwhile. stamp: seconds since 1970 that no earlier text had, so
+        that no compiled module of it is taken for this one."""
         place = self.folder / path
         kept = place.read_bytes()
         try:
@@ -77,8 +87,11 @@ class Tree:
             place.write_bytes(kept)
             os.utime(place, (stamp + 1, stamp + 1))
 
-    def killer(self, path: Path, source: str, stages: Sequence[Sequence[str]], seconds: dict[str, float], stamp: int) -> str | None:
-        """The test of these stages, one after another, that fails with this text of a file, also alone, and passes without it."""
+    def killer(
+        self, path: Path, source: str, stages: Sequence[Sequence[str]], seconds: dict[str, float], stamp: int
+    ) -> str | None:
+        """The test of these stages, one after another, that fails with this text of a file, also alone, and
+        passes without it."""
         for stage in stages:
             left = list(stage)
             while left := [test for test in left if test not in self.failing]:
@@ -91,7 +104,9 @@ class Tree:
                         again, _ = self.tested([failed], seconds)
                     if again is not None:
                         return failed
-                left = [test for test in left if test not in {*ended, failed} and test.split("::")[0] != failed]
+                left = [
+                    test for test in left if test not in {*ended, failed} and test.split("::")[0] != failed
+                ]
         return None
 
     def _is_sound(self, test: str, seconds: dict[str, float]) -> bool:
@@ -101,15 +116,29 @@ class Tree:
         return test in self.sound
 
     def tested(self, tests: list[str], seconds: dict[str, float]) -> tuple[str | None, set[str]]:
-        """The first of these tests, or files of tests, that fails on the copy as it is, or does not end; and those that ended before."""
+        """The first of these tests, or files of tests, that fails on the copy as it is, or does not end; and
+        those that ended before."""
         choice = self.folder / "choice"
         choice.mkdir(exist_ok=True)
         (choice / "tests.json").write_text(json.dumps(tests))
         (choice / "said.jsonl").write_text("")
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
         longest = self.spare + SLOWER * max(seconds.get(test, 0.0) for test in tests)
-        arguments = ["-x", "-q", "-p", "choosing", "-p", "no:cacheprovider", "--no-header", "-W", UNTOLD, f"--timeout={longest:.0f}",
-                     f"--basetemp={self.folder.parent / 'p'}", *self.options, *files]  # fmt: skip
+        arguments = [
+            "-x",
+            "-q",
+            "-p",
+            "choosing",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+            "-W",
+            UNTOLD,
+            f"--timeout={longest:.0f}",
+            f"--basetemp={self.folder.parent / 'p'}",
+            *self.options,
+            *files,
+        ]
         arguments += [] if "::" in tests[0] else ["--collect-only"]
         limit = self.spare + longest + SLOWER * sum(seconds.get(test, 0.0) for test in tests)
         code = self._answer({"arguments": arguments, "seconds": limit, "output": str(choice / "printed.txt")})
@@ -117,15 +146,27 @@ class Tree:
         ended = {test for what, test in said if what == "ended"}
         if code in (0, 5):  # 5: no test is left
             return None, ended
-        named = [test for what, test in said if what == "failed"] or [test for what, test in said if what == "began" and test not in ended]
+        named = [test for what, test in said if what == "failed"] or [
+            test for what, test in said if what == "began" and test not in ended
+        ]
         return (named or files)[0], ended
 
     def _answer(self, request: dict[str, Any]) -> int | None:
         """What the process beside this tree says, which is started for the first request."""
         if self.server is None:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "RLFLOW_MUTATION_CHOICE": str(self.folder / "choice")}
-            self.server = subprocess.Popen([str(self.python), str(SERVER)], cwd=self.folder, env=environment, text=True,
-                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "RLFLOW_MUTATION_CHOICE": str(self.folder / "choice"),
+            }
+            self.server = subprocess.Popen(
+                [str(self.python), str(SERVER)],
+                cwd=self.folder,
+                env=environment,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         assert self.server.stdin
         assert self.server.stdout
         self.server.stdin.write(json.dumps(request) + "\n")

@@ -1,4 +1,5 @@
-"""A backend for `benchmarks/stalls.py`, whose Generator samples with other weights than those that are trained, as its settings say."""
+"""A backend for `benchmarks/stalls.py`, whose Generator samples with other weights than those that are
+trained, as its settings say."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Generator(LocalGenerator):
     @dataclass(frozen=True)
     class Settings(GeneratorSettings):
         every: int = 1  # takes the weights of every so manieth update only; 0: never any
-        noise: float = 0.0  # each weight is off by a normal number of this relative size, the same at all times
+        # each weight is off by a normal number of this relative size, the same at all times
+        noise: float = 0.0
 
     settings: Any
 

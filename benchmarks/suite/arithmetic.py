@@ -1,13 +1,15 @@
-"""Makes the packaged model by the project's own `sft` flow, on answers of a simulated pupil who makes mistakes.
+"""Makes the packaged model by the project's own `sft` flow, on answers of a simulated pupil who makes
+mistakes.
 
     python -m rlflow.benchmarks.arithmetic FOLDER      # make base-model
 
 It writes FOLDER/arithmetic_model, FOLDER/arithmetic_lessons.jsonl and FOLDER/arithmetic_pairs.jsonl.
 
-A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives them, who often
-forgets the carry or the minus sign and slips on digits. So the model holds the right answer and prefers a wrong one where the
-pupil errs more often than not: reinforcement learning then has to undo a preference of the weights, not chance alone. Held-out questions
-of the packaged task are in none of these data.
+A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives
+them, who often forgets the carry or the minus sign and slips on digits. So the model holds the right answer
+and prefers a wrong one where the pupil errs more often than not: reinforcement learning then has to undo a
+preference of the weights, not chance alone. Held-out questions of the packaged task are in none of these
+data.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ SEED = 0
 COPIES = 4  # answers of the pupil to each question
 LESSONS = 2000  # right answers that ship with the model, for the `sft` flow
 PAIRS = 2000  # right answers, each with one of the pupil's wrong ones, for the `dpo` and `reward_model` flows
-FORGETS, SLIPS = 0.65, 0.25  # probabilities that the pupil forgets a carry or a sign, and that a digit is wrong
+# probabilities that the pupil forgets a carry or a sign, and that a digit is wrong
+FORGETS, SLIPS = 0.65, 0.25
 DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, so that a run starts fast
 
 
@@ -56,7 +59,8 @@ def make(folder: Path) -> None:
 
 
 def teacher(folder: Path, out: Path) -> Path:
-    """Train the packaged model on some of the lessons and save it in bfloat16: the teacher of the `distill` flow. Gives its folder."""
+    """Train the packaged model on some of the lessons and save it in bfloat16: the teacher of the `distill`
+    flow. Gives its folder."""
     from transformers import AutoModelForCausalLM
 
     trained = _trained(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
@@ -75,30 +79,44 @@ def questions() -> Dataset:
     values = packaged("default")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     source = values["data"][0]
-    held_out = {record.question for record in open_data(source, task=task).split(values["held_out"])[1].records}
+    held_out = {
+        record.question for record in open_data(source, task=task).split(values["held_out"])[1].records
+    }
     candidates = open_data(source, task={**task, "size": DRAWN})
-    return replace(candidates, records=[record for record in candidates.records if record.question not in held_out])
+    return replace(
+        candidates, records=[record for record in candidates.records if record.question not in held_out]
+    )
 
 
 def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
-    """The pupil's completion for each question, ``copies`` times over. ``forgets`` and ``slips``: probabilities of its mistakes."""
+    """The pupil's completion for each question, ``copies`` times over. ``forgets`` and ``slips``:
+    probabilities of its mistakes."""
     chance = random.Random(SEED)
     for _ in range(copies):
         for record in data.records:
             terms = str(record.question).rpartition(":")[2].removesuffix("=").split()
-            yield {"prompt": str(record.prompt), "completion": pupil(terms, chance, forgets, slips), "answer": record.answer or ""}
+            yield {
+                "prompt": str(record.prompt),
+                "completion": pupil(terms, chance, forgets, slips),
+                "answer": record.answer or "",
+            }
 
 
 def pairs(data: Dataset) -> Iterator[dict[str, str]]:
     """The right answer and the pupil's, for each question that the pupil answered wrongly."""
     for lesson in lessons(data, 1, FORGETS, SLIPS):
         if lesson["completion"] != lesson["answer"]:
-            yield {"prompt": lesson["prompt"], "chosen": lesson["answer"], "rejected": lesson["completion"], "answer": lesson["answer"]}
+            yield {
+                "prompt": lesson["prompt"],
+                "chosen": lesson["answer"],
+                "rejected": lesson["completion"],
+                "answer": lesson["answer"],
+            }
 
 
 def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:
-    """The pupil's answer to ``a + b`` or ``a - b``. ``terms``: the three words; ``forgets`` and ``slips``: probabilities of its
-    mistakes."""
+    """The pupil's answer to ``a + b`` or ``a - b``. ``terms``: the three words; ``forgets`` and ``slips``:
+    probabilities of its mistakes."""
     first, sign, second = int(terms[0]), terms[1], int(terms[2])
     low, high = sorted((first, second))
     carries = first % 10 + second % 10 >= 10 if sign == "+" else high % 10 < low % 10
@@ -116,15 +134,27 @@ def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float)
 
 
 def blank(folder: Path, texts: Iterable[Any]) -> None:
-    """Save an untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each digit, to ``folder``."""
+    """Save an untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each
+    digit, to ``folder``."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = make_tokenizer(texts)
     vocabulary = -(-len(tokenizer) // 16) * 16
     config = Qwen3Config(
-        vocab_size=vocabulary, hidden_size=192, intermediate_size=512, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6,
-        head_dim=32, max_position_embeddings=256, tie_word_embeddings=True, attention_dropout=0.0, initializer_range=0.06,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        vocab_size=vocabulary,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        initializer_range=0.06,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
     )
     torch.manual_seed(SEED)
     Qwen3ForCausalLM(config).save_pretrained(folder)
@@ -132,25 +162,43 @@ def blank(folder: Path, texts: Iterable[Any]) -> None:
 
 
 def make_tokenizer(texts: Iterable[Any]) -> Any:
-    """A byte-level BPE tokenizer trained on ``texts``: any text survives a round trip, and the words of the questions are single tokens."""
+    """A byte-level BPE tokenizer trained on ``texts``: any text survives a round trip, and the words of the
+    questions are single tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=384, special_tokens=["<pad>", "<eos>"], show_progress=False, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=["<pad>", "<eos>"], show_progress=False, initial_alphabet=alphabet
+    )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False
+    )
 
 
 def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
-    """Train a model for ``steps`` steps of `sft` on the data, 32 rows each. Gives the folder of the trained model."""
+    """Train a model for ``steps`` steps of `sft` on the data, 32 rows each. Gives the folder of the trained
+    model."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
-    result = run("sft", model=str(model), data=str(data), iterations=steps, prompts=32, held_out=0, seed=SEED, out=str(out),
-                 actor=actor, quiet=False)
+    result = run(
+        "sft",
+        model=str(model),
+        data=str(data),
+        iterations=steps,
+        prompts=32,
+        held_out=0,
+        seed=SEED,
+        out=str(out),
+        actor=actor,
+        quiet=False,
+    )
     return result.folder / "final" / "actor"
 
 

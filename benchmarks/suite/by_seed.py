@@ -1,4 +1,5 @@
-"""What each seed of a cell came to: its first and last evaluation, and what that took. Nothing is said of cells that evaluate nothing."""
+"""What each seed of a cell came to: its first and last evaluation, and what that took. Nothing is said of
+cells that evaluate nothing."""
 
 from __future__ import annotations
 
@@ -19,15 +20,19 @@ class SeedRow:
 
     cell: str
     seed: int
-    values: Mapping[str, tuple[float, float]]  # metric → its value before the first iteration that is known, and after the last
+    # metric → its value before the first iteration that is known, and after the last
+    values: Mapping[str, tuple[float, float]]
     iterations: int
     seconds: float  # of these iterations, without evaluations
-    whole: float  # seconds of its process until its last turn ended, start and evaluations included, without the turns of others
+    # seconds of its process until its last turn ended, start and evaluations included, without the turns of
+    # others
+    whole: float
 
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The goal's metric of a cell, by the iterations behind it: the mean over the seeds that were evaluated then."""
+    """The goal's metric of a cell, by the iterations behind it: the mean over the seeds that were evaluated
+    then."""
 
     cell: str
     values: Mapping[int, float]
@@ -41,8 +46,12 @@ def shown_metrics(goal: Goal) -> tuple[str, ...]:
 
 def seed_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[SeedRow]:
     """A row for each seed that was evaluated. cells: name and what was measured."""
-    return [row for name, measured in cells for seed in sorted({turn.seed for turn in measured.turns})
-            if (row := _row(name, seed, measured, goal)).values]  # fmt: skip
+    return [
+        row
+        for name, measured in cells
+        for seed in sorted({turn.seed for turn in measured.turns})
+        if (row := _row(name, seed, measured, goal)).values
+    ]
 
 
 def _row(name: str, seed: int, measured: Measured, goal: Goal) -> SeedRow:
@@ -59,9 +68,15 @@ def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveR
     rows = []
     for name, measured in cells:
         turns = once(measured.turns)
-        series = [evaluated([turn for turn in turns if turn.seed == seed], goal.metric) for seed in {turn.seed for turn in turns}]
+        series = [
+            evaluated([turn for turn in turns if turn.seed == seed], goal.metric)
+            for seed in {turn.seed for turn in turns}
+        ]
         numbers = sorted({number for values in series for number in values})
-        means = {number: statistics.fmean(values[number] for values in series if number in values) for number in numbers}
+        means = {
+            number: statistics.fmean(values[number] for values in series if number in values)
+            for number in numbers
+        }
         rows += [CurveRow(name, means)] if len(means) > 2 else []
     return rows
 
@@ -70,13 +85,23 @@ def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
     """The heads of the table of seeds."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in row.values for row in rows)]
     named = (metric.removeprefix("evaluation/") for metric in metrics)
-    return ("cell", "seed", *(f"{name} before → after" for name in named), "iterations", "their seconds", "whole process")
+    return (
+        "cell",
+        "seed",
+        *(f"{name} before → after" for name in named),
+        "iterations",
+        "their seconds",
+        "whole process",
+    )
 
 
 def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]:
     """A row of the table of seeds as texts; ``among``: all rows, which share their columns."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in each.values for each in among)]
-    ends = [" → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else "" for metric in metrics]
+    ends = [
+        " → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else ""
+        for metric in metrics
+    ]
     return (row.cell, str(row.seed), *ends, str(row.iterations), f"{row.seconds:.0f} s", f"{row.whole:.0f} s")
 
 
@@ -88,6 +113,18 @@ def value_text(metric: str, value: float) -> str:
 def curve_table(rows: Sequence[CurveRow], goal: Goal) -> list[tuple[str, ...]]:
     """The table of curves: its heads, which are iterations, then a line for each cell."""
     numbers = sorted({number for row in rows for number in row.values})
-    lines = [(row.cell, *(value_text(goal.metric, row.values[number]) if number in row.values else "" for number in numbers))
-             for row in rows]  # fmt: skip
-    return [(f"{goal.metric.removeprefix('evaluation/')} after iterations", *map(str, numbers)), *lines] if rows else []
+    lines = [
+        (
+            row.cell,
+            *(
+                value_text(goal.metric, row.values[number]) if number in row.values else ""
+                for number in numbers
+            ),
+        )
+        for row in rows
+    ]
+    return (
+        [(f"{goal.metric.removeprefix('evaluation/')} after iterations", *map(str, numbers)), *lines]
+        if rows
+        else []
+    )

@@ -1,7 +1,8 @@
 """What stands before a comparison begins: every cell compiled and planned, and the key that says what it is.
 
-A key is a digest of all that a cell was given and of all that runs it. Results are found by it, so that two cells that differ in anything
-never share one, and a result of yesterday's code is not taken for one of today's.
+A key is a digest of all that a cell was given and of all that runs it. Results are found by it, so that two
+cells that differ in anything never share one, and a result of yesterday's code is not taken for one of
+today's.
 """
 
 from __future__ import annotations
@@ -32,10 +33,22 @@ from rlflow.runs.depends import module_version
 from rlflow.runs.preview import preview
 from rlflow.runs.trust import imports
 
-Shape = Callable[[RunConfig], TraceOptions]  # what of a run's flags shapes its graph, as `rlflow plan` reads them
+# what of a run's flags shapes its graph, as `rlflow plan` reads them
+Shape = Callable[[RunConfig], TraceOptions]
 PEERS = Path(__file__).parent / "peers"
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "ray", "vllm", "deepspeed", "peft", "reasoning-gym",
-            "math-verify")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "ray",
+    "vllm",
+    "deepspeed",
+    "peft",
+    "reasoning-gym",
+    "math-verify",
+)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
@@ -51,32 +64,58 @@ class Compiled:
 
 
 def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
-    """Compile and plan every cell; nothing is started. Raises PlanError with what is wrong in any of them, by its name."""
+    """Compile and plan every cell; nothing is started. Raises PlanError with what is wrong in any of them, by
+    its name."""
     compiled, problems = [], []
     for cell in suite.cells:
         try:
             compiled.append(compile_cell(cell, shape, suite.settings))
         except (FlowError, PlanError) as error:
-            problems += [Problem(one.code, f"cell '{cell.name}': {one.message}", one.place, one.definition, one.found, one.expected,
-                                 one.nearest, one.remedy, one.variant, one.severity) for one in error.problems]
+            problems += [
+                Problem(
+                    one.code,
+                    f"cell '{cell.name}': {one.message}",
+                    one.place,
+                    one.definition,
+                    one.found,
+                    one.expected,
+                    one.nearest,
+                    one.remedy,
+                    one.variant,
+                    one.severity,
+                )
+                for one in error.problems
+            ]
     if problems:
         raise PlanError(*problems)
     keys = [each.key for each in compiled]
     for one in compiled:
         if keys.count(one.key) > 1:
             same = [each.cell.name for each in compiled if each.key == one.key]
-            raise PlanError.of("suite", "cells are the same in all that they are given", found=listed(same),
-                               expected="cells that differ in a setting", remedy="remove all but one of them")
+            raise PlanError.of(
+                "suite",
+                "cells are the same in all that they are given",
+                found=listed(same),
+                expected="cells that differ in a setting",
+                remedy="remove all but one of them",
+            )
     return tuple(compiled)
 
 
 def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> Compiled:
-    """Compile a cell. ``settings``: of its suite, of which those that say what of a turn is timed are part of the key. Raises FlowError and
-    PlanError."""
+    """Compile a cell. ``settings``: of its suite, of which those that say what of a turn is timed are part of
+    the key. Raises FlowError and PlanError."""
     file, turns = system_file(cell.system), settings or Settings()
-    parts: dict[str, Any] = {"system": cell.system, "flags": texts(cell.flags), "code": code_digest(), "file": digest_of(file),
-                             "versions": versions(), "machine": machine(), "threads": threads(),
-                             "turns": {"block": turns.block, "settle": turns.settle, "warms up": turns.rounds is not None}}
+    parts: dict[str, Any] = {
+        "system": cell.system,
+        "flags": texts(cell.flags),
+        "code": code_digest(),
+        "file": digest_of(file),
+        "versions": versions(),
+        "machine": machine(),
+        "threads": threads(),
+        "turns": {"block": turns.block, "settle": turns.settle, "warms up": turns.rounds is not None},
+    }
     iterations = None
     if cell.system == RLFLOW:
         own, iterations = plan_of(cell, shape)
@@ -96,17 +135,29 @@ def system_file(system: str) -> Path:
         return shipped[system]
     if (path := Path(system).expanduser()).is_file():
         return path.absolute()
-    raise PlanError.of("suite", f"there is no system '{system}'", found=system, expected=f"one of {listed([RLFLOW, *shipped])}, or FILE.py",
-                       nearest=nearest(system, [RLFLOW, *shipped]), remedy="docs/bench.md says how to write one")
+    raise PlanError.of(
+        "suite",
+        f"there is no system '{system}'",
+        found=system,
+        expected=f"one of {listed([RLFLOW, *shipped])}, or FILE.py",
+        nearest=nearest(system, [RLFLOW, *shipped]),
+        remedy="docs/bench.md says how to write one",
+    )
 
 
 def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
-    """The parts of a key that only a run of rlflow has, and its iterations. Raises FlowError and PlanError for what a run would refuse."""
+    """The parts of a key that only a run of rlflow has, and its iterations. Raises FlowError and PlanError
+    for what a run would refuse."""
     flow = load_flow(cell.algorithm)
     config, hp = resolve_config(flow, None, dict(cell.flags))
     explanation = preview(flow, hp, config, shape(config))
-    parts = {"graph": identity(explanation.graph), "flow": flow.name, "hp": texts(vars(hp) if hp is not None else {}),
-             "values": texts(config.values), **files_of({**config.values, "algorithm": Path(flow.place.path)})}
+    parts = {
+        "graph": identity(explanation.graph),
+        "flow": flow.name,
+        "hp": texts(vars(hp) if hp is not None else {}),
+        "values": texts(config.values),
+        **files_of({**config.values, "algorithm": Path(flow.place.path)}),
+    }
     return parts, config.options.iterations
 
 
@@ -116,15 +167,18 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Digests of the files and folders that settings name, of what Python files among them import from their own folders, and the versions
-    of what these import from elsewhere."""
+    """Digests of the files and folders that settings name, of what Python files among them import from their
+    own folders, and the versions of what these import from elsewhere."""
     files, modules = {}, set[str]()
     for name, path in named_paths(values):
         files[name] = digest_of(path)
         if path.suffix == ".py":
             closure = imports(path.resolve())
             modules |= closure.outside
-            files |= {f"{name}: {os.path.relpath(each, path.resolve().parent)}": digest_of(each) for each in sorted(closure.files)}
+            files |= {
+                f"{name}: {os.path.relpath(each, path.resolve().parent)}": digest_of(each)
+                for each in sorted(closure.files)
+            }
     for backend in backends_of(values):
         files |= {f"{backend}: {each.name}": digest_of(each) for each in source_files(backend)}
     known = {module: version for module in sorted(modules) if (version := module_version(module))}
@@ -134,11 +188,18 @@ def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def backends_of(values: Mapping[str, Any]) -> list[str]:
     """The backends that settings name by a dotted module, which are not rlflow's own."""
     halves = ("backend", "trainer", "generator")
-    return sorted({str(value) for name, value in values.items() if name.rpartition(".")[2] in halves and "." in str(value)})
+    return sorted(
+        {
+            str(value)
+            for name, value in values.items()
+            if name.rpartition(".")[2] in halves and "." in str(value)
+        }
+    )
 
 
 def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
-    """The files and folders that settings name, also in forms such as NAME=FILE, FILE:0.7 and FILE.py:function."""
+    """The files and folders that settings name, also in forms such as NAME=FILE, FILE:0.7 and
+    FILE.py:function."""
     for name, value in sorted(values.items()):
         for number, each in enumerate(value if isinstance(value, list | tuple) else [value]):
             if isinstance(each, str | Path) and (path := _named_path(str(each))) is not None:
@@ -170,7 +231,9 @@ def code_digest() -> str:
     """A digest of rlflow's own source, with its algorithms and backends."""
     packages = ("rlflow", "rlflow.algorithms", "rlflow.backends", "rlflow.benchmarks")
     folders = [Path(folder) for name in packages for folder in import_module(name).__path__]
-    files = sorted({file for folder in folders for file in folder.rglob("*.py") if "__pycache__" not in file.parts})
+    files = sorted(
+        {file for folder in folders for file in folder.rglob("*.py") if "__pycache__" not in file.parts}
+    )
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
@@ -189,8 +252,13 @@ def versions() -> dict[str, str]:
 @cache
 def machine() -> dict[str, str]:
     """The kind of machine: two machines of one kind have the same."""
-    return {"processor": processor(), "cores": str(os.cpu_count()), "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-            "system": f"{platform.system()} {platform.machine()}", "accelerators": accelerators()}
+    return {
+        "processor": processor(),
+        "cores": str(os.cpu_count()),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "accelerators": accelerators(),
+    }
 
 
 def processor() -> str:
@@ -199,7 +267,10 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def accelerators() -> str:
@@ -213,4 +284,7 @@ def threads() -> dict[str, str]:
     """The settings that decide how many threads compute."""
     import torch
 
-    return {"torch": str(torch.get_num_threads()), **{name: os.environ[name] for name in THREADS if name in os.environ}}
+    return {
+        "torch": str(torch.get_num_threads()),
+        **{name: os.environ[name] for name in THREADS if name in os.environ},
+    }

@@ -1,17 +1,19 @@
-"""The process of one cell: it answers lines of JSON, so that cells of any system, in any virtual environment, can take turns.
+"""The process of one cell: it answers lines of JSON, so that cells of any system, in any virtual environment,
+can take turns.
 
     python child.py FILE.py KIN.py PARENT
 
 FILE.py defines the system: a class ``System`` with four methods.
 
-    prepare(cell: dict, folder: str, seed: int) -> dict     make all that is needed, and run nothing yet; facts such as versions
-    iterate(count: int) -> list[dict]                       the next iterations; of each its seconds and tokens, and its metrics
-    observe() -> dict                                       what is known at the end of a turn, such as an evaluation
-    close() -> None                                         end what was started
+    prepare(cell: dict, folder: str, seed: int) -> dict     make all that is needed, and run nothing yet;
+    facts such as versions iterate(count: int) -> list[dict]                       the next iterations; of
+    each its seconds and tokens, and its metrics observe() -> dict                                       what
+    is known at the end of a turn, such as an evaluation close() -> None
+    end what was started
 
-This file needs the standard library alone, since the interpreter of another system may have nothing else of rlflow's. A request is a line
-``{"do": NAME, …}`` on standard input; the answer a line ``{"value": …}`` or ``{"error": TEXT}``. The end of standard input closes the
-system. What it prints goes to standard error.
+This file needs the standard library alone, since the interpreter of another system may have nothing else of
+rlflow's. A request is a line ``{"do": NAME, …}`` on standard input; the answer a line ``{"value": …}`` or
+``{"error": TEXT}``. The end of standard input closes the system. What it prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from typing import Any, TextIO
 
 def load_system(path: str) -> Any:
     """An object of the class ``System`` that a file defines."""
-    sys.path.append(os.path.dirname(os.path.abspath(path)))  # last: a system may have the name of the package that it is of
+    # last: a system may have the name of the package that it is of
+    sys.path.append(os.path.dirname(os.path.abspath(path)))
     return _module("rlflow_bench_system", path).System()
 
 
@@ -50,7 +53,8 @@ def answer(system: Any, request: dict[str, Any]) -> Any:
 
 
 def serve(path: str, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until there are no more, which is also how a parent that was killed is noticed; then close the system."""
+    """Answer requests until there are no more, which is also how a parent that was killed is noticed; then
+    close the system."""
     system = None
     try:
         for line in requests:
@@ -67,8 +71,9 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
 
 
 def end_with_parent(kin: str, parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, in the middle of a turn too (Linux). ``kin``: the file of
-    `rlflow.processes.watchdog.kin`; a parent that has ended before is noticed by its process id."""
+    """Have the kernel kill this process when its parent ends, in the middle of a turn too (Linux). ``kin``:
+    the file of `rlflow.processes.watchdog.kin`; a parent that has ended before is noticed by its process
+    id."""
     _module("rlflow_kin", kin).die_with(parent)
 
 

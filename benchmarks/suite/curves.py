@@ -1,4 +1,5 @@
-"""Learning curves: the final value, the area under the curve, and the time to a goal, which a seed may never reach."""
+"""Learning curves: the final value, the area under the curve, and the time to a goal, which a seed may never
+reach."""
 
 from __future__ import annotations
 
@@ -85,14 +86,23 @@ class TimeToGoal:
 
 def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
     """Where the shortest of all curves ends: the common horizon for areas. 0 where there is no curve."""
-    return min((max(getattr(point, by) for point in curve.points) for cell in cells for curve in cell.curves if curve.points), default=0.0)
+    return min(
+        (
+            max(getattr(point, by) for point in curve.points)
+            for cell in cells
+            for curve in cell.curves
+            if curve.points
+        ),
+        default=0.0,
+    )
 
 
 def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high: float = 1.0) -> float:
-    """Mean of the curve from 0 to ``end`` by the trapezoid rule, as part of the range from ``low`` to ``high`` of the metric.
+    """Mean of the curve from 0 to ``end`` by the trapezoid rule, as part of the range from ``low`` to
+    ``high`` of the metric.
 
-    Before its first point and after its last a curve is flat. With no length (``end`` of 0) it is the first value; a range of no width
-    counts as 1.
+    Before its first point and after its last a curve is flat. With no length (``end`` of 0) it is the first
+    value; a range of no width counts as 1.
     """
     ordered = curve.ordered
     x = np.maximum.accumulate(np.array([getattr(point, by) for point in ordered], dtype=np.float64))
@@ -102,22 +112,32 @@ def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high
     inside = x < end
     corners = np.concatenate([[0.0], x[inside], [end]])
     heights = np.concatenate([values[:1], values[inside], [np.interp(end, x, values)]])
-    return float(np.diff(corners) @ (heights[1:] + heights[:-1]) / 2 / end)  # numpy 1 and 2 name the rule differently
+    # numpy 1 and 2 name the rule differently
+    return float(np.diff(corners) @ (heights[1:] + heights[:-1]) / 2 / end)
 
 
 def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = True) -> TimeToGoal:
-    """When the median seed first reached ``goal``. A seed that did not is known to take longer than it was watched (it is censored)."""
+    """When the median seed first reached ``goal``. A seed that did not is known to take longer than it was
+    watched (it is censored)."""
     times, events = [], []
     for curve in cell.curves:
-        reached = [getattr(point, by) for point in curve.ordered if (point.value >= goal if higher else point.value <= goal)]
-        times.append(min(reached) if reached else max((getattr(point, by) for point in curve.points), default=0.0))
+        reached = [
+            getattr(point, by)
+            for point in curve.ordered
+            if (point.value >= goal if higher else point.value <= goal)
+        ]
+        times.append(
+            min(reached) if reached else max((getattr(point, by) for point in curve.points), default=0.0)
+        )
         events.append(bool(reached))
-    return TimeToGoal(goal, kaplan_meier_median(times, events), sum(events), len(times), max(times, default=0.0), by)
+    return TimeToGoal(
+        goal, kaplan_meier_median(times, events), sum(events), len(times), max(times, default=0.0), by
+    )
 
 
 def kaplan_meier_median(times: Sequence[float], events: Sequence[bool]) -> float | None:
-    """The first time by which half are estimated to have had their event (Kaplan and Meier, JASA 53, 1958); None where that is never
-    known. Who is censored at the time of an event was still watched then."""
+    """The first time by which half are estimated to have had their event (Kaplan and Meier, JASA 53, 1958);
+    None where that is never known. Who is censored at the time of an event was still watched then."""
     surviving = 1.0
     for time in sorted({time for time, event in zip(times, events, strict=True) if event}):
         watched = sum(other >= time for other in times)

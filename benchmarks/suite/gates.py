@@ -1,12 +1,12 @@
 """Whether a run left the corridor of its trusted history.
 
-The corridor of a metric is the two-sided prediction interval of one more run: mean ± t(n-1) s √(1 + 1/n) (Geisser, "Predictive Inference",
-1993). Over the metrics of a suite levels are Holm's (Scandinavian Journal of Statistics 6, 1979), so that a suite in which nothing
-changed fails with a probability of at most alpha.
+The corridor of a metric is the two-sided prediction interval of one more run: mean ± t(n-1) s √(1 + 1/n)
+(Geisser, "Predictive Inference", 1993). Over the metrics of a suite levels are Holm's (Scandinavian Journal
+of Statistics 6, 1979), so that a suite in which nothing changed fails with a probability of at most alpha.
 
-Both ways out fail, as in the metric-history gate of miles: a regression is a regression, and an improvement that nobody announced is a
-broken measurement as often as a success; whoever meant it marks the new runs as trusted. A history is of one kind of machine: the caller
-keeps them apart.
+Both ways out fail, as in the metric-history gate of miles: a regression is a regression, and an improvement
+that nobody announced is a broken measurement as often as a success; whoever meant it marks the new runs as
+trusted. A history is of one kind of machine: the caller keeps them apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Gate:
     state: State
     value: float | None  # of this run; none where missing
     mean: float  # of the trusted runs; NaN without enough of them
-    corridor: tuple[float, float] | None  # which values would have been inside, at the level that Holm's procedure gives this metric
+    # which values would have been inside, at the level that Holm's procedure gives this metric
+    corridor: tuple[float, float] | None
     runs: int  # trusted runs with a finite value
 
     @property
@@ -48,10 +49,20 @@ class Gate:
         if self.state == "missing":
             return f"{self.metric}: error, the run has no finite value ({'missing' if self.value is None else self.value})"
         if self.corridor is None:
-            return f"{self.metric}: {self.value:.6g}, passes without history ({self.runs} trusted runs of at least {LEAST_RUNS})"
+            return (
+                f"{self.metric}: {self.value:.6g}, passes without history ({self.runs} trusted runs "
+                f"of at least {LEAST_RUNS})"
+            )
         low, high = self.corridor
-        where = "inside" if self.state == "inside" else f"{'an' if self.state == 'improvement' else 'a'} {self.state}, outside"
-        return f"{self.metric}: {self.value:.6g} is {where} of {low:.6g} … {high:.6g}, the corridor of {self.runs} trusted runs"
+        where = (
+            "inside"
+            if self.state == "inside"
+            else f"{'an' if self.state == 'improvement' else 'a'} {self.state}, outside"
+        )
+        return (
+            f"{self.metric}: {self.value:.6g} is {where} of {low:.6g} … {high:.6g}, the corridor of "
+            f"{self.runs} trusted runs"
+        )
 
 
 @dataclass(frozen=True)
@@ -72,18 +83,34 @@ class Gated:
 
 
 def gated(
-    declared: Mapping[str, Better], history: Mapping[str, Sequence[float]], run: Mapping[str, float | None], *, alpha: float = 0.05
+    declared: Mapping[str, Better],
+    history: Mapping[str, Sequence[float]],
+    run: Mapping[str, float | None],
+    *,
+    alpha: float = 0.05,
 ) -> Gated:
     """Compare the metrics of a run with those of trusted runs.
 
-    ``declared``: which metrics are gates, and which way is better; ``history``: by metric a value for each trusted run; values that are not
-    finite are left out of it. ``alpha``: probability that a suite fails in which nothing changed.
+    ``declared``: which metrics are gates, and which way is better; ``history``: by metric a value for each
+    trusted run; values that are not finite are left out of it. ``alpha``: probability that a suite fails in
+    which nothing changed.
     """
-    trusted = {name: np.array([value for value in history.get(name, ()) if math.isfinite(value)], dtype=np.float64) for name in declared}
-    surprise = {name: _p(trusted[name], float(value)) for name, value in run.items()
-                if name in declared and _finite(value) and value is not None and len(trusted[name]) >= LEAST_RUNS}  # fmt: skip
+    trusted = {
+        name: np.array([value for value in history.get(name, ()) if math.isfinite(value)], dtype=np.float64)
+        for name in declared
+    }
+    surprise = {
+        name: _p(trusted[name], float(value))
+        for name, value in run.items()
+        if name in declared and _finite(value) and value is not None and len(trusted[name]) >= LEAST_RUNS
+    }
     levels = holm(surprise, alpha)
-    return Gated(tuple(_gate(name, better, trusted[name], run.get(name), surprise.get(name), levels) for name, better in declared.items()))
+    return Gated(
+        tuple(
+            _gate(name, better, trusted[name], run.get(name), surprise.get(name), levels)
+            for name, better in declared.items()
+        )
+    )
 
 
 def _finite(value: float | None) -> bool:
@@ -91,7 +118,12 @@ def _finite(value: float | None) -> bool:
 
 
 def _gate(
-    name: str, better: Better, trusted: np.ndarray, value: float | None, p: float | None, levels: Mapping[str, tuple[float, bool]]
+    name: str,
+    better: Better,
+    trusted: np.ndarray,
+    value: float | None,
+    p: float | None,
+    levels: Mapping[str, tuple[float, bool]],
 ) -> Gate:
     mean = float(trusted.mean()) if len(trusted) >= LEAST_RUNS else math.nan
     if value is None or not math.isfinite(value):
@@ -100,12 +132,15 @@ def _gate(
         return Gate(name, "no history", value, mean, None, len(trusted))
     level, outside = levels[name]
     half = _error(trusted) * t_quantile(1 - level / 2, len(trusted) - 1)
-    state: State = "inside" if not outside else "improvement" if (value > mean) == (better == "higher") else "regression"
+    state: State = (
+        "inside" if not outside else "improvement" if (value > mean) == (better == "higher") else "regression"
+    )
     return Gate(name, state, value, mean, (mean - half, mean + half), len(trusted))
 
 
 def _error(trusted: np.ndarray) -> float:
-    """Standard deviation of the difference of one more run from the mean; a spread that is rounding alone counts as that rounding."""
+    """Standard deviation of the difference of one more run from the mean; a spread that is rounding alone
+    counts as that rounding."""
     rounding = 1e-9 * float(np.abs(trusted).max())
     return max(float(trusted.std(ddof=1)), rounding) * math.sqrt(1 + 1 / len(trusted))
 

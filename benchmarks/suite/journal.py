@@ -1,4 +1,5 @@
-"""The record of a comparison: a file of lines that only grows, from which every table is made, and from which a killed one goes on."""
+"""The record of a comparison: a file of lines that only grows, from which every table is made, and from which
+a killed one goes on."""
 
 from __future__ import annotations
 
@@ -15,8 +16,13 @@ FILE = "observations.jsonl"
 
 def refuse(error: OSError) -> None:
     """Raises PlanError for a disk that does not take the record."""
-    raise PlanError.of("bench-folder", "what was measured cannot be written", found=str(error.strerror), expected="a disk with room",
-                       remedy="choose another --out") from error
+    raise PlanError.of(
+        "bench-folder",
+        "what was measured cannot be written",
+        found=str(error.strerror),
+        expected="a disk with room",
+        remedy="choose another --out",
+    ) from error
 
 
 class Journal:
@@ -57,13 +63,16 @@ class Measured:
     turns: list[Turn] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)  # seed → cause
     done: set[int] = field(default_factory=set)  # seeds that came to their end
-    observed: dict[int, dict[str, Any]] = field(default_factory=dict)  # seed → the last that the system said of itself
+    # seed → the last that the system said of itself
+    observed: dict[int, dict[str, Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # of its last preparation
-    starts: dict[int, float] = field(default_factory=dict)  # seed → seconds until its process could begin, of all starts
+    # seed → seconds until its process could begin, of all starts
+    starts: dict[int, float] = field(default_factory=dict)
 
 
 def read(folder: Path) -> dict[str, Measured]:
-    """Key → what was measured. A line that is torn is passed over; an iteration that was measured again counts as it was the first time."""
+    """Key → what was measured. A line that is torn is passed over; an iteration that was measured again
+    counts as it was the first time."""
     cells: dict[str, Measured] = {}
     for line in objects(Growing(folder / FILE).lines()):
         cell = cells.setdefault(line.pop("key"), Measured())

@@ -1,4 +1,5 @@
-"""The process of a cell, seen from the comparison: requests with a deadline, what its processes use, and their end."""
+"""The process of a cell, seen from the comparison: requests with a deadline, what its processes use, and
+their end."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Use(NamedTuple):
     """The use of a cell's processes, of those that it started too."""
 
     processor: float  # seconds of processor time since they began
-    memory: int  # the most bytes so far: those that are theirs alone, with their share of what they have in common
+    # the most bytes so far: those that are theirs alone, with their share of what they have in common
+    memory: int
 
 
 class CellProcess:
@@ -43,13 +45,21 @@ class CellProcess:
         self.deadline, self.log = deadline, log
         with log.open("a") as opened:
             command = [python, "-P", child.__file__, str(file), kin.__file__, str(os.getpid())]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=opened, text=True,
-                                            start_new_session=True, env=environment(python))
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=opened,
+                text=True,
+                start_new_session=True,
+                env=environment(python),
+            )
         self._below: list[kin.Known] = []
         self._busy = False  # with a request, so that it would not notice that there are no more
 
     def ask(self, do: str, **values: Any) -> Any:
-        """The answer to a request. Raises CellFailed for an error, a process that ended, and a deadline that passed."""
+        """The answer to a request. Raises CellFailed for an error, a process that ended, and a deadline that
+        passed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._busy = True
@@ -61,7 +71,11 @@ class CellProcess:
         if not line:
             if not ready:
                 self.process.kill()  # nothing that it does would be waited for
-            cause = f"its process ended with code {self.process.wait()}" if ready else f"no answer to '{do}' within {self.deadline:g} s"
+            cause = (
+                f"its process ended with code {self.process.wait()}"
+                if ready
+                else f"no answer to '{do}' within {self.deadline:g} s"
+            )
             raise CellFailed(f"{cause}; last lines of {self.log}:\n{self._last_lines()}")
         reply = json.loads(line)
         if "error" in reply:
@@ -69,20 +83,23 @@ class CellProcess:
         return reply["value"]
 
     def use(self) -> Use:
-        """Measure what its processes have used. Those that came and went between two calls are counted where a parent waited for them, in
-        processor time alone. Memory is what they have now, and what each had more when it had most: of several processes these times may
-        differ, so that it is then an upper bound."""
+        """Measure what its processes have used. Those that came and went between two calls are counted where
+        a parent waited for them, in processor time alone. Memory is what they have now, and what each had
+        more when it had most: of several processes these times may differ, so that it is then an upper
+        bound."""
         processor, memory = 0.0, 0
         self._below = kin.descendants(self.process.pid)
         for pid in [self.process.pid, *(pid for pid, _ in self._below)]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
-                processor += sum(one.cpu_times()[:4])  # user and system time, its own and its ended children's
+                # user and system time, its own and its ended children's
+                processor += sum(one.cpu_times()[:4])
                 memory += one.memory_full_info().pss + given_back(pid)
         return Use(processor, memory)
 
     def close(self) -> None:
-        """End it and all that it started: in the middle of a request, where the comparison is stopped, at once."""
+        """End it and all that it started: in the middle of a request, where the comparison is stopped, at
+        once."""
         self._below = kin.descendants(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -111,10 +128,13 @@ class CellProcess:
 
 
 def given_back(pid: int) -> int:
-    """The bytes by which a process's memory is smaller than it once was (Linux); 0 where that is not known."""
+    """The bytes by which a process's memory is smaller than it once was (Linux); 0 where that is not
+    known."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        sizes = {words[0]: int(words[1]) << 10 for words in lines if words and words[0] in ("VmHWM:", "VmRSS:")}
+        sizes = {
+            words[0]: int(words[1]) << 10 for words in lines if words and words[0] in ("VmHWM:", "VmRSS:")
+        }
         return max(sizes["VmHWM:"] - sizes["VmRSS:"], 0)
     return 0
 

@@ -1,4 +1,5 @@
-"""Trusted comparisons, and the gates that hold a new one against them: numbers of one kind of machine, in a file that only grows."""
+"""Trusted comparisons, and the gates that hold a new one against them: numbers of one kind of machine, in a
+file that only grows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from rlflow.checkpoints.logs import Growing, Log, objects
 from rlflow.errors import PlanError
 
 FILE = "history.jsonl"  # beside the folders of comparisons
-LAST = "result.json"  # in the folder of a comparison: the numbers of its gates, which `trust` adds to the history
+# in the folder of a comparison: the numbers of its gates, which `trust` adds to the history
+LAST = "result.json"
 OF_ROWS = ("seconds", "processor", "moved", "memory", "rate")
 LOWER = ("seconds", "processor", "moved", "memory")
 
@@ -31,8 +33,12 @@ def kind() -> str:
 
 def gate_values(suite: Suite, cells: Sequence[tuple[Row, Measured]]) -> dict[str, float | None]:
     """Gate, as ``CELL: METRIC`` → its number; None where there is none."""
-    return {f"{row.name}: {gate.metric}": _value(gate, row, measured) for gate in suite.gates for row, measured in cells
-            if gate.cell in (None, row.name)}  # fmt: skip
+    return {
+        f"{row.name}: {gate.metric}": _value(gate, row, measured)
+        for gate in suite.gates
+        for row, measured in cells
+        if gate.cell in (None, row.name)
+    }
 
 
 def _value(gate: Gate, row: Row, measured: Measured) -> float | None:
@@ -48,24 +54,42 @@ def _value(gate: Gate, row: Row, measured: Measured) -> float | None:
 def write_result(suite: Suite, folder: Path, values: dict[str, float | None], whole: bool) -> None:
     """Leave the numbers of a comparison's gates in its folder. ``whole``: whether all of it was done."""
     measured = folder / OBSERVATIONS
-    digest = hashlib.sha256(measured.read_bytes() if measured.is_file() else json.dumps([str(folder), values]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        measured.read_bytes() if measured.is_file() else json.dumps([str(folder), values]).encode()
+    ).hexdigest()
     result = {"suite": suite.name, "machine": kind(), "whole": whole, "id": digest[:16], "values": values}
     durable.replace(folder / LAST, f"{json.dumps(result, indent=1)}\n".encode())
 
 
 def trust(folder: Path) -> str:
-    """Add a comparison to the history beside its folder; what was done, in words. Raises PlanError for one that is not whole."""
+    """Add a comparison to the history beside its folder; what was done, in words. Raises PlanError for one
+    that is not whole."""
     try:
         result = json.loads(durable.read(folder / LAST))
     except (OSError, ValueError) as error:
-        raise PlanError.of("bench-trust", f"'{folder}' holds no comparison", found=str(error),
-                           expected="a folder that `rlflow bench` wrote", remedy="name what --out said, or bench/SUITE") from error
+        raise PlanError.of(
+            "bench-trust",
+            f"'{folder}' holds no comparison",
+            found=str(error),
+            expected="a folder that `rlflow bench` wrote",
+            remedy="name what --out said, or bench/SUITE",
+        ) from error
     missing = [name for name, value in result["values"].items() if value is None]
     if not result["whole"] or missing or not result["values"]:
-        lacking = "no gates" if not result["values"] else f"no number of {missing[0]}" if missing else "a comparison that was not finished"
-        raise PlanError.of("bench-trust", f"the comparison in '{folder}' cannot be trusted", found=lacking,
-                           expected="a finished comparison with a number for every gate", remedy="finish it with the same command; "
-                           "[[gate]] tables of the suite say which numbers are kept")
+        lacking = (
+            "no gates"
+            if not result["values"]
+            else f"no number of {missing[0]}"
+            if missing
+            else "a comparison that was not finished"
+        )
+        raise PlanError.of(
+            "bench-trust",
+            f"the comparison in '{folder}' cannot be trusted",
+            found=lacking,
+            expected="a finished comparison with a number for every gate",
+            remedy="finish it with the same command; [[gate]] tables of the suite say which numbers are kept",
+        )
     path = folder.parent / FILE
     known = trusted(path)
     if any(one.get("id") == result["id"] for one in known):
@@ -75,12 +99,20 @@ def trust(folder: Path) -> str:
     log.flush()
     log.close()
     count = sum(one["suite"] == result["suite"] and one["machine"] == result["machine"] for one in known) + 1
-    return f"{folder} is trusted: {count} comparison{'s' * (count != 1)} of '{result['suite']}' on this kind of machine in {path}"
+    return (
+        f"{folder} is trusted: {count} comparison{'s' * (count != 1)} of '{result['suite']}' on this "
+        f"kind of machine in {path}"
+    )
 
 
 def _refuse(error: OSError) -> None:
-    raise PlanError.of("bench-folder", "the history cannot be written", found=str(error.strerror), expected="a disk with room",
-                       remedy="make room") from error
+    raise PlanError.of(
+        "bench-folder",
+        "the history cannot be written",
+        found=str(error.strerror),
+        expected="a disk with room",
+        remedy="make room",
+    ) from error
 
 
 def trusted(path: Path) -> list[dict[str, Any]]:
@@ -89,15 +121,20 @@ def trusted(path: Path) -> list[dict[str, Any]]:
 
 
 def judge_gates(suite: Suite, folder: Path, values: dict[str, float | None]) -> Gated:
-    """Hold the numbers of a comparison against the history beside its folder. It is not compared with itself, but with what was measured
-    in the same folder before it."""
+    """Hold the numbers of a comparison against the history beside its folder. It is not compared with itself,
+    but with what was measured in the same folder before it."""
     own = json.loads(durable.read(folder / LAST))["id"]
-    runs = [run["values"] for run in trusted(folder.parent / FILE)
-            if (run["suite"], run["machine"]) == (suite.name, kind()) and run.get("id") != own]  # fmt: skip
+    runs = [
+        run["values"]
+        for run in trusted(folder.parent / FILE)
+        if (run["suite"], run["machine"]) == (suite.name, kind()) and run.get("id") != own
+    ]
     better: dict[str, Better] = {}
     for gate in suite.gates:
         for cell in suite.cells:
             if gate.cell in (None, cell.name):
-                better[f"{cell.name}: {gate.metric}"] = gate.better or ("lower" if gate.metric in LOWER else "higher")
+                better[f"{cell.name}: {gate.metric}"] = gate.better or (
+                    "lower" if gate.metric in LOWER else "higher"
+                )
     past = {name: [run[name] for run in runs if run.get(name) is not None] for name in better}
     return gated(better, past, values)

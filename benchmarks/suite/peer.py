@@ -1,7 +1,9 @@
-"""Interpreters of other systems: a system that names what it needs gets a virtual environment of its own, made once.
+"""Interpreters of other systems: a system that names what it needs gets a virtual environment of its own,
+made once.
 
-A file of a system may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). A requirement without a version gets
-that of this interpreter, so that both compute with the same. ``WITHOUT_DEPENDENCIES``, of the same form, is installed after them and alone:
+A file of a system may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). A
+requirement without a version gets that of this interpreter, so that both compute with the same.
+``WITHOUT_DEPENDENCIES``, of the same form, is installed after them and alone:
 what these packages require is left out. Without ``REQUIRES`` this interpreter runs it.
 """
 
@@ -20,7 +22,8 @@ from pathlib import Path
 from rlflow.benchmarks.measured_process import CellFailed
 
 LAST = 500  # letters of what pip said
-INDEX = "RLFLOW_PEER_INDEX"  # the variable that names a further package index, where PyPI has not this build of torch
+# the variable that names a further package index, where PyPI has not this build of torch
+INDEX = "RLFLOW_PEER_INDEX"
 
 
 def cache_folder() -> Path:
@@ -31,7 +34,9 @@ def cache_folder() -> Path:
 def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
     """The requirements that a file names under a variable, read without running it."""
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and any(isinstance(name, ast.Name) and name.id == variable for name in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(name, ast.Name) and name.id == variable for name in node.targets
+        ):
             return tuple(pinned(each) for each in ast.literal_eval(node.value))
     return ()
 
@@ -59,7 +64,8 @@ def environment_folder(file: Path) -> Path:
 
 
 def interpreter(file: Path, say: Callable[[str], None]) -> str:
-    """The interpreter that runs a system, made where it is not there yet. Raises CellFailed where it cannot be made."""
+    """The interpreter that runs a system, made where it is not there yet. Raises CellFailed where it cannot
+    be made."""
     steps = installations(file)
     if not steps:
         return sys.executable
@@ -71,9 +77,14 @@ def interpreter(file: Path, say: Callable[[str], None]) -> str:
         venv.create(folder, with_pip=True, clear=True)
         extra = ["--extra-index-url", os.environ[INDEX]] if INDEX in os.environ else []
         for step in steps:
-            done = subprocess.run([python, "-m", "pip", "install", "--quiet", *extra, *step], capture_output=True, text=True)
+            done = subprocess.run(
+                [python, "-m", "pip", "install", "--quiet", *extra, *step], capture_output=True, text=True
+            )
             if done.returncode:
-                raise CellFailed(f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch is a build that PyPI "
-                                 f"has not, {INDEX} names an index that has it")
+                raise CellFailed(
+                    f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch "
+                    "is a build that PyPI "
+                    f"has not, {INDEX} names an index that has it"
+                )
         mark.write_text("\n".join(words))
     return str(python)

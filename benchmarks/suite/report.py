@@ -1,4 +1,5 @@
-"""What a comparison prints: the table of its cells and the verdicts, for a terminal, as Markdown and as JSON."""
+"""What a comparison prints: the table of its cells and the verdicts, for a terminal, as Markdown and as
+JSON."""
 
 from __future__ import annotations
 
@@ -21,15 +22,39 @@ from rlflow.benchmarks.verdicts import Verdict
 from rlflow.monitoring.tables import plain
 
 Lines = Sequence[Sequence[str]]  # of a table, its heads first
-HEADS = ("cell", "seeds", "iterations", "s/iteration", "processor s", "tokens", "tokens/s", "moved", "memory", "load", "{metric}", "sums")
+HEADS = (
+    "cell",
+    "seeds",
+    "iterations",
+    "s/iteration",
+    "processor s",
+    "tokens",
+    "tokens/s",
+    "moved",
+    "memory",
+    "load",
+    "{metric}",
+    "sums",
+)
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
     """A row of the table as texts."""
     failed = f"failed: {len(row.failed)}" if row.failed else ""
-    return (row.name, " ".join(filter(None, [str(len(row.seeds)), failed])), str(row.iterations), number(row.seconds, 3),
-            number(row.processor, 2), number(row.tokens, 0), number(row.rate, 0), size(row.moved), size(row.memory),
-            number(row.load, 1), number(row.last, 3), "close" if row.closes else "DO NOT CLOSE")  # fmt: skip
+    return (
+        row.name,
+        " ".join(filter(None, [str(len(row.seeds)), failed])),
+        str(row.iterations),
+        number(row.seconds, 3),
+        number(row.processor, 2),
+        number(row.tokens, 0),
+        number(row.rate, 0),
+        size(row.moved),
+        size(row.memory),
+        number(row.load, 1),
+        number(row.last, 3),
+        "close" if row.closes else "DO NOT CLOSE",
+    )
 
 
 def number(value: float | None, digits: int) -> str:
@@ -57,26 +82,40 @@ class Learned:
     def tables(self, suite: Suite) -> Iterator[Lines]:
         """Both as texts, those that have a line."""
         if self.seeds:
-            yield [by_seed.heads(self.seeds, suite.goal), *(by_seed.texts(row, suite.goal, self.seeds) for row in self.seeds)]
+            yield [
+                by_seed.heads(self.seeds, suite.goal),
+                *(by_seed.texts(row, suite.goal, self.seeds) for row in self.seeds),
+            ]
         if self.curves:
             yield by_seed.curve_table(self.curves, suite.goal)
 
 
 def tables(suite: Suite, rows: Sequence[Row], learned: Learned) -> Iterator[Lines]:
-    """All tables of the page as texts: first that of the cells, without columns of which no cell says anything."""
-    columns = [column for column in zip(heads(suite), *map(cells_of, rows), strict=True) if any(column[1:]) or not rows]
+    """All tables of the page as texts: first that of the cells, without columns of which no cell says
+    anything."""
+    columns = [
+        column
+        for column in zip(heads(suite), *map(cells_of, rows), strict=True)
+        if any(column[1:]) or not rows
+    ]
     yield list(zip(*columns, strict=True))
     yield from learned.tables(suite)
 
 
 def printed(
-    suite: Suite, rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str], learned: Learned = Learned()
+    suite: Suite,
+    rows: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    notes: Iterable[str],
+    learned: Learned = Learned(),
 ) -> Iterator[RenderableType]:
     """The page for a terminal."""
     for first, *rest in tables(suite, rows, learned):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for head in first:
-            table.add_column(plain(head), justify="left" if head in ("cell", "sums") else "right", overflow="fold")
+            table.add_column(
+                plain(head), justify="left" if head in ("cell", "sums") else "right", overflow="fold"
+            )
         for row in rest:
             table.add_row(*map(plain, row))
         yield table
@@ -92,35 +131,62 @@ def lines(rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str]
     for row in rows:
         yield from (f"{row.name}, seed {seed} failed: {cause}" for seed, cause in row.failed.items())
         if not row.closes:
-            yield f"{row.name}: what was sampled and what became of it do not have the same sums:\n{row.fates}"
+            yield (
+                f"{row.name}: what was sampled and what became of it do not have the same sums:\n{row.fates}"
+            )
     yield from notes
     kind, known, count = machine(), versions(), threads()["torch"]
-    yield (f"on {kind['processor']}, {kind['cores']} cores, {kind['memory']}"
-           + (f", {kind['accelerators']}" if kind["accelerators"] != "none" else "") + f"; {count} thread{'' if count == '1' else 's'}; "
-           + ", ".join(f"{name} {known[name]}" for name in ("python", "torch", "transformers", "ray", "vllm") if name in known))
+    yield (
+        f"on {kind['processor']}, {kind['cores']} cores, {kind['memory']}"
+        + (f", {kind['accelerators']}" if kind["accelerators"] != "none" else "")
+        + f"; {count} thread{'' if count == '1' else 's'}; "
+        + ", ".join(
+            f"{name} {known[name]}"
+            for name in ("python", "torch", "transformers", "ray", "vllm")
+            if name in known
+        )
+    )
 
 
 def markdown(
-    suite: Suite, rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str], learned: Learned = Learned()
+    suite: Suite,
+    rows: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    notes: Iterable[str],
+    learned: Learned = Learned(),
 ) -> str:
     """The page as Markdown."""
+
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     page = [f"`rlflow bench {suite.name}`", ""]
     for first, *rest in tables(suite, rows, learned):
-        page += [line(first), line("---" if not place else "---:" for place in range(len(first))), *map(line, rest), ""]
+        page += [
+            line(first),
+            line("---" if not place else "---:" for place in range(len(first))),
+            *map(line, rest),
+            "",
+        ]
     return "\n".join([*page, *(f"- {text}" for text in lines(rows, verdicts, notes)), ""])
 
 
 def as_json(
-    suite: Suite, cells: Sequence[Compiled], rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Sequence[str],
+    suite: Suite,
+    cells: Sequence[Compiled],
+    rows: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    notes: Sequence[str],
     learned: Learned = Learned(),
-) -> str:  # fmt: skip
+) -> str:
     """One line of JSON with everything."""
     parts = {cell.key: cell.parts for cell in cells}
-    page: dict[str, Any] = {"suite": suite.name, "cells": [dataclasses.asdict(row) | {"parts": parts.get(row.key)} for row in rows],
-                            "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts], "notes": list(notes),
-                            "seeds": [dataclasses.asdict(row) for row in learned.seeds],
-                            "curves": [dataclasses.asdict(row) for row in learned.curves]}  # fmt: skip
+    page: dict[str, Any] = {
+        "suite": suite.name,
+        "cells": [dataclasses.asdict(row) | {"parts": parts.get(row.key)} for row in rows],
+        "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
+        "notes": list(notes),
+        "seeds": [dataclasses.asdict(row) for row in learned.seeds],
+        "curves": [dataclasses.asdict(row) for row in learned.curves],
+    }
     return json.dumps(page, default=str)

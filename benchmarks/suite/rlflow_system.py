@@ -1,4 +1,5 @@
-"""A run of rlflow as the system of a cell: `rlflow run` with all that it records, which waits between two iterations for its next turn."""
+"""A run of rlflow as the system of a cell: `rlflow run` with all that it records, which waits between two
+iterations for its next turn."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ NAME = "run"  # of the run's folder in the cell's
 
 
 class Turns(Quiet):
-    """The reporter that lets a run go on for as many iterations as it is told, and keeps what it measured of each.
+    """The reporter that lets a run go on for as many iterations as it is told, and keeps what it measured of
+    each.
 
-    Seconds of an iteration are wall time from the end of the one before, with recording and saving but without evaluations. Sampling
-    that goes ahead does not wait: the first iteration of a turn may have begun in the turns of others."""
+    Seconds of an iteration are wall time from the end of the one before, with recording and saving but
+    without evaluations. Sampling that goes ahead does not wait: the first iteration of a turn may have begun
+    in the turns of others."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -47,7 +50,11 @@ class Turns(Quiet):
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         """Keep an iteration; where it was the last of a turn the run waits for the next."""
         now = time.perf_counter()
-        finite = {name: value for name, value in plainly(metrics).items() if value == value and abs(value) != float("inf")}
+        finite = {
+            name: value
+            for name, value in plainly(metrics).items()
+            if value == value and abs(value) != float("inf")
+        }
         with self._changed:
             self._iterations.append({"iteration": number, "wall": now - self._mark, "metrics": finite})
             self._left -= 1
@@ -95,8 +102,8 @@ class System:
     """A run of rlflow in a thread of this process. ``cell``: the flags of `rlflow run`, and its algorithm."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load models and data; of a run that was begun before, its newest checkpoint from which no iteration is missing that is not
-        ``cell["recorded"]``. Facts: iterations in all."""
+        """Load models and data; of a run that was begun before, its newest checkpoint from which no iteration
+        is missing that is not ``cell["recorded"]``. Facts: iterations in all."""
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command has it
         self.folder, self.turns, self.error = Path(folder) / NAME, Turns(), ""
         self.reporter: Reporter = Several(self.turns, [Recorder(print)])
@@ -106,11 +113,15 @@ class System:
         config, hp = resolve_config(flow, None, values)
         self.iterations = config.options.iterations
         if checkpoints(self.folder, cell.get("recorded")):
-            self.thread = threading.Thread(target=self._run, args=(lambda: resume(self.folder, {}, self.reporter),))
+            self.thread = threading.Thread(
+                target=self._run, args=(lambda: resume(self.folder, {}, self.reporter),)
+            )
         else:
             begin_anew(self.folder)
             context = prepare(flow, hp, config, self.reporter.note)
-            self.thread = threading.Thread(target=self._run, args=(lambda: start_run(context, self.reporter),))
+            self.thread = threading.Thread(
+                target=self._run, args=(lambda: start_run(context, self.reporter),)
+            )
         self.thread.start()
         return {"iterations": self.iterations}
 
@@ -123,10 +134,12 @@ class System:
             self.turns.end()
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations, with the evaluations that come before and between them; where these are the last, to the run's end."""
+        """Run the next iterations, with the evaluations that come before and between them; where these are
+        the last, to the run's end."""
         self.turns.go(count)
         iterations, evaluations = self.turns.done(False)
-        if iterations and iterations[-1]["iteration"] == self.iterations - 1:  # its last evaluation and its final models come yet
+        # its last evaluation and its final models come yet
+        if iterations and iterations[-1]["iteration"] == self.iterations - 1:
             self.turns.go(1)
             evaluations += self.turns.done(True)[1]
         if self.turns.ended:
@@ -135,7 +148,9 @@ class System:
             raise RuntimeError(self.error)
         tokens, moved = sampled_tokens(self.folder), moved_bytes(self.folder)
         rows = [{**row, "tokens": tokens.get(row["iteration"], 0)} for row in iterations]
-        rows = [{**row, "bytes": moved[row["iteration"]]} if row["iteration"] in moved else row for row in rows]
+        rows = [
+            {**row, "bytes": moved[row["iteration"]]} if row["iteration"] in moved else row for row in rows
+        ]
         return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
 
     def observe(self) -> dict[str, Any]:
@@ -150,8 +165,8 @@ class System:
 
 
 def checkpoints(folder: Path, recorded: int | None = None) -> bool:
-    """Whether a run has a checkpoint to go on from. Those after more iterations than were ``recorded`` (None: any) are removed: what came
-    before them was measured in a turn that was killed, and is not known."""
+    """Whether a run has a checkpoint to go on from. Those after more iterations than were ``recorded`` (None:
+    any) are removed: what came before them was measured in a turn that was killed, and is not known."""
     steps = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoints/step-*")}
     for step, path in steps.items():
         if recorded is not None and step > recorded:
@@ -170,7 +185,9 @@ def sampled_tokens(folder: Path) -> dict[int, int]:
     """Iteration → tokens that all roles sampled in it, from the run's account."""
     tokens: dict[int, int] = {}
     for values in objects(Growing(folder / outcomes.FILE).lines()):
-        tokens[values["iteration"]] = sum(count.tokens for count in Account.from_json(values).sampled.values())
+        tokens[values["iteration"]] = sum(
+            count.tokens for count in Account.from_json(values).sampled.values()
+        )
     return tokens
 
 

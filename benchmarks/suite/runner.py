@@ -1,4 +1,5 @@
-"""Running a comparison: cells take turns of a few iterations in an order that rotates, so that what disturbs the machine disturbs all."""
+"""Running a comparison: cells take turns of a few iterations in an order that rotates, so that what disturbs
+the machine disturbs all."""
 
 from __future__ import annotations
 
@@ -29,25 +30,34 @@ class Arm:
     compiled: Compiled
     process: CellProcess
     processor: float  # seconds of processor time that it had used before its next turn
-    counted: int = 0  # iterations that an earlier process did, where this one began anew and its numbers follow on theirs
+    # iterations that an earlier process did, where this one began anew and its numbers follow on theirs
+    counted: int = 0
     turns: int = 0  # since it was prepared
     ended: bool = False
 
 
 class Runner:
-    """Runs the cells of a suite and records what is measured. ``decided``: whether more rounds would change no verdict of speed.
+    """Runs the cells of a suite and records what is measured. ``decided``: whether more rounds would change
+    no verdict of speed.
 
     budget: seconds after which no further turn begins; None: no end."""
 
     def __init__(
-        self, suite: Suite, cells: Sequence[Compiled], folder: Path, say: Say, decided: Decided, budget: float | None = None
+        self,
+        suite: Suite,
+        cells: Sequence[Compiled],
+        folder: Path,
+        say: Say,
+        decided: Decided,
+        budget: float | None = None,
     ) -> None:
         self.suite, self.cells, self.folder, self.say, self.decided = suite, cells, folder, say, decided
         self.budget, self.limit = budget, float("inf")
         self.journal = Journal(folder)
 
     def run(self) -> bool:
-        """Run all that is left to do. Whether everything was done within the budget, of which making interpreters takes nothing."""
+        """Run all that is left to do. Whether everything was done within the budget, of which making
+        interpreters takes nothing."""
         for cell in self.cells:
             with contextlib.suppress(CellFailed):  # told where the cell would begin
                 peer.interpreter(cell.file, self.say)
@@ -70,7 +80,8 @@ class Runner:
         if self.over():
             return False
         if self.suite.settings.rounds is not None and self.cells[0] not in left:
-            left = [self.cells[0], *left]  # a cell that failed and is tried again takes turns with the one that it is compared with
+            # a cell that failed and is tried again takes turns with the one that it is compared with
+            left = [self.cells[0], *left]
         rounds = [turn.round for cell in left for turn in self._known(cell).turns if turn.seed == seed]
         arms: dict[str, Arm | None] = {}
         try:
@@ -90,7 +101,11 @@ class Runner:
             turns = [turn for turn in self._known(cell).turns if turn.seed == seed]
             recorded = 1 + max((row["iteration"] for turn in turns for row in turn.iterations), default=-1)
             anew = self._anew(seed)
-            settings = {"algorithm": cell.cell.algorithm, "flags": dict(cell.cell.flags), "recorded": 0 if anew else recorded}
+            settings = {
+                "algorithm": cell.cell.algorithm,
+                "flags": dict(cell.cell.flags),
+                "recorded": 0 if anew else recorded,
+            }
             facts = process.ask("prepare", cell=settings, folder=str(folder), seed=seed)
             self.journal.add(cell.key, seed, "facts", values=facts, seconds=time.monotonic() - start)
             return Arm(cell, process, process.use().processor, recorded if anew else 0)
@@ -105,35 +120,44 @@ class Runner:
         return read(self.folder).get(cell.key, Measured())
 
     def _anew(self, seed: int) -> bool:
-        """Whether cells that are prepared again begin at their first iteration, all of them, so that each round has the same work in all:
+        """Whether cells that are prepared again begin at their first iteration, all of them, so that each
+        round has the same work in all:
         where speed alone is measured, nothing is lost with what they had learned."""
         turns = [turn for cell in self.cells for turn in self._known(cell).turns if turn.seed == seed]
         metric = self.suite.goal.metric
         return self.suite.settings.rounds is not None and not any(
-            metric in row["metrics"] for turn in turns for row in (*turn.iterations, *turn.evaluations))
+            metric in row["metrics"] for turn in turns for row in (*turn.iterations, *turn.evaluations)
+        )
 
     def _last(self, cells: Sequence[Compiled], seed: int, number: int) -> float:
-        """The round before which a suite of ``rounds`` ends that goes on with round ``number``: the first turn after each start is not
-        timed, and takes nothing away from the rounds that were declared."""
+        """The round before which a suite of ``rounds`` ends that goes on with round ``number``: the first
+        turn after each start is not timed, and takes nothing away from the rounds that were declared."""
         rounds = self.suite.settings.rounds
         if rounds is None:
             return float("inf")
-        timed = [{turn.round for turn in once(self._known(cell).turns) if turn.seed == seed and turn.timed} for cell in cells]
+        timed = [
+            {turn.round for turn in once(self._known(cell).turns) if turn.seed == seed and turn.timed}
+            for cell in cells
+        ]
         done = len(set.intersection(*timed))
         return number + rounds - done if number == 0 or done < rounds - 1 else number
 
     def _rounds(self, cells: Sequence[Compiled], arms: dict[str, Arm | None], seed: int, number: int) -> bool:
-        """Turns until every arm has ended, the rounds are done or their verdicts are. Whether that was within the budget. ``arms``: by key,
-        to be filled as the first turn of each comes, so that of cells that end in it no two are loaded at once; None where one failed."""
+        """Turns until every arm has ended, the rounds are done or their verdicts are. Whether that was within
+        the budget. ``arms``: by key, to be filled as the first turn of each comes, so that of cells that end
+        in it no two are loaded at once; None where one failed."""
         waiting = [cell for cell in cells if seed not in self._known(cell).done]
         again = any(seed in self._known(cell).failed for cell in waiting)
         last = self._last(cells, seed, number)
         while len(arms) < len(cells) or any((arm := arms[cell.key]) and not arm.ended for cell in waiting):
-            if self.suite.settings.rounds is not None and (number >= last or ((arms or not again) and self.decided(read(self.folder)))):
+            if self.suite.settings.rounds is not None and (
+                number >= last or ((arms or not again) and self.decided(read(self.folder)))
+            ):
                 break
             if self.over():
                 return False
-            turn = (self.suite.seeds.index(seed) + number) % len(cells)  # where a turn is a whole run, seeds rotate the order
+            # where a turn is a whole run, seeds rotate the order
+            turn = (self.suite.seeds.index(seed) + number) % len(cells)
             for cell in (*cells[turn:], *cells[:turn]):
                 if cell.key not in arms:
                     arms[cell.key] = self._prepared(cell, seed)
@@ -147,7 +171,9 @@ class Runner:
         """Record that cells are done with a seed, of which nothing more is asked and that did not fail."""
         for cell in cells:
             measured = self._known(cell)
-            if seed not in {*measured.done, *measured.failed} and any(turn.seed == seed for turn in measured.turns):
+            if seed not in {*measured.done, *measured.failed} and any(
+                turn.seed == seed for turn in measured.turns
+            ):
                 self.journal.add(cell.key, seed, "done")
 
     def _turn(self, arm: Arm, seed: int, number: int) -> None:
@@ -158,9 +184,19 @@ class Runner:
             use, seconds = arm.process.use(), time.monotonic() - start
             warm = settings.rounds is not None and arm.turns == 0
             timed = [] if warm else [row["iteration"] for row in result["iterations"][settings.settle :]]
-            self.journal.add(arm.compiled.key, seed, "turn", round=number, iterations=result["iterations"],
-                             evaluations=result["evaluations"], processor=use.processor - arm.processor, memory=use.memory, load=load,
-                             timed=timed, seconds=seconds)
+            self.journal.add(
+                arm.compiled.key,
+                seed,
+                "turn",
+                round=number,
+                iterations=result["iterations"],
+                evaluations=result["evaluations"],
+                processor=use.processor - arm.processor,
+                memory=use.memory,
+                load=load,
+                timed=timed,
+                seconds=seconds,
+            )
             arm.processor, arm.turns, arm.ended = use.processor, arm.turns + 1, result["ended"]
             self.journal.add(arm.compiled.key, seed, "observed", values=arm.process.ask("observe"))
             self.say(line(arm, seed, number, result))
@@ -178,8 +214,12 @@ class Runner:
 
 
 def following(result: dict[str, Any], counted: int) -> dict[str, Any]:
-    """The answer of a system to `iterate`, with the numbers of its iterations and evaluations raised by ``counted``."""
-    numbered = {part: [{**row, "iteration": row["iteration"] + counted} for row in result[part]] for part in ("iterations", "evaluations")}
+    """The answer of a system to `iterate`, with the numbers of its iterations and evaluations raised by
+    ``counted``."""
+    numbered = {
+        part: [{**row, "iteration": row["iteration"] + counted} for row in result[part]]
+        for part in ("iterations", "evaluations")
+    }
     return {**result, **numbered}
 
 
@@ -188,7 +228,10 @@ def line(arm: Arm, seed: int, number: int, result: dict[str, Any]) -> str:
     rows = result["iterations"]
     seconds = sum(row["wall"] for row in rows)
     last = f", to iteration {rows[-1]['iteration']}" if rows else ""
-    return f"round {number}, {arm.compiled.cell.name}, seed {seed}: {len(rows)} iterations in {seconds:.1f} s{last}"
+    return (
+        f"round {number}, {arm.compiled.cell.name}, seed {seed}: {len(rows)} iterations in "
+        f"{seconds:.1f} s{last}"
+    )
 
 
 def stderr(text: str) -> None:

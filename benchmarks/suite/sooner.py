@@ -1,7 +1,9 @@
-"""Which cell reaches a goal sooner, by seeds: where cells sample other numbers of tokens, this is what may be compared in seconds.
+"""Which cell reaches a goal sooner, by seeds: where cells sample other numbers of tokens, this is what may be
+compared in seconds.
 
-A seed reaches the goal where the line between two of its evaluations crosses it. Compared are the logarithms of the seconds of the same
-seed in both cells, with Student's interval of their mean, so that the ratio is that of geometric means.
+A seed reaches the goal where the line between two of its evaluations crosses it. Compared are the logarithms
+of the seconds of the same seed in both cells, with Student's interval of their mean, so that the ratio is
+that of geometric means.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from rlflow.benchmarks.learning import ALPHA, LEAST_SEEDS
 from rlflow.benchmarks.resampling import Interval
 from rlflow.benchmarks.student import t_quantile
 
-Outcome = Literal["sooner", "later", "same within the margin", "undecided", "not enough to rank", "not reached by all"]
+Outcome = Literal[
+    "sooner", "later", "same within the margin", "undecided", "not enough to rank", "not reached by all"
+]
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,27 @@ class Sooner:
     def text(self) -> str:
         """One sentence."""
         if self.interval is None:
-            times = "; ".join(f"{each.name}: {time_to_goal(each, self.goal).text}" for each in (self.cell, self.base))
-            least = f", {self.seeds} pairs of seeds of at least {LEAST_SEEDS}" if self.outcome == "not enough to rank" else ""
+            times = "; ".join(
+                f"{each.name}: {time_to_goal(each, self.goal).text}" for each in (self.cell, self.base)
+            )
+            least = (
+                f", {self.seeds} pairs of seeds of at least {LEAST_SEEDS}"
+                if self.outcome == "not enough to rank"
+                else ""
+            )
             return f"{self.outcome}{least}; {times}"
         outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'seeds')}"
         medians = [statistics.median(_seconds(each, self.goal).values()) for each in (self.cell, self.base)]
-        return (f"{outcome}; {self.ratio:.4g} times the seconds, {self.interval.text}, {self.seeds} pairs of seeds, margin "
-                f"{100 * self.margin:.4g} %; medians {medians[0]:.4g} s beside {medians[1]:.4g} s")
+        return (
+            f"{outcome}; {self.ratio:.4g} times the seconds, {self.interval.text}, {self.seeds} pairs of "
+            "seeds, margin "
+            f"{100 * self.margin:.4g} %; medians {medians[0]:.4g} s beside {medians[1]:.4g} s"
+        )
 
 
 def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int = 1) -> Sooner:
-    """Compare two cells by the seconds until ``goal``. ``pairs``: how many cells are compared with the base, which share the probability
-    of error equally."""
+    """Compare two cells by the seconds until ``goal``. ``pairs``: how many cells are compared with the base,
+    which share the probability of error equally."""
     times = [_seconds(each, goal) for each in (cell, base)]
     both = sorted(set(times[0]) & set(times[1]))
     if len(both) < len(set(cell.seeds) & set(base.seeds)):
@@ -80,10 +93,12 @@ def _seconds(cell: Cell, goal: float) -> dict[int, float]:
 
 
 def crossing(curve: Curve, goal: float) -> float | None:
-    """Seconds until the curve, a line between its points, first reached a value; None where it never did. A curve that begins there took
-    no time that could be compared, and counts as not reaching it."""
+    """Seconds until the curve, a line between its points, first reached a value; None where it never did. A
+    curve that begins there took no time that could be compared, and counts as not reaching it."""
     points = curve.ordered
     for before, after in zip(points, points[1:], strict=False):
         if before.value < goal <= after.value:
-            return before.seconds + (after.seconds - before.seconds) * (goal - before.value) / (after.value - before.value)
+            return before.seconds + (after.seconds - before.seconds) * (goal - before.value) / (
+                after.value - before.value
+            )
     return None

@@ -1,25 +1,27 @@
 """Which cell is faster, from blocks of seconds that were recorded in rounds.
 
-In each round every cell runs one block, in an order that rotates from round to round, so that what the machine does meanwhile falls on all
-of them. The blocks of a round stay together: rounds are what is resampled. What is compared is the ratio of the medians of two cells, which
-a few slow blocks do not move.
+In each round every cell runs one block, in an order that rotates from round to round, so that what the
+machine does meanwhile falls on all of them. The blocks of a round stay together: rounds are what is
+resampled. What is compared is the ratio of the medians of two cells, which a few slow blocks do not move.
 
 **Looks.** Rounds are added until all pairs are decided. Whoever looks after each round at a 95 % interval finds a difference between equal
-cells sooner or later, so looks are declared before the first round (`Looks`), and each has an equal part of the probability of error: their
-sum bounds the error of the whole whatever the looks have in common (Bonferroni; the idea of spending is Lan and DeMets, "Discrete
-sequential boundaries for clinical trials", Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
+cells sooner or later, so looks are declared before the first round (`Looks`), and each has an equal part of
+the probability of error: their sum bounds the error of the whole whatever the looks have in common
+(Bonferroni; the idea of spending is Lan and DeMets, "Discrete sequential boundaries for clinical trials",
+Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
 
 **Pairs.** The probability of error is that of all pairs together, by Holm's procedure at each look: every pair has an equal part of it, and
-one that is found faster or slower leaves its part to the others, from that look on (Maurer and Bretz, "Multiple testing in group sequential
-trials using graphical approaches", Statistics in Biopharmaceutical Research 5, 2013).
+one that is found faster or slower leaves its part to the others, from that look on (Maurer and Bretz,
+"Multiple testing in group sequential trials using graphical approaches", Statistics in Biopharmaceutical
+Research 5, 2013).
 
-At a look, two intervals must agree: one of 95 % (BCa), and one at the level of the look, on the logarithm of the ratio: t with the
-bootstrap's standard error, since quantiles that far out would rest on a handful of resamples. The second is shown: the first covers less
-than it says at the look that happened to decide.
+At a look, two intervals must agree: one of 95 % (BCa), and one at the level of the look, on the logarithm of
+the ratio: t with the bootstrap's standard error, since quantiles that far out would rest on a handful of
+resamples. The second is shown: the first covers less than it says at the look that happened to decide.
 
 **Drift.** Rounds are taken to be independent of one another. Where a cell by itself speeds up or slows down over many rounds, they are not,
-and equal cells are found different far more often; that neighbouring rounds are alike is therefore told where chance would hardly make them
-so.
+and equal cells are found different far more often; that neighbouring rounds are alike is therefore told where
+chance would hardly make them so.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ Outcome = Literal["faster", "slower", "same within the margin", "undecided", "no
 DIFFERENT: tuple[Outcome, ...] = ("faster", "slower")
 RESAMPLES = 1000
 BY_CHANCE = 0.005  # with which independent rounds are called drifting
-DRIFTS = "the ratio drifts, neighbouring rounds correlate by {:.2f}: the interval is too narrow, and the verdict may be one of the drift"
+DRIFTS = (
+    "the ratio drifts, neighbouring rounds correlate by {:.2f}: the interval is too narrow, and the "
+    "verdict may be one of the drift"
+)
 
 
 @dataclass(frozen=True)
@@ -89,15 +94,23 @@ class Speed:
     cell: str
     base: str
     outcome: Outcome
-    rounds: int  # rounds that the outcome rests on: those of the look that decided, otherwise all that both cells have
-    ratio: float  # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN where not comparable
-    interval: Interval | None  # of the ratio, at 95 % of one look; none with fewer than two rounds or where not comparable
-    at_look: Interval | None  # of the ratio, at the level of a look, so that all looks together cover 95 %; what is shown
+    # rounds that the outcome rests on: those of the look that decided, otherwise all that both cells have
+    rounds: int
+    # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN where not comparable
+    ratio: float
+    # of the ratio, at 95 % of one look; none with fewer than two rounds or where not comparable
+    interval: Interval | None
+    # of the ratio, at the level of a look, so that all looks together cover 95 %; what is shown
+    at_look: Interval | None
     margin: float  # ratios from 1 / (1 + margin) to 1 + margin count as the same
-    more: int | None  # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; none for others
+    # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; none for others
+    more: int | None
     reason: str = ""  # why cells are not comparable
-    early: bool = False  # no look was due yet, and `more` is the number of rounds until the first: so few tell nothing of the noise
-    alike: float | None = None  # correlation of neighbouring rounds where it is too large for chance: the ratio drifts
+    # no look was due yet, and `more` is the number of rounds until the first: so few tell nothing of the
+    # noise
+    early: bool = False
+    # correlation of neighbouring rounds where it is too large for chance: the ratio drifts
+    alike: float | None = None
 
     @property
     def decided(self) -> bool:
@@ -109,29 +122,49 @@ class Speed:
         """One sentence."""
         if self.outcome == "not comparable":
             return f"{self.cell} and {self.base} are not comparable: {self.reason}"
-        outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'rounds', least=self.early)}"
+        outcome = (
+            self.outcome
+            if self.more is None
+            else f"undecided, {announced(self.more, 'rounds', least=self.early)}"
+        )
         ends = self.at_look
-        rests = f", {ends.low:.4g} … {ends.high:.4g} ({100 * (1 - Looks.alpha):.4g} % over all looks, {ends.method})" if ends else ""
+        rests = (
+            f", {ends.low:.4g} … {ends.high:.4g} ({100 * (1 - Looks.alpha):.4g} % over all looks, "
+            f"{ends.method})"
+            if ends
+            else ""
+        )
         count = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
         estimate = f"{self.ratio:.4g} times the seconds{rests}, {count}"
         drifts = f"; {DRIFTS.format(self.alike)}" if self.alike is not None else ""
-        return f"{self.cell} beside {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %{drifts}"
+        return (
+            f"{self.cell} beside {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %{drifts}"
+        )
 
 
 def judged(
-    cells: Mapping[str, Sequence[Block]], base: str, *,
-    margin: float = 0.05, looks: Looks | None = None, resamples: int = RESAMPLES, seed: int = 0,
-) -> tuple[Speed, ...]:  # fmt: skip
+    cells: Mapping[str, Sequence[Block]],
+    base: str,
+    *,
+    margin: float = 0.05,
+    looks: Looks | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[Speed, ...]:
     """Each cell beside ``base``, from the blocks recorded so far, in the order of ``cells``.
 
-    A pure function of the blocks: it looks where looks are declared and keeps the first decision, so it may be called after any round, and
-    again after a restart. A round counts for a pair where both cells have exactly one block. All of ``cells`` count as pairs, those without
-    blocks too: who asks again after more rounds names the same ones.
+    A pure function of the blocks: it looks where looks are declared and keeps the first decision, so it may
+    be called after any round, and again after a restart. A round counts for a pair where both cells have
+    exactly one block. All of ``cells`` count as pairs, those without blocks too: who asks again after more
+    rounds names the same ones.
     """
     schedule, others = looks or Looks(), [name for name in cells if name != base]
     rounds = {name: _pair(name, base, cells[name], cells[base]) for name in others}
-    speeds = {name: Speed(name, base, "not comparable", 0, math.nan, None, None, margin, None, reason)
-             for name, (_, reason) in rounds.items() if reason}  # fmt: skip
+    speeds = {
+        name: Speed(name, base, "not comparable", 0, math.nan, None, None, margin, None, reason)
+        for name, (_, reason) in rounds.items()
+        if reason
+    }
 
     def look(name: str, count: int | None, may_decide: bool) -> Speed:
         different = sum(speed.outcome in DIFFERENT for speed in speeds.values())
@@ -163,7 +196,9 @@ def _pair(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[B
 def _apart(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> str:
     """Why two cells have no round in common."""
     untimed = [name for name, side in ((cell, blocks), (base, base_blocks)) if not side]
-    return f"no turn of {' and of '.join(untimed)} is timed yet" if untimed else "they have no round in common"
+    return (
+        f"no turn of {' and of '.join(untimed)} is timed yet" if untimed else "they have no round in common"
+    )
 
 
 def _unusable(cell: str, blocks: Sequence[Block]) -> str:
@@ -173,7 +208,8 @@ def _unusable(cell: str, blocks: Sequence[Block]) -> str:
 
 
 def _rounds(blocks: Sequence[Block], base_blocks: Sequence[Block]) -> Floats:
-    """Seconds [rounds, 2] of the cell and of the base, of the rounds in which each has one block, by number of the round."""
+    """Seconds [rounds, 2] of the cell and of the base, of the rounds in which each has one block, by number
+    of the round."""
     numbers = [[block.round for block in side] for side in (blocks, base_blocks)]
     both = [number for number in sorted(set(numbers[0])) if all(side.count(number) == 1 for side in numbers)]
     seconds = [{block.round: block.seconds for block in side} for side in (blocks, base_blocks)]
@@ -181,59 +217,91 @@ def _rounds(blocks: Sequence[Block], base_blocks: Sequence[Block]) -> Floats:
 
 
 def _look(
-    cell: str, base: str, seconds: Floats, margin: float, looks: Looks, resamples: int, seed: int, *, may_decide: bool = True
+    cell: str,
+    base: str,
+    seconds: Floats,
+    margin: float,
+    looks: Looks,
+    resamples: int,
+    seed: int,
+    *,
+    may_decide: bool = True,
 ) -> Speed:
     """The outcome after the rounds of ``seconds`` [rounds, 2]."""
     logs = np.ascontiguousarray(np.log(seconds).T)
     rounds, ratio = logs.shape[1], float(_log_ratio(logs))
     if rounds < 2:
-        return Speed(cell, base, "undecided", 1, _exp(ratio), None, None, margin, _to_next_look(looks, 1), early=True)
+        return Speed(
+            cell, base, "undecided", 1, _exp(ratio), None, None, margin, _to_next_look(looks, 1), early=True
+        )
     values = _log_ratio(logs[:, draws(logs.shape[1], resamples, seed)])
     shown = bca(values, ratio, medians_left_out(logs[0]) - medians_left_out(logs[1]), 0.95)
     error = 0.0 if shown.method == "no spread" else float(values.std())
     half = error * t_quantile((1 + looks.level) / 2, rounds - 1)
     at_look = Interval(ratio - half, ratio + half, looks.level, "t" if error else "no spread")
-    outcome = _outcome(min(shown.low, at_look.low), max(shown.high, at_look.high), math.log1p(margin)) if may_decide else "undecided"
+    outcome = (
+        _outcome(min(shown.low, at_look.low), max(shown.high, at_look.high), math.log1p(margin))
+        if may_decide
+        else "undecided"
+    )
     more = _more(ratio, error, rounds, margin, looks) if outcome == "undecided" else None
     early = outcome == "undecided" and rounds < looks.rounds[0]
-    return Speed(cell, base, outcome, rounds, _exp(ratio), _ratios(shown), _ratios(at_look), margin, more, early=early,
-                 alike=alike(logs[0] - logs[1]))  # fmt: skip
+    return Speed(
+        cell,
+        base,
+        outcome,
+        rounds,
+        _exp(ratio),
+        _ratios(shown),
+        _ratios(at_look),
+        margin,
+        more,
+        early=early,
+        alike=alike(logs[0] - logs[1]),
+    )
 
 
 def alike(values: Floats) -> float | None:
-    """The correlation of neighbours among values [rounds] in their order, by ranks, where independent values have one as large with a
-    probability of at most `BY_CHANCE`; else None. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of the
-    American Statistical Association 77, 1982. Fewer than 10 values tell nothing."""
+    """The correlation of neighbours among values [rounds] in their order, by ranks, where independent values
+    have one as large with a probability of at most `BY_CHANCE`; else None. Bartels, "The rank version of von
+    Neumann's ratio test for randomness", Journal of the American Statistical Association 77, 1982. Fewer than
+    10 values tell nothing."""
     count = len(values)
     if count < 10:
         return None
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (count - 1) / 2
     ratio = float(np.sum(np.diff(ranks) ** 2) / np.sum(ranks**2))  # 2 where neighbours have nothing in common
-    spread = math.sqrt(4 * (count - 2) * (5 * count**2 - 2 * count - 9) / (5 * count * (count + 1) * (count - 1) ** 2))
+    spread = math.sqrt(
+        4 * (count - 2) * (5 * count**2 - 2 * count - 9) / (5 * count * (count + 1) * (count - 1) ** 2)
+    )
     return 1 - ratio / 2 if NORMAL.cdf((ratio - 2) / spread) < BY_CHANCE else None
 
 
 def _log_ratio(logs: Floats) -> Floats:
-    """Logarithm of the ratio of medians, of logarithms of seconds [2, ..., rounds]. Of an even number of blocks the median is the geometric
-    mean of the two in the middle, so that the ratio of swapped cells is the inverse."""
+    """Logarithm of the ratio of medians, of logarithms of seconds [2, ..., rounds]. Of an even number of
+    blocks the median is the geometric mean of the two in the middle, so that the ratio of swapped cells is
+    the inverse."""
     medians = np.median(logs, axis=-1)
     return np.asarray(medians[0] - medians[1])
 
 
 def _outcome(low: float, high: float, margin: float) -> Outcome:
-    """The outcome of an interval of the logarithm. One that lies within the margin is the same, even where it leaves out 0."""
+    """The outcome of an interval of the logarithm. One that lies within the margin is the same, even where it
+    leaves out 0."""
     if -margin <= low and high <= margin:
         return "same within the margin"
     return "slower" if low > 0 else "faster" if high < 0 else "undecided"
 
 
 def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) -> int:
-    """About how many more rounds a pair needs, to be told apart with a chance of `POWER`; before the first look the rounds until it.
+    """About how many more rounds a pair needs, to be told apart with a chance of `POWER`; before the first
+    look the rounds until it.
 
-    What is to be told from 1 is the margin, or the difference that was seen less its standard error where that is larger. Few rounds tell
-    badly how much noise there is, and a quiet stretch tells of too little: so the quantile is Student's, and the noise is that which is
-    exceeded with a chance of 1 - `POWER` (Wilson and Hilferty's chi-square). Of two or three rounds that is hundreds of times what was
-    seen, so nothing is made of them.
+    What is to be told from 1 is the margin, or the difference that was seen less its standard error where
+    that is larger. Few rounds tell badly how much noise there is, and a quiet stretch tells of too little: so
+    the quantile is Student's, and the noise is that which is exceeded with a chance of 1 - `POWER` (Wilson
+    and Hilferty's chi-square). Of two or three rounds that is hundreds of times what was seen, so nothing is
+    made of them.
     """
     to_next = _to_next_look(looks, rounds)
     if rounds < looks.rounds[0]:

@@ -1,4 +1,5 @@
-"""Student's t distribution: the tail of it and its quantiles, by numerical integration, so that no further package is needed."""
+"""Student's t distribution: the tail of it and its quantiles, by numerical integration, so that no further
+package is needed."""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ import numpy as np
 
 NORMAL = NormalDist()
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
-_LIKE_NORMAL = 10_000  # degrees of freedom from which the two distributions differ by less than 1e-4 of a quantile
+# degrees of freedom from which the two distributions differ by less than 1e-4 of a quantile
+_LIKE_NORMAL = 10_000
 
 
 def t_tail(t: float, freedom: float) -> float:
     """P(T > t) for ``freedom`` ≥ 1 degrees of freedom, to 1e-9.
 
-    With t = √ν tan θ the density is proportional to cos^(ν-1) θ, which Gauss and Legendre integrate over θ to π/2.
+    With t = √ν tan θ the density is proportional to cos^(ν-1) θ, which Gauss and Legendre integrate over θ to
+    π/2.
     """
     if t < 0:
         return 1.0 - t_tail(-t, freedom)

@@ -1,4 +1,5 @@
-"""What a comparison may say: speed only where the same work was done, learning only from as many seeds as can rank."""
+"""What a comparison may say: speed only where the same work was done, learning only from as many seeds as can
+rank."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from rlflow.benchmarks.sooner import compared
 from rlflow.benchmarks.speed import Block, Looks, Speed, finished, judged
 from rlflow.benchmarks.suite import Suite
 
-Cells = Sequence[tuple[str, Measured]]  # name and what was measured, the one that others are compared with first
+# name and what was measured, the one that others are compared with first
+Cells = Sequence[tuple[str, Measured]]
 SHOWN = "shown"  # the outcome of numbers that decide nothing
 ROUNDS_OF_A_SEED = 1_000_000  # a round's number is that of its seed times this, plus its own
 
@@ -30,23 +32,33 @@ class Verdict:
 
 
 def looks(suite: Suite) -> Looks:
-    """The rounds after which verdicts of speed are looked at, declared before the first. The first turn of a cell is not timed."""
+    """The rounds after which verdicts of speed are looked at, declared before the first. The first turn of a
+    cell is not timed."""
     rounds = suite.settings.rounds
     return Looks(maximum=max(rounds - 1, 3)) if rounds is not None else Looks()
 
 
 def blocks(measured: Measured) -> list[Block]:
     """The timed turns of a cell."""
-    return [Block(seed * ROUNDS_OF_A_SEED + number, seconds) for (seed, number), seconds in sorted(block_seconds(measured).items())]
+    return [
+        Block(seed * ROUNDS_OF_A_SEED + number, seconds)
+        for (seed, number), seconds in sorted(block_seconds(measured).items())
+    ]
 
 
 def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
     """The speed of each cell beside the base, whatever work they did."""
-    return judged({name: blocks(measured) for name, measured in cells}, cells[0][0], margin=suite.goal.margin, looks=looks(suite))
+    return judged(
+        {name: blocks(measured) for name, measured in cells},
+        cells[0][0],
+        margin=suite.goal.margin,
+        looks=looks(suite),
+    )
 
 
 def decided(suite: Suite, cells: Cells) -> bool:
-    """Whether more rounds would change no verdict of speed. A cell that failed is waited for no longer, but has its part of the error."""
+    """Whether more rounds would change no verdict of speed. A cell that failed is waited for no longer, but
+    has its part of the error."""
     alive = {name: measured for name, measured in cells if not measured.failed}
     if len(alive) < 2 or cells[0][0] not in alive:
         return False
@@ -74,7 +86,8 @@ def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 
 
 def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Speed of cells that did the same work; of others that they did not, and that time to the goal is to be compared."""
+    """Speed of cells that did the same work; of others that they did not, and that time to the goal is to be
+    compared."""
     measured: Mapping[str, Measured] = dict(cells)
     result = []
     for speed in speeds(suite, cells):
@@ -90,12 +103,14 @@ def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 def learning(suite: Suite, name: str, measured: Measured) -> Cell:
     """The curves of the seeds that came to their end."""
     known = curves(measured, suite.goal)
-    return Cell(name, tuple(Curve(seed, tuple(known[seed])) for seed in sorted(measured.done) if known.get(seed)))
+    return Cell(
+        name, tuple(Curve(seed, tuple(known[seed])) for seed in sorted(measured.done) if known.get(seed))
+    )
 
 
 def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Judge how each cell learns beside the base: the last values, the areas under the curves, and the time to the goal where the suite
-    names one. Nothing where no seed has a value of the goal's metric."""
+    """Judge how each cell learns beside the base: the last values, the areas under the curves, and the time
+    to the goal where the suite names one. Nothing where no seed has a value of the goal's metric."""
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal
     rankings = {ranking.cell: ranking for ranking in ranked_all(series[1:], base, margin=goal.margin)}
@@ -109,7 +124,9 @@ def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
         result.append(Verdict(cell.name, base.name, "area under the curve", SHOWN, areas(cell, base)))
         if goal.reach is not None:
             sooner = compared(cell, base, goal.reach, margin=goal.margin, pairs=len(series) - 1)
-            result.append(Verdict(cell.name, base.name, f"time to {goal.reach:g}", sooner.outcome, sooner.text))
+            result.append(
+                Verdict(cell.name, base.name, f"time to {goal.reach:g}", sooner.outcome, sooner.text)
+            )
     return result
 
 
@@ -119,6 +136,8 @@ def areas(cell: Cell, base: Cell) -> str:
     units: dict[By, str] = {"seconds": "s", "tokens": "tokens"}
     for by, unit in units.items():
         end = horizon((cell, base), by)
-        means = [sum(area(curve, end, by=by) for curve in each.curves) / len(each.curves) for each in (cell, base)]
+        means = [
+            sum(area(curve, end, by=by) for curve in each.curves) / len(each.curves) for each in (cell, base)
+        ]
         parts.append(f"{means[0]:.3f} beside {means[1]:.3f} over {end:,.0f} {unit}")
     return ", ".join(parts)

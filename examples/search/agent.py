@@ -1,4 +1,5 @@
-"""An agent that looks up what it says: where no passage that is found has its answer, it is told so and answers again."""
+"""An agent that looks up what it says: where no passage that is found has its answer, it is told so and
+answers again."""
 
 from rlflow import Turn, post
 

@@ -14,7 +14,8 @@ LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 
 
 def annotated(annotation: ast.expr) -> Any:
-    """The type that an annotation says: numbers, texts, paths, choices and ranges; Any for what is none of these."""
+    """The type that an annotation says: numbers, texts, paths, choices and ranges; Any for what is none of
+    these."""
     match annotation:
         case ast.Name(id=name) if name in PLAIN:
             return PLAIN[name]
@@ -26,7 +27,11 @@ def annotated(annotation: ast.expr) -> Any:
             each = choices.elts if isinstance(choices, ast.Tuple) else [choices]
             return Literal[tuple(ast.literal_eval(choice) for choice in each)]
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[base, *limits])):
-            return Annotated[(annotated(base), *filter(None, map(_limit, limits)))] if any(map(_limit, limits)) else annotated(base)
+            return (
+                Annotated[(annotated(base), *filter(None, map(_limit, limits)))]
+                if any(map(_limit, limits))
+                else annotated(base)
+            )
     return Any
 
 

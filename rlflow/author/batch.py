@@ -1,7 +1,8 @@
 """Batch: named columns over one row axis, stored without padding.
 
-Stages and losses see tensors padded on the right to the longest row of the call; ``Data.padded`` makes them and
-``Data.trimmed`` takes what they return. Nothing may depend on the padding, so ``padding`` lets tests fill it with NaN.
+Stages and losses see tensors padded on the right to the longest row of the call; ``Data.padded`` makes them
+and ``Data.trimmed`` takes what they return. Nothing may depend on the padding, so ``padding`` lets tests fill
+it with NaN.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def padding(value: float) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """One column, unpadded. Token and prompt columns are flat with int64 ``lengths`` [rows]; group columns hold one value per
-    group; scalars a 0-d tensor (a tuple of them from an ALL stage); text a tuple of str."""
+    """One column, unpadded. Token and prompt columns are flat with int64 ``lengths`` [rows]; group columns
+    hold one value per group; scalars a 0-d tensor (a tuple of them from an ALL stage); text a tuple of
+    str."""
 
     kind: Kind
     value: Any
@@ -51,17 +53,20 @@ class Data:
 
     @property
     def row_lengths(self) -> Tensor:
-        """int64 [rows]: how many values each row of a ragged column has. Raises TypeError for a column of another kind."""
+        """int64 [rows]: how many values each row of a ragged column has. Raises TypeError for a column of
+        another kind."""
         if self.lengths is None:
             raise TypeError(f"found a {self.kind.level} column, expected one with several values per row")
         return self.lengths
 
     def split(self) -> tuple[Tensor, ...]:
-        """The values of each row of a ragged column, as views. Raises TypeError for a column of another kind."""
+        """The values of each row of a ragged column, as views. Raises TypeError for a column of another
+        kind."""
         return torch.split(self.value, self.row_lengths.tolist()) if len(self.row_lengths) else ()
 
     def lists(self) -> list[list[Any]]:
-        """The values of each row of a ragged column, as numbers. Raises TypeError for a column of another kind."""
+        """The values of each row of a ragged column, as numbers. Raises TypeError for a column of another
+        kind."""
         return [row.tolist() for row in self.split()]
 
     @property
@@ -69,11 +74,13 @@ class Data:
         """The bytes of the values and lengths."""
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
-        return sum(len(v.encode("utf-8", "surrogatepass")) if isinstance(v, str) else v.nbytes for v in self.value)
+        return sum(
+            len(v.encode("utf-8", "surrogatepass")) if isinstance(v, str) else v.nbytes for v in self.value
+        )
 
     def padded(self, axis: Axis) -> Any:
-        """The values as a stage reads them: a tensor [rows, longest] for token columns, [rows] for row and group columns, 0-d for
-        scalars; for text a list of strings, or of messages where a stage gave such."""
+        """The values as a stage reads them: a tensor [rows, longest] for token columns, [rows] for row and
+        group columns, 0-d for scalars; for text a list of strings, or of messages where a stage gave such."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return pad(self.value, self.lengths)  # type: ignore[arg-type]
@@ -87,7 +94,9 @@ class Data:
         """The rows at ``index`` of a column over ``axis``."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
-                return replace(self, value=pick(self.value, self.row_lengths, index), lengths=self.row_lengths[index])
+                return replace(
+                    self, value=pick(self.value, self.row_lengths, index), lengths=self.row_lengths[index]
+                )
             case Level.TEXT:
                 return replace(self, value=tuple(self.value[i] for i in index.tolist()))
             case Level.ROW:
@@ -98,7 +107,8 @@ class Data:
 
     @staticmethod
     def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
-        """A stage's return value as a column: the opposite of ``padded``. ``lengths`` are those of the token columns it read."""
+        """A stage's return value as a column: the opposite of ``padded``. ``lengths`` are those of the token
+        columns it read."""
         match kind.level:
             case Level.TEXT:
                 return Data(kind, tuple(value))
@@ -116,8 +126,8 @@ def group_column(axis: Axis) -> Data:
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """[rows, longest] from flat entries. A stage may write into what it is given: it is a copy, where it is not lent. Floats are filled
-    with the current padding, others with 0."""
+    """[rows, longest] from flat entries. A stage may write into what it is given: it is a copy, where it is
+    not lent. Floats are filled with the current padding, others with 0."""
     width, even = extent(lengths)
     if even:
         return lent(flat).reshape(len(lengths), width)
@@ -128,7 +138,8 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
-    """The first ``lengths[i]`` entries of each row, one row after another, which whoever has the padded ones may go on writing into."""
+    """The first ``lengths[i]`` entries of each row, one row after another, which whoever has the padded ones
+    may go on writing into."""
     width, even = extent(lengths)
     if even and width == padded.shape[1]:
         return lent(padded.contiguous()).flatten(0, 1)
@@ -137,13 +148,14 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def extent(lengths: Tensor) -> tuple[int, bool]:
-    """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing writes into what a batch
-    stores, so a tensor stands for its values."""
+    """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing
+    writes into what a batch stores, so a tensor stands for its values."""
     width = int(lengths.max()) if len(lengths) else 0
     return width, bool((lengths == width).all())
 
 
-LONG = 256  # mean entries of a row from which on rows are copied faster one by one than through an index of their entries
+# mean entries of a row from which on rows are copied faster one by one than through an index of their entries
+LONG = 256
 
 
 def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
@@ -169,19 +181,32 @@ class Batch:
         self.data = dict(data)
 
     @staticmethod
-    def of(columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any) -> Batch:
+    def of(
+        columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any
+    ) -> Batch:
         """A batch from plain lists: lists of lists are token columns, of str text, of numbers row columns.
 
-        Standard columns take the table's kind, others ``kinds`` or what the values look like; a single number is a scalar. Rows of
-        one ``group`` are one prompt's; group columns are given one value per row. Raises FlowError where row counts differ.
+        Standard columns take the table's kind, others ``kinds`` or what the values look like; a single number
+        is a scalar. Rows of one ``group`` are one prompt's; group columns are given one value per row. Raises
+        FlowError where row counts differ.
         """
         values = {**(columns or {}), **more}
         rows = {name: len(value) for name, value in values.items() if not _single(value)}
         if len(set(rows.values())) > 1:
-            raise FlowError(Problem("row-count", "columns of one batch differ in length", call_place(), found=str(rows),
-                                    expected="one row count"))
+            raise FlowError(
+                Problem(
+                    "row-count",
+                    "columns of one batch differ in length",
+                    call_place(),
+                    found=str(rows),
+                    expected="one row count",
+                )
+            )
         axis = _axis_of(next(iter(rows.values()), 0), values.get("group"))
-        return Batch(axis, {name: _column(name, value, (kinds or {}).get(name), axis) for name, value in values.items()})
+        return Batch(
+            axis,
+            {name: _column(name, value, (kinds or {}).get(name), axis) for name, value in values.items()},
+        )
 
     @property
     def columns(self) -> dict[str, Kind]:
@@ -195,8 +220,8 @@ class Batch:
         return name in self.data
 
     def __getitem__(self, name: str) -> Any:
-        """The padded tensor, or a list for text; in a flow also a scalar that every batch of it has. Raises FlowError for a column that
-        is not there."""
+        """The padded tensor, or a list for text; in a flow also a scalar that every batch of it has. Raises
+        FlowError for a column that is not there."""
         data = self.data.get(name)
         if data is not None and data.kind.level is not Level.SCALAR:
             return data.padded(self.axis)
@@ -220,18 +245,26 @@ class Batch:
     def rename(self, **names: str) -> Batch:
         """``rename(old="new")``. A column that has the new name already is replaced, as by ``|``."""
         renamed = {new: self._data(old) for old, new in names.items()}
-        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in names} | renamed)
+        return Batch(
+            self.axis, {name: data for name, data in self.data.items() if name not in names} | renamed
+        )
 
     def __or__(self, other: Batch) -> Batch:
         if not isinstance(other, Batch):
             return NotImplemented
-        return Batch(self.axis, self.data | {name: spread(name, data, other.axis, self.axis) for name, data in other.data.items()})
+        return Batch(
+            self.axis,
+            self.data
+            | {name: spread(name, data, other.axis, self.axis) for name, data in other.data.items()},
+        )
 
     def rows(self, index: Sequence[int] | Tensor) -> Batch:
         """The rows at ``index`` (ints, or a bool per row), in that order."""
         where = torch.as_tensor(index)
         where = where.nonzero()[:, 0] if where.dtype is torch.bool else where.long()
-        return Batch(self.axis.take(where), {name: data.take(where, self.axis) for name, data in self.data.items()})
+        return Batch(
+            self.axis.take(where), {name: data.take(where, self.axis) for name, data in self.data.items()}
+        )
 
     def repeat(self, times: int) -> Batch:
         """``times`` adjacent rows for each row, one group; adds ``group``."""
@@ -239,27 +272,51 @@ class Batch:
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
 
     def carried(self, axis: Axis) -> dict[str, Data]:
-        """The columns over an axis that was made of this batch's. Raises ValueError for an axis whose rows came from none."""
+        """The columns over an axis that was made of this batch's. Raises ValueError for an axis whose rows
+        came from none."""
         if axis.index is None:
-            raise ValueError("found an axis of rows that came from no others, expected one that was made of the batch's")
+            raise ValueError(
+                "found an axis of rows that came from no others, expected one that was made of the batch's"
+            )
         return {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
 
     def chunk(self, count: int) -> list[Batch]:
-        """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch without rows."""
-        return [self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)] or [self]
+        """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch
+        without rows."""
+        return [
+            self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)
+        ] or [self]
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """The rows of all batches, one after another. Raises FlowError where their columns differ."""
         if not batches:
-            raise FlowError(Problem("concat-columns", "there are no batches to join", call_place(), found="none", expected="at least one"))
+            raise FlowError(
+                Problem(
+                    "concat-columns",
+                    "there are no batches to join",
+                    call_place(),
+                    found="none",
+                    expected="at least one",
+                )
+            )
         first = batches[0]
         for other in batches:
             if _families(other) != _families(first):
-                raise FlowError(Problem("concat-columns", "batches to join have different columns", call_place(),
-                                        found=listed(_families(other)), expected=listed(_families(first))))
+                raise FlowError(
+                    Problem(
+                        "concat-columns",
+                        "batches to join have different columns",
+                        call_place(),
+                        found=listed(_families(other)),
+                        expected=listed(_families(first)),
+                    )
+                )
         axis = Axis(stacked([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
-        return Batch(axis, {name: _joined([batch.data[name] for batch in batches], batches, axis) for name in first.data})
+        return Batch(
+            axis,
+            {name: _joined([batch.data[name] for batch in batches], batches, axis) for name in first.data},
+        )
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{name}: {data.kind}" for name, data in self.data.items())
@@ -268,7 +325,9 @@ class Batch:
 
 def _families(batch: Batch) -> list[str]:
     """Each column's name, level and family of dtypes, sorted."""
-    return sorted(f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items())
+    return sorted(
+        f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items()
+    )
 
 
 def _joined(pieces: Sequence[Data], batches: Sequence[Batch], axis: Axis) -> Data:
@@ -284,10 +343,18 @@ def _joined(pieces: Sequence[Data], batches: Sequence[Batch], axis: Axis) -> Dat
     return replace(first, value=torch.cat([piece.value for piece in pieces]), lengths=lengths)
 
 
-def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, Axis], Data] = lambda data, axis: data) -> Data:
-    """A column over the rows ``own`` as rows of ``axis`` read it: one that these came from, that came from these, or that both did.
+def spread(
+    name: str,
+    data: Data,
+    own: Axis,
+    axis: Axis,
+    fetch: Callable[[Data, Axis], Data] = lambda data, axis: data,
+) -> Data:
+    """A column over the rows ``own`` as rows of ``axis`` read it: one that these came from, that came from
+    these, or that both did.
 
-    ``fetch`` brings a column here whose values have to be looked into. Raises FlowError where rows have none, or several, of its values.
+    ``fetch`` brings a column here whose values have to be looked into. Raises FlowError where rows have none,
+    or several, of its values.
     """
     level = data.kind.level
     if own is axis or level is Level.SCALAR:
@@ -295,7 +362,13 @@ def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, 
     if axis.took_from(own):
         return data.take(axis.back_to(own), own)
     if (cut := own.cut_of(axis)) is not None and cut.parent is not None:
-        return spread(name, _per_token(name, fetch(spread(name, data, own, cut, fetch), cut), cut), cut.parent, axis, fetch)
+        return spread(
+            name,
+            _per_token(name, fetch(spread(name, data, own, cut, fetch), cut), cut),
+            cut.parent,
+            axis,
+            fetch,
+        )
     grouped = level is Level.GROUP
     index = None if level is Level.TOKEN else own.groups_of(axis) if grouped else own.rows_of(axis)
     if index is None:
@@ -307,7 +380,8 @@ def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, 
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Values of rows that were asked for single tokens at these tokens, NaN at the others. Raises FlowError for kinds that have no NaN."""
+    """Values of rows that were asked for single tokens at these tokens, NaN at the others. Raises FlowError
+    for kinds that have no NaN."""
     if data.kind.level is not Level.ROW or not data.value.is_floating_point():
         raise FlowError(partly(name, data.kind))
     assert axis.cut is not None
@@ -335,14 +409,23 @@ def _single(value: Any) -> bool:
 
 
 def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
-    """Rows at positions of their own, or at those of their groups. Raises FlowError for a group in two places."""
+    """Rows at positions of their own, or at those of their groups. Raises FlowError for a group in two
+    places."""
     if group is None:
         return Axis.fresh(rows)
     ids = torch.as_tensor(group).long()
     axis = Axis(torch.stack([ids, torch.zeros_like(ids)], 1), grouped=True)
     if axis.groups != len(torch.unique(ids)):
-        raise FlowError(Problem("group-apart", "rows of one group are not adjacent", call_place(), found=f"group {ids.tolist()}",
-                                expected="the rows of each group side by side", remedy="sort the rows by group"))
+        raise FlowError(
+            Problem(
+                "group-apart",
+                "rows of one group are not adjacent",
+                call_place(),
+                found=f"group {ids.tolist()}",
+                expected="the rows of each group side by side",
+                remedy="sort the rows by group",
+            )
+        )
     return Axis(torch.stack([ids, torch.arange(len(ids)) - axis.heads[axis.slots]], 1), grouped=True)
 
 
@@ -351,7 +434,11 @@ def _column(name: str, value: Any, kind: Kind | None, axis: Axis) -> Data:
         return Data(*_typed(kind or Kind(Level.SCALAR), torch.as_tensor(value)))
     if len(value) and isinstance(value[0], str):
         return Data(kind or Kind(Level.TEXT), tuple(value))
-    kind = kind or standard_kind(name) or Kind(Level.TOKEN if len(value) and isinstance(value[0], Sequence | Tensor) else Level.ROW)
+    kind = (
+        kind
+        or standard_kind(name)
+        or Kind(Level.TOKEN if len(value) and isinstance(value[0], Sequence | Tensor) else Level.ROW)
+    )
     if kind.level in (Level.TOKEN, Level.PROMPT):
         pieces = [torch.as_tensor(row) for row in value]
         flat = torch.cat(pieces) if pieces else torch.zeros(0)
@@ -372,21 +459,43 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
     """The problem of reading a column that a batch has not."""
     close = column_meant(name, columns)
-    remedy = f"read '{close}'" if close else f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
-    return Problem("missing-column", f"the batch has no column '{name}'", call_place(), found=listed(columns), expected=name,
-                   nearest=close, remedy=remedy)
+    remedy = (
+        f"read '{close}'"
+        if close
+        else f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
+    )
+    return Problem(
+        "missing-column",
+        f"the batch has no column '{name}'",
+        call_place(),
+        found=listed(columns),
+        expected=name,
+        nearest=close,
+        remedy=remedy,
+    )
 
 
 def other_axis(columns: Iterable[str]) -> Problem:
     """The problem of merging columns of other rows."""
-    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", call_place(),
-                   found=listed(columns), expected="columns of the same rows, or one row-level value per prompt of the same prompts",
-                   remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores alone: "
-                          "batch |= reward(greedy, gives='baseline')")
+    return Problem(
+        "row-axes",
+        "the two batches have different rows, so their columns cannot be merged",
+        call_place(),
+        found=listed(columns),
+        expected="columns of the same rows, or one row-level value per prompt of the same prompts",
+        remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores "
+        "alone: "
+        "batch |= reward(greedy, gives='baseline')",
+    )
 
 
 def partly(name: str, kind: Kind | None) -> Problem:
     """The problem of a column that only some of the rows have, and that has no value for the others."""
-    return Problem("rows-lacking", f"column '{name}' has no value for some of the rows that it is merged into", call_place(),
-                   found=f"{name}: {kind}, of a part of the rows", expected="a float column, whose missing values are NaN",
-                   remedy=f"give '{name}' as row(torch.float32)")
+    return Problem(
+        "rows-lacking",
+        f"column '{name}' has no value for some of the rows that it is merged into",
+        call_place(),
+        found=f"{name}: {kind}, of a part of the rows",
+        expected="a float column, whose missing values are NaN",
+        remedy=f"give '{name}' as row(torch.float32)",
+    )

@@ -9,12 +9,15 @@ from enum import StrEnum
 from typing import Any
 
 FAMILIES = ("float", "uint", "int", "bool")
-FIELD = "data."  # how the names of columns begin that hold fields of the data as JSON, for rewards; no stage can give such a name
+# how the names of columns begin that hold fields of the data as JSON, for rewards; no stage can give such a
+# name
+FIELD = "data."
 
 SOURCE = "data:source"  # the text column that says from which of several sources of data a row is
 
 CLOCK = ("iteration", "progress")  # scalars of every batch that the run gives
-MODEL_PROMPT = "data:model_prompt"  # the text column with the prompt as the model reads it, templates applied; for rewards that ask for it
+# the text column with the prompt as the model reads it, templates applied; for rewards that ask for it
+MODEL_PROMPT = "data:model_prompt"
 PROMPT_ID = "prompt_id"  # the row column that says which record of the data a row is from
 
 
@@ -31,7 +34,8 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Level and dtype of a column; a dtype of None is any. ``row(torch.float32)`` and ``row("float32")`` are the same kind."""
+    """Level and dtype of a column; a dtype of None is any. ``row(torch.float32)`` and ``row("float32")`` are
+    the same kind."""
 
     level: Level
     dtype: str | None = None
@@ -79,12 +83,19 @@ TABLE: dict[str, Standard] = {
     "prompt": Standard(text, "the question, as the data has it"),
     "answer": Standard(text, "what the data holds to be right"),
     "completion": Standard(text, "the response, decoded once for rewards; never encoded again"),
-    "finish": Standard(text, '"stop" at EOS or a stop string, "length" at max_tokens; of episodes also "turns", "env", "failed"'),
+    "finish": Standard(
+        text,
+        '"stop" at EOS or a stop string, "length" at max_tokens; of episodes also "turns", "env", "failed"',
+    ),
     "prompt_tokens": Standard(prompt("int64"), "token ids of the prompt"),
-    "prefix_length": Standard(row("int64"), "how many of the prompt's last ids are the response's own first tokens"),
+    "prefix_length": Standard(
+        row("int64"), "how many of the prompt's last ids are the response's own first tokens"
+    ),
     "tokens": Standard(token("int64"), "token ids after the prompt, EOS included"),
     "mask": Standard(token("bool"), "True where the policy chose the token and it counts"),
-    "sampled_logprobs": Standard(token("float32"), "log-probs at sampling time, by the generator; 0 at holes of mask"),
+    "sampled_logprobs": Standard(
+        token("float32"), "log-probs at sampling time, by the generator; 0 at holes of mask"
+    ),
     "logprobs": Standard(token("float32"), "log-probs by the trainer, before this iteration's updates"),
     "ref_logprobs": Standard(token("float32"), "log-probs by the reference"),
     "entropy": Standard(token("float32"), "entropy of the next-token distribution, in nats"),
@@ -98,17 +109,31 @@ TABLE: dict[str, Standard] = {
     "group": Standard(row("int64"), "rows of one prompt share it; they are adjacent"),
     "chosen": Standard(row("bool"), "True for the preferred response of a pair"),
     "keep": Standard(group("bool"), "whether `repeat` keeps the group"),
-    "prompt_id": Standard(row("int64"), "place of the row's record in the data, from 0, before anything is held out or left out"),
+    "prompt_id": Standard(
+        row("int64"), "place of the row's record in the data, from 0, before anything is held out or left out"
+    ),
     "iteration": Standard(scalar("int64"), "number of the iteration, from 0; a scalar of every batch"),
-    "progress": Standard(scalar("float32"), "iteration divided by the iterations of the run; a scalar of every batch"),
-    "turn": Standard(token("int64"), "under an environment, the turn in which the token was sampled, from 0; -1 at holes"),
-    "turn_rewards": Standard(token("float32"), "under an environment, the reward of a turn at its last sampled token; NaN where it failed"),
+    "progress": Standard(
+        scalar("float32"), "iteration divided by the iterations of the run; a scalar of every batch"
+    ),
+    "turn": Standard(
+        token("int64"), "under an environment, the turn in which the token was sampled, from 0; -1 at holes"
+    ),
+    "turn_rewards": Standard(
+        token("float32"),
+        "under an environment, the reward of a turn at its last sampled token; NaN where it failed",
+    ),
     "turns": Standard(row("int64"), "under an environment, turns of the model"),
     "said": Standard(text, "under an environment, what the model said in its last turn"),
     "failed": Standard(text, "under an environment, why the episode failed: a cause, or nothing"),
     "episode": Standard(text, "under an environment, the episode as JSON: what was said in each turn"),
-    "episode_score": Standard(row("float32"), "under an environment, its score, else the sum of the turns' rewards; NaN where it failed"),
-    "policy_version": Standard(token("int64"), "number of updates behind the weights that sampled the token; -1 at holes"),
+    "episode_score": Standard(
+        row("float32"),
+        "under an environment, its score, else the sum of the turns' rewards; NaN where it failed",
+    ),
+    "policy_version": Standard(
+        token("int64"), "number of updates behind the weights that sampled the token; -1 at holes"
+    ),
 }
 
 
@@ -150,7 +175,10 @@ def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The kinds as they are. Raises TypeError for a value that is no kind."""
     for name, kind in kinds.items():
         if not isinstance(kind, Kind | None):
-            raise TypeError(f"{what}: found {name}={kind!r}, expected a kind such as row(torch.float32), token(torch.float32) or text")
+            raise TypeError(
+                f"{what}: found {name}={kind!r}, expected a kind such as row(torch.float32), "
+                "token(torch.float32) or text"
+            )
     return dict(kinds)
 
 

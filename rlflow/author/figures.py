@@ -28,7 +28,8 @@ class Of(StrEnum):
 
 
 class Figure(NamedTuple):
-    """What a number is of. Within the metrics of one node, ``node`` and ``role`` are empty: who logs them fills them in."""
+    """What a number is of. Within the metrics of one node, ``node`` and ``role`` are empty: who logs them
+    fills them in."""
 
     of: Of
     name: str
@@ -62,7 +63,8 @@ HEADS = {Of.LOGGED: "env/", Of.SOURCE: "scores/", Of.LEFT_OUT: "data/left_out_"}
 
 
 class Cause(NamedTuple):
-    """Why a reward is missing: the cause, and the reward, which is empty if the episode of an environment failed."""
+    """Why a reward is missing: the cause, and the reward, which is empty if the episode of an environment
+    failed."""
 
     name: str
     reward: str = ""
@@ -73,5 +75,6 @@ class Cause(NamedTuple):
 
 SECONDS = Figure(Of.RUN, "seconds")
 SPEED = Figure(Of.RUN, "response/tokens_per_second")
-HELD_OUT = Figure(Of.EVALUATION, "sampled")  # the share of held-out answers that are right, sampled at temperature 1
+# the share of held-out answers that are right, sampled at temperature 1
+HELD_OUT = Figure(Of.EVALUATION, "sampled")
 SCORE = Figure(Of.EVALUATION, "score")  # the mean score of the rows that a flow's own evaluation returns

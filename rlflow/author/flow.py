@@ -17,7 +17,8 @@ from rlflow.errors import FlowError, Place, Problem
 
 @dataclass(frozen=True)
 class Parameters:
-    """A flow's parameters by what they are: the data, the roles in order, the variadic roles, and whether settings are taken."""
+    """A flow's parameters by what they are: the data, the roles in order, the variadic roles, and whether
+    settings are taken."""
 
     data: str
     roles: tuple[str, ...]
@@ -27,7 +28,8 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of ``rlflow.config.roles``."""
+    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of
+    ``rlflow.config.roles``."""
 
     function: Callable[..., Any]
     data: Mapping[str, Kind] = field(default_factory=dict)
@@ -36,14 +38,17 @@ class Flow:
     trains: bool = True  # whether it must update a role; `rlflow eval` has one that answers alone
 
     def __post_init__(self) -> None:
-        vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
+        vars(self).update(
+            __name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function
+        )
 
     def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
         """One eager iteration on a real batch. Called inside another flow it is that flow's lines."""
         return engines().interpreter().call(self, prompts, roles, named)
 
     def graph(self, hp: Any = None) -> Any:
-        """The graph of one iteration at the flow's own settings, or at ``hp``. Notebooks show it as a picture. Raises FlowError."""
+        """The graph of one iteration at the flow's own settings, or at ``hp``. Notebooks show it as a
+        picture. Raises FlowError."""
         return engines().tracer()(self, hp if hp is not None else self.parameters.hp).graph
 
     @property
@@ -60,17 +65,39 @@ class Flow:
     def parameters(self) -> Parameters:
         """Raises FlowError for a flow without a data parameter."""
         listed = list(inspect.signature(self.function).parameters.values())
-        if not listed or listed[0].kind not in (listed[0].POSITIONAL_ONLY, listed[0].POSITIONAL_OR_KEYWORD) or listed[0].name == "hp":
-            raise FlowError(Problem("flow-parameters", f"flow '{self.name}' has no parameter for the data", self.place,
-                                    found=f"({', '.join(p.name for p in listed)})", expected="the data first, then roles",
-                                    remedy=f"write def {self.name}(prompts, actor, …, hp=Settings())"))
+        if (
+            not listed
+            or listed[0].kind not in (listed[0].POSITIONAL_ONLY, listed[0].POSITIONAL_OR_KEYWORD)
+            or listed[0].name == "hp"
+        ):
+            raise FlowError(
+                Problem(
+                    "flow-parameters",
+                    f"flow '{self.name}' has no parameter for the data",
+                    self.place,
+                    found=f"({', '.join(p.name for p in listed)})",
+                    expected="the data first, then roles",
+                    remedy=f"write def {self.name}(prompts, actor, …, hp=Settings())",
+                )
+            )
         rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
-        roles = tuple(p.name for p in listed[1:] if p.name != "hp" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        roles = tuple(
+            p.name
+            for p in listed[1:]
+            if p.name != "hp" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        )
         hp = next((p.default for p in listed if p.name == "hp" and p.default is not p.empty), None)
         if hp is not None and (isinstance(hp, type) or not dataclasses.is_dataclass(hp)):
-            raise FlowError(Problem("flow-settings", f"flow '{self.name}' has settings of another kind than a dataclass", self.place,
-                                    found=f"hp={hp!r}", expected="an object of a frozen dataclass",
-                                    remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter"))
+            raise FlowError(
+                Problem(
+                    "flow-settings",
+                    f"flow '{self.name}' has settings of another kind than a dataclass",
+                    self.place,
+                    found=f"hp={hp!r}",
+                    expected="an object of a frozen dataclass",
+                    remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter",
+                )
+            )
         return Parameters(listed[0].name, roles, rest, hp)
 
 
@@ -78,7 +105,9 @@ class Flow:
 def flow(function: Callable[..., Any], /) -> Flow: ...
 @overload
 def flow(
-    *, data: Mapping[str, Kind] | None = None, state: Callable[[Any], Mapping[str, float]] | None = None,
+    *,
+    data: Mapping[str, Kind] | None = None,
+    state: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Flow]: ...
 def flow(
@@ -91,8 +120,10 @@ def flow(
 ) -> Any:
     """Make a function of (prompts, roles…, hp) a flow.
 
-    data: columns of the data beyond prompt and answer, name → kind. state: settings → scalars that live across iterations. evaluate:
-    ``body(prompts, roles…) -> batch`` with ``scores``, run on held-out prompts in place of the usual evaluation.
+    data: columns of the data beyond prompt and answer, name → kind. state: settings → scalars that live
+    across iterations. evaluate:
+    ``body(prompts, roles…) -> batch`` with ``scores``, run on held-out prompts in place of the usual
+    evaluation.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
@@ -102,9 +133,10 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Run ``body(prompts) -> batch`` on these prompts, then on fresh ones, until ``groups`` groups with ``keep`` are found.
+    """Run ``body(prompts) -> batch`` on these prompts, then on fresh ones, until ``groups`` groups with
+    ``keep`` are found.
 
-    ``body`` gives the group column ``keep``. At most ``tries`` runs; kept groups are joined in prompt order. Too few: train on
-    those, with a warning; none: the iteration is skipped.
+    ``body`` gives the group column ``keep``. At most ``tries`` runs; kept groups are joined in prompt order.
+    Too few: train on those, with a warning; none: the iteration is skipped.
     """
     return current().repeat(body, prompts, groups, tries)

@@ -28,13 +28,19 @@ class LossTerm:
 
 
 class JointLoss(Loss):
-    """Several losses that share one forward and one step. As a loss it reads what any of them reads, and the columns of their rows."""
+    """Several losses that share one forward and one step. As a loss it reads what any of them reads, and the
+    columns of their rows."""
 
     def __init__(self, losses: Sequence[Loss], scale: Sequence[float], where: Sequence[str | None]) -> None:
         new = dict.fromkeys(quantity for loss in losses for quantity in loss.new)
-        first: Quantity = "logprobs" if losses[0].head == "logprobs" and "logprobs" in new else losses[0].new[0]
-        super().__init__(losses[0].function, (first, *(quantity for quantity in new if quantity != first)),
-                         "group" if any(loss.rows == "group" for loss in losses) else "row")  # fmt: skip
+        first: Quantity = (
+            "logprobs" if losses[0].head == "logprobs" and "logprobs" in new else losses[0].new[0]
+        )
+        super().__init__(
+            losses[0].function,
+            (first, *(quantity for quantity in new if quantity != first)),
+            "group" if any(loss.rows == "group" for loss in losses) else "row",
+        )
         vars(self).update(losses=tuple(losses), scale=tuple(map(float, scale)), where=tuple(where))
 
     losses: tuple[Loss, ...]
@@ -53,19 +59,29 @@ class JointLoss(Loss):
 
     @cached_property
     def signature(self) -> Signature:
-        """Columns and settings of all losses. A setting for which two of them have different defaults must be passed."""
+        """Columns and settings of all losses. A setting for which two of them have different defaults must be
+        passed."""
         columns: dict[str, ColumnParameter] = {}
         for parameter in (parameter for loss in self.losses for parameter in loss.signature.columns):
             known = columns.setdefault(parameter.name, parameter)
-            columns[parameter.name] = ColumnParameter(parameter.name, known.kind or parameter.kind, known.optional and parameter.optional)
+            columns[parameter.name] = ColumnParameter(
+                parameter.name, known.kind or parameter.kind, known.optional and parameter.optional
+            )
         for name in self.where:
             if name is not None and (name not in columns or columns[name].optional):
                 columns[name] = ColumnParameter(name, row("bool"), False)
         settings: dict[str, Any] = {}
-        for name, default in ((name, default) for loss in self.losses for name, default in loss.signature.settings.items()):
+        for name, default in (
+            (name, default) for loss in self.losses for name, default in loss.signature.settings.items()
+        ):
             settings[name] = default if settings.get(name, default) == default else REQUIRED
         hints = {name: hint for loss in self.losses for name, hint in loss.signature.types.items()}
-        return Signature(tuple(columns.values()), settings, any(loss.signature.open_settings for loss in self.losses), hints)
+        return Signature(
+            tuple(columns.values()),
+            settings,
+            any(loss.signature.open_settings for loss in self.losses),
+            hints,
+        )
 
     @property
     def place(self) -> Place:
@@ -75,7 +91,9 @@ class JointLoss(Loss):
     @property
     def digest(self) -> str:
         """A digest of the digests of all losses."""
-        return hashlib.sha256(" ".join(loss.digest for loss in self.losses).encode()).hexdigest()[: len(self.losses[0].digest)]
+        return hashlib.sha256(" ".join(loss.digest for loss in self.losses).encode()).hexdigest()[
+            : len(self.losses[0].digest)
+        ]
 
 
 def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
@@ -87,9 +105,18 @@ def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
         count = sum(known.partition("#")[0].rstrip("/") == part.name for known in prefixes)
         prefixes.append(f"{part.name}/" if not count else f"{part.name}#{count + 1}/")
     means = (mean,) * len(loss.losses) if not isinstance(mean, tuple) else mean
-    own = [{name: value for name, value in settings.items() if name in part.signature.settings or part.signature.open_settings}
-           for part in loss.losses]  # fmt: skip
-    return [LossTerm(*term) for term in zip(loss.losses, own, means, loss.scale, loss.where, prefixes, strict=True)]
+    own = [
+        {
+            name: value
+            for name, value in settings.items()
+            if name in part.signature.settings or part.signature.open_settings
+        }
+        for part in loss.losses
+    ]
+    return [
+        LossTerm(*term)
+        for term in zip(loss.losses, own, means, loss.scale, loss.where, prefixes, strict=True)
+    ]
 
 
 def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
@@ -97,32 +124,64 @@ def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
     return UPDATE if isinstance(loss, Loss) and not isinstance(loss, JointLoss) else JOINT
 
 
-def joined(what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None) -> tuple[Loss, list[Problem]]:
-    """The losses of a call as one; and the problems that they have with each other and with ``scale``, ``mean`` and ``where``, which are
-    one for each of them. A bad one is then taken as its default."""
+def joined(
+    what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None
+) -> tuple[Loss, list[Problem]]:
+    """The losses of a call as one; and the problems that they have with each other and with ``scale``,
+    ``mean`` and ``where``, which are one for each of them. A bad one is then taken as its default."""
     problems, count = list(_clashes(what, losses, place)), len(losses)
     sound = {}
     for name in ("scale", "where", "mean"):
         value = settings.get(name)
-        if value is None or not JOINT[name].test(value) or (name == "mean" and not isinstance(value, tuple | list)):
+        if (
+            value is None
+            or not JOINT[name].test(value)
+            or (name == "mean" and not isinstance(value, tuple | list))
+        ):
             continue  # absent, one average for all, or reported with the call's other settings
         if len(value) == count:
             sound[name] = value
         else:
-            problems.append(Problem("joint-losses", f"{what} takes one {name} for each of its {count} losses", place,
-                                    found=f"{name}={value!r}", expected=f"a tuple of {count}",
-                                    remedy=f"write {name}=({', '.join(['…'] * count)})"))  # fmt: skip
-    return JointLoss(losses, sound.get("scale", (1.0,) * count), sound.get("where", (None,) * count)), problems
+            problems.append(
+                Problem(
+                    "joint-losses",
+                    f"{what} takes one {name} for each of its {count} losses",
+                    place,
+                    found=f"{name}={value!r}",
+                    expected=f"a tuple of {count}",
+                    remedy=f"write {name}=({', '.join(['…'] * count)})",
+                )
+            )
+    return JointLoss(
+        losses, sound.get("scale", (1.0,) * count), sound.get("where", (None,) * count)
+    ), problems
 
 
 def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
     """One forward has one head, and what the update takes for itself no loss can get."""
     heads = {loss.head: loss for loss in losses}
     if len(heads) > 1:
-        yield Problem("two-heads", f"{what} takes losses of {len(heads)} heads in one step", place, [*heads.values()][1].place,
-                      found=", ".join(f"'{loss.name}' of {head}" for head, loss in heads.items()), expected="losses of one head",
-                      remedy="use two roles, with an update each")
-    for loss, name in ((loss, name) for loss in losses for name in JOINT if name not in UPDATE and name in loss.signature.settings):
-        yield Problem("joint-losses", f"{what} takes {name}= for itself, so loss '{loss.name}' does not get its setting of that name",
-                      place, loss.place, found=f"a setting '{name}'", expected="another name",
-                      remedy=f"rename the setting in '{loss.name}'")
+        yield Problem(
+            "two-heads",
+            f"{what} takes losses of {len(heads)} heads in one step",
+            place,
+            [*heads.values()][1].place,
+            found=", ".join(f"'{loss.name}' of {head}" for head, loss in heads.items()),
+            expected="losses of one head",
+            remedy="use two roles, with an update each",
+        )
+    for loss, name in (
+        (loss, name)
+        for loss in losses
+        for name in JOINT
+        if name not in UPDATE and name in loss.signature.settings
+    ):
+        yield Problem(
+            "joint-losses",
+            f"{what} takes {name}= for itself, so loss '{loss.name}' does not get its setting of that name",
+            place,
+            loss.place,
+            found=f"a setting '{name}'",
+            expected="another name",
+            remedy=f"rename the setting in '{loss.name}'",
+        )

@@ -42,9 +42,14 @@ def target(text: str) -> Target:
     if not path.is_file():
         known = [p.stem for p in sorted(algorithms_folder().glob("*.py")) if p.stem != "__init__"]
         siblings = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise PlanError.of("no-file", f"there is no algorithm file '{name}'", found="a folder" if path.is_dir() else "nothing there",
-                           expected=f"a Python file, or one of {listed(known)}", nearest=algorithm_meant(name, [*siblings, *known]),
-                           remedy="name a file; `rlflow new NAME` writes one to start from")
+        raise PlanError.of(
+            "no-file",
+            f"there is no algorithm file '{name}'",
+            found="a folder" if path.is_dir() else "nothing there",
+            expected=f"a Python file, or one of {listed(known)}",
+            nearest=algorithm_meant(name, [*siblings, *known]),
+            remedy="name a file; `rlflow new NAME` writes one to start from",
+        )
     return Target(path.resolve(), flow or None)
 
 
@@ -54,9 +59,15 @@ def load_flow(text: str) -> Flow:
     flows = flows_of(load(where.path))
     if where.flow is not None:
         if where.flow not in flows:
-            raise PlanError.of("no-flow", f"there is no flow '{where.flow}' in this file", place=Place(str(where.path), 1),
-                               found=listed(flows), expected=where.flow, nearest=nearest(where.flow, flows),
-                               remedy="name a flow of the file")
+            raise PlanError.of(
+                "no-flow",
+                f"there is no flow '{where.flow}' in this file",
+                place=Place(str(where.path), 1),
+                found=listed(flows),
+                expected=where.flow,
+                nearest=nearest(where.flow, flows),
+                remedy="name a flow of the file",
+            )
         return flows[where.flow]
     if len(flows) != 1:
         raise FlowError(_not_one(where.path, flows))
@@ -65,17 +76,33 @@ def load_flow(text: str) -> Flow:
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
     """Flows defined in the module; imported ones do not count."""
-    names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}  # a second name counts once
-    return {name: flow for flow, name in reversed(names.items()) if flow.function.__module__ == module.__name__}
+    # a second name counts once
+    names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}
+    return {
+        name: flow for flow, name in reversed(names.items()) if flow.function.__module__ == module.__name__
+    }
 
 
 def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
     if not flows:
-        return Problem("no-flow", "the file defines no flow", Place(str(path), 1), found="no function with @flow", expected="one",
-                       remedy="decorate the function of one iteration with @flow")
+        return Problem(
+            "no-flow",
+            "the file defines no flow",
+            Place(str(path), 1),
+            found="no function with @flow",
+            expected="one",
+            remedy="decorate the function of one iteration with @flow",
+        )
     second = list(flows.values())[1]
-    return Problem("two-flows", f"the file defines {len(flows)} flows", second.place, list(flows.values())[0].place, found=listed(flows),
-                   expected="one, or one named", remedy=f"name one: {path.name}::{next(iter(flows))}")
+    return Problem(
+        "two-flows",
+        f"the file defines {len(flows)} flows",
+        second.place,
+        list(flows.values())[0].place,
+        found=listed(flows),
+        expected="one, or one named",
+        remedy=f"name one: {path.name}::{next(iter(flows))}",
+    )
 
 
 @lru_cache(maxsize=64)
@@ -108,8 +135,8 @@ class _TextLoader(importlib.machinery.SourceFileLoader):
 
 @lru_cache(maxsize=64)
 def load_text(path: Path, text: str) -> ModuleType:
-    """The module of a text, which nothing is written for and read again. It shows in messages as the file ``path``, and imports from its
-    folder. Raises FlowError where the text raises."""
+    """The module of a text, which nothing is written for and read again. It shows in messages as the file
+    ``path``, and imports from its folder. Raises FlowError where the text raises."""
     name = _module_name(path)
     _make_importable(path.parent)
     try:
@@ -154,9 +181,21 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
         remedy = f"from rlflow import {error.name}"
     elif not isinstance(error, SyntaxError) and (stands_in := _in_place_of_packages(path.parent)):
         place = Place(str(stands_in[0]), 1)
-        remedy = f"rename {listed(file.name for file in stands_in)}, which is imported in place of what it is named for"
-    return FlowError(Problem("file-raised", f"the file cannot be loaded: {type(error).__name__}: {error}", place, nearest=close,
-                             found=type(error).__name__, expected="a file that loads", remedy=remedy))
+        remedy = (
+            f"rename {listed(file.name for file in stands_in)}, which is imported in place of what "
+            "it is named for"
+        )
+    return FlowError(
+        Problem(
+            "file-raised",
+            f"the file cannot be loaded: {type(error).__name__}: {error}",
+            place,
+            nearest=close,
+            found=type(error).__name__,
+            expected="a file that loads",
+            remedy=remedy,
+        )
+    )
 
 
 def exported() -> tuple[str, ...]:
@@ -169,6 +208,9 @@ def _in_place_of_packages(folder: Path) -> list[Path]:
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
     def installed(name: str) -> bool:
-        return name in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(name, packages) is not None
+        return (
+            name in sys.stdlib_module_names
+            or importlib.machinery.PathFinder.find_spec(name, packages) is not None
+        )
 
     return [file for file in sorted(folder.glob("*.py")) if file.stem != "__init__" and installed(file.stem)]

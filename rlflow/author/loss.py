@@ -1,4 +1,5 @@
-"""@loss: a function of what the model computes now and of columns, to a value per token or per row and metrics."""
+"""@loss: a function of what the model computes now and of columns, to a value per token or per row and
+metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ class Loss:
     """A loss of an algorithm; made by ``@loss``."""
 
     function: Callable[..., Any]
-    new: tuple[Quantity, ...] = ("logprobs",)  # what the model computes for it; the first says which head it has
+    # what the model computes for it; the first says which head it has
+    new: tuple[Quantity, ...] = ("logprobs",)
     rows: Literal["row", "group"] = "row"
     stale_ok: str = ""  # why rows of older weights need no correction in this loss
     unrewarded: str = ""  # why no reward has to reach this loss
 
     def __post_init__(self) -> None:
-        vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
+        vars(self).update(
+            __name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function
+        )
 
     def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
         """(value, metrics); a bare value has no metrics."""
@@ -67,7 +71,10 @@ class Loss:
 def loss(function: Callable[..., Any], /) -> Loss: ...
 @overload
 def loss(
-    *, new: Quantity | tuple[Quantity, ...] = "logprobs", rows: Literal["row", "group"] = "row", stale_ok: str = "",
+    *,
+    new: Quantity | tuple[Quantity, ...] = "logprobs",
+    rows: Literal["row", "group"] = "row",
+    stale_ok: str = "",
     unrewarded: str = "",
 ) -> Callable[[Callable[..., Any]], Loss]: ...
 def loss(
@@ -81,24 +88,33 @@ def loss(
 ) -> Any:
     """Make ``f(new, columns…, *, settings) -> (value, metrics)`` a loss.
 
-    new: what the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or ("logprobs", "entropy").
-    rows="group": the loss sees whole adjacent groups (pairs).
+    new: what the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or ("logprobs",
+    "entropy"). rows="group": the loss sees whole adjacent groups (pairs).
     stale_ok: why rows that older weights sampled need no correction, in a sentence. `check` prints it.
     unrewarded: why the flow's rewards need not reach this loss, in a sentence. `check` prints it.
     """
     names = (new,) if isinstance(new, str) else tuple(new)
     unknown = [name for name in names if name not in ("logprobs", "entropy", "values", "scores")]
     if unknown:
-        raise TypeError(f"@loss(new={new!r}): found {unknown[0]!r}, expected 'logprobs', 'values', 'scores' or ('logprobs', 'entropy')")
+        raise TypeError(
+            f"@loss(new={new!r}): found {unknown[0]!r}, expected 'logprobs', 'values', 'scores' or "
+            "('logprobs', 'entropy')"
+        )
 
     if rows not in ("row", "group"):
         raise TypeError(f"@loss(rows={rows!r}): expected 'row' or 'group'")
 
     if not isinstance(stale_ok, str):
-        raise TypeError(f"@loss(stale_ok={stale_ok!r}): expected the reason in words, such as 'only rows of the newest weights are kept'")
+        raise TypeError(
+            f"@loss(stale_ok={stale_ok!r}): expected the reason in words, such as 'only rows of the "
+            "newest weights are kept'"
+        )
 
     if not isinstance(unrewarded, str):
-        raise TypeError(f"@loss(unrewarded={unrewarded!r}): expected the reason in words, such as 'it keeps the model close to its data'")
+        raise TypeError(
+            f"@loss(unrewarded={unrewarded!r}): expected the reason in words, such as 'it keeps the "
+            "model close to its data'"
+        )
 
     def make(function: Callable[..., Any]) -> Loss:
         return Loss(function, names, rows, stale_ok, unrewarded)

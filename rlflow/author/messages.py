@@ -1,9 +1,11 @@
-"""Messages of a chat as a value of a text column: one string, so that columns of them travel and are saved as other text is.
+"""Messages of a chat as a value of a text column: one string, so that columns of them travel and are saved as
+other text is.
 
-A message is a mapping with the text ``role`` and the text ``content``, and whatever else a chat template may read of it: ``tool_calls``,
-``name``, ``reasoning_content``, each a value that JSON has. Beside other keys the content may be None or absent. In memory the type of the
-string, ``Packed``, tells messages from text. Where strings are written as bytes a mark before messages does, and text that begins with the
-mark gets another one: so nothing that data or a model say is ever taken for messages.
+A message is a mapping with the text ``role`` and the text ``content``, and whatever else a chat template may
+read of it: ``tool_calls``, ``name``, ``reasoning_content``, each a value that JSON has. Beside other keys the
+content may be None or absent. In memory the type of the string, ``Packed``, tells messages from text. Where
+strings are written as bytes a mark before messages does, and text that begins with the mark gets another one:
+so nothing that data or a model say is ever taken for messages.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
-MARK = "\x1emessages\x1e"  # what messages begin with where they are written; the character separates records (ASCII)
+# what messages begin with where they are written; the character separates records (ASCII)
+MARK = "\x1emessages\x1e"
 UNSOUND = re.compile("[\ud800-\udfff\0]")
-CHANGES = ("replaced", "cut")  # what is counted of a text that is changed for a model: characters that U+FFFD replaces, texts that are cut
+# what is counted of a text that is changed for a model: characters that U+FFFD replaces, texts that are cut
+CHANGES = ("replaced", "cut")
 PLAIN = {"role", "content"}  # keys of a message that is nothing but text
 
 
@@ -29,7 +33,8 @@ class ToolCall(NamedTuple):
 
 
 class Packed(str):
-    """Messages as one string, as JSON: of each that is plain the pair of role and content, of any other the whole object."""
+    """Messages as one string, as JSON: of each that is plain the pair of role and content, of any other the
+    whole object."""
 
     __slots__ = ()
 
@@ -45,9 +50,18 @@ def fault(value: Any) -> str:
         return f"{type(value).__name__} in place of a message"
     if not isinstance(value.get("role"), str):
         return f"its 'role' is {_named(value, 'role')}, not a text"
-    if not isinstance(value.get("content"), str) and (value.get("content") is not None or value.keys() <= PLAIN):
+    if not isinstance(value.get("content"), str) and (
+        value.get("content") is not None or value.keys() <= PLAIN
+    ):
         return f"its 'content' is {_named(value, 'content')}, not a text"
-    return next((f"its '{key}' cannot be carried: {reason}" for key, item in value.items() if (reason := _beyond_json(key, item))), "")
+    return next(
+        (
+            f"its '{key}' cannot be carried: {reason}"
+            for key, item in value.items()
+            if (reason := _beyond_json(key, item))
+        ),
+        "",
+    )
 
 
 def _named(value: Mapping[str, Any], key: str) -> str:
@@ -68,8 +82,8 @@ def _beyond_json(key: Any, item: Any) -> str:
 
 
 def mended(value: Any) -> tuple[Any, int]:
-    """A text, or messages, with U+FFFD for each lone surrogate and NUL, in keys and nested values too, and how many these were. No
-    tokenizer takes the former. Other values stay."""
+    """A text, or messages, with U+FFFD for each lone surrogate and NUL, in keys and nested values too, and
+    how many these were. No tokenizer takes the former. Other values stay."""
     if isinstance(value, str):
         return UNSOUND.subn("\ufffd", value)
     if isinstance(value, Mapping):
@@ -88,7 +102,9 @@ def is_plain(message: Message) -> bool:
 
 def packed(messages: Sequence[Message]) -> Packed:
     """Messages as one string."""
-    whole = [[message["role"], message["content"]] if is_plain(message) else dict(message) for message in messages]
+    whole = [
+        [message["role"], message["content"]] if is_plain(message) else dict(message) for message in messages
+    ]
     return Packed(json.dumps(whole, ensure_ascii=False))
 
 
@@ -97,7 +113,10 @@ def unpacked(text: str) -> str | list[Message]:
     if not isinstance(text, Packed):
         return text
     whole = json.loads(text)
-    return [message if isinstance(message, dict) else dict(zip(("role", "content"), message, strict=True)) for message in whole]
+    return [
+        message if isinstance(message, dict) else dict(zip(("role", "content"), message, strict=True))
+        for message in whole
+    ]
 
 
 def written(text: str) -> str:
@@ -106,7 +125,8 @@ def written(text: str) -> str:
 
 
 def read(text: str) -> str:
-    """A text, or messages, from a string that ``written`` gave. Raises ValueError for a string that it writes for nothing."""
+    """A text, or messages, from a string that ``written`` gave. Raises ValueError for a string that it writes
+    for nothing."""
     if not text.startswith(MARK):
         return text
     rest = text.removeprefix(MARK)
@@ -136,4 +156,6 @@ def as_text(content: str | Sequence[Message]) -> str:
 def text_of(message: Message) -> str:
     """The content of a message, and behind it whatever else it has but its role, as JSON."""
     more = {key: item for key, item in message.items() if key not in PLAIN}
-    return " ".join([*filter(None, [message.get("content")]), *([json.dumps(more, ensure_ascii=False)] if more else [])])
+    return " ".join(
+        [*filter(None, [message.get("content")]), *([json.dumps(more, ensure_ascii=False)] if more else [])]
+    )

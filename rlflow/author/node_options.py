@@ -1,4 +1,5 @@
-"""The settings of each call of a graph, with their types; and the same settings as a graph shows and stores them."""
+"""The settings of each call of a graph, with their types; and the same settings as a graph shows and stores
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from rlflow.author.verbs import OFF
 
 Value = bool | int | float | str | None | tuple[str, ...]
 Pairs = tuple[tuple[str, Value], ...]  # name → value as the flow gives it
-Mean = Literal["tokens", "rows", "row-tokens"] | int | float  # how an update averages the values of a loss; a number divides their sum
+# how an update averages the values of a loss; a number divides their sum
+Mean = Literal["tokens", "rows", "row-tokens"] | int | float
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class ShownOptions(NodeOptions):
-    """Settings of a stage, whose types only the stage knows; or settings of a verb in which a secret is masked."""
+    """Settings of a stage, whose types only the stage knows; or settings of a verb in which a secret is
+    masked."""
 
     own: Pairs = ()
 
@@ -54,7 +57,11 @@ class GenerateOptions(NodeOptions):
     @property
     def shown(self) -> Pairs:
         """Those that say something."""
-        return tuple((name, value) for name, value in super().shown if value is not None and (name not in OFF or getattr(self, name)))
+        return tuple(
+            (name, value)
+            for name, value in super().shown
+            if value is not None and (name not in OFF or getattr(self, name))
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,9 @@ class ChooseOptions(NodeOptions):
     per: Literal["group", "batch"]
 
 
-AnyOptions = NodeOptions | ShownOptions | GenerateOptions | UpdateOptions | RepeatOptions | AskOptions | ChooseOptions
+AnyOptions = (
+    NodeOptions | ShownOptions | GenerateOptions | UpdateOptions | RepeatOptions | AskOptions | ChooseOptions
+)
 
 
 def plain(value: Any) -> Value:

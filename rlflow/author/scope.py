@@ -1,4 +1,5 @@
-"""Who answers the calls in a flow: a tracer that records them, a session that runs them, or nobody but the stages themselves."""
+"""Who answers the calls in a flow: a tracer that records them, a session that runs them, or nobody but the
+stages themselves."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
     from rlflow.author.stage import Stage
 
 T = TypeVar("T")
-AskWay = Literal["text", "after", "until"]  # a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
+# a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
+AskWay = Literal["text", "after", "until"]
 
 
 class Scope(Protocol):
-    """The receiver of a flow's calls of stages, `repeat`, `ask`, `choose` and `concat`: a tracer, or a session that runs them. Verbs of
-    roles go to the role objects."""
+    """The receiver of a flow's calls of stages, `repeat`, `ask`, `choose` and `concat`: a tracer, or a
+    session that runs them. Verbs of roles go to the role objects."""
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
         """Call a stage on a batch. ``gives``: new names of its columns."""
@@ -52,11 +54,12 @@ class Interpreter(Protocol):
 
 @dataclass(frozen=True)
 class Engines:
-    """How to load what runs and what traces flows. Both are built on this package, so `rlflow` says it; each is loaded
-    when it is needed."""
+    """How to load what runs and what traces flows. Both are built on this package, so `rlflow` says it; each
+    is loaded when it is needed."""
 
     interpreter: Callable[[], Interpreter]
-    tracer: Callable[[], Callable[[Any, Any], Any]]  # gives: (flow, settings) → its compiled form, which has a graph
+    # gives: (flow, settings) → its compiled form, which has a graph
+    tracer: Callable[[], Callable[[Any, Any], Any]]
     exports: tuple[str, ...]  # the names that algorithms may import from rlflow
 
 
@@ -97,7 +100,8 @@ def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def number(name: str) -> Any:
-    """The scalar of this name that every batch of the flow that is being called has; None where there is none."""
+    """The scalar of this name that every batch of the flow that is being called has; None where there is
+    none."""
     scope = _current.get()
     return scope.number(name) if scope is not None else None
 

@@ -1,11 +1,13 @@
-"""Seeds, and random numbers as a function of them: what is drawn depends neither on who else draws nor on a library's version, and there
-is no global generator.
+"""Seeds, and random numbers as a function of them: what is drawn depends neither on who else draws nor on a
+library's version, and there is no global generator.
 
-Every draw of a run has a seed derived from (run seed, iteration, call in program order, row key). A row key is (position in the data
-stream, sample number), so that what is drawn for a row does not depend on where, when or beside which other rows it runs.
+Every draw of a run has a seed derived from (run seed, iteration, call in program order, row key). A row key
+is (position in the data stream, sample number), so that what is drawn for a row does not depend on where,
+when or beside which other rows it runs.
 
-Everything rests on the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-2014) as a hash of (seed, counter). int64 arithmetic wraps as the unsigned arithmetic of the paper does.
+Everything rests on the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", 2014) as a hash of (seed, counter). int64 arithmetic wraps as the unsigned arithmetic of the
+paper does.
 """
 
 from __future__ import annotations
@@ -84,10 +86,13 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
 
 
 def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
-    """A 63-bit seed for a later turn of each row, by the row's own seed: the row's stream of chance goes on there. Turn 0 is the row's."""
+    """A 63-bit seed for a later turn of each row, by the row's own seed: the row's stream of chance goes on
+    there. Turn 0 is the row's."""
     if not turn:
         return list(seeds)
-    state = finalised(torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64) ^ signed(turn * _KEY_FACTORS[1]))
+    state = finalised(
+        torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64) ^ signed(turn * _KEY_FACTORS[1])
+    )
     return [int(seed) for seed in (state & (2**63 - 1)).tolist()]
 
 

@@ -1,4 +1,5 @@
-"""Settings dataclasses: their fields with comments, values from text, ranges, and the variants that `check` judges."""
+"""Settings dataclasses: their fields with comments, values from text, ranges, and the variants that `check`
+judges."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from rlflow.errors import Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: its type, default, its comment (on its line, else on those right above it) and where it is."""
+    """One setting: its type, default, its comment (on its line, else on those right above it) and where it
+    is."""
 
     name: str
     type: Any
@@ -42,7 +44,9 @@ def fields(settings: type) -> dict[str, Field]:
     entries = {}
     for entry in dataclasses.fields(settings):
         place, comment = comments.get(entry.name, (None, ""))
-        default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
+        default = (
+            entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
+        )
         entries[entry.name] = Field(entry.name, hints[entry.name], default, comment, place)
     return entries
 
@@ -65,36 +69,47 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
         tree = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError):
         return {}
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT]
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
     remarks = {token.start[0]: token.string.lstrip("#:").strip() for token in tokens}
     alone = {token.start[0] for token in tokens if token.line.lstrip().startswith("#")}
     path = inspect.getsourcefile(settings) or ""
     comments: dict[str, tuple[Place | None, str]] = {}
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            own = [remarks[row] for row in range(node.lineno, (node.end_lineno or 0) + 1) if row in remarks][:1]
+            own = [remarks[row] for row in range(node.lineno, (node.end_lineno or 0) + 1) if row in remarks][
+                :1
+            ]
             above = node.lineno
             while above - 1 in alone:
                 above -= 1
-            comments[node.target.id] = (Place(path, start + node.lineno - 1),
-                                        " ".join(own or [remarks[row] for row in range(above, node.lineno)]))  # fmt: skip
+            comments[node.target.id] = (
+                Place(path, start + node.lineno - 1),
+                " ".join(own or [remarks[row] for row in range(above, node.lineno)]),
+            )
     return comments
 
 
 def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
-    """As ``override``, for the settings of a flow. A number that is not finite is refused too, unless the declared default is none."""
+    """As ``override``, for the settings of a flow. A number that is not finite is refused too, unless the
+    declared default is none."""
     return override(settings, changes, "hp.", finite=True)
 
 
 def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: bool = False) -> Any:
     """The dataclass instance with the changes, parsed from text where they are text, and its ranges checked.
 
-    finite: refuses numbers that are not, but for settings whose declared default is not. Raises PlanError for unknown names and unsuitable
-    values, all at once.
+    finite: refuses numbers that are not, but for settings whose declared default is not. Raises PlanError for
+    unknown names and unsuitable values, all at once.
     """
     known = fields(type(settings))
     problems = [_unknown(name, known, prefix) for name in changes if name not in known]
-    values = {name: getattr(settings, name) for name in known} | {name: value for name, value in changes.items() if name in known}
+    values = {name: getattr(settings, name) for name in known} | {
+        name: value for name, value in changes.items() if name in known
+    }
     parsed = {}
     for name, value in values.items():
         try:
@@ -105,26 +120,49 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
             problems += error.problems
         except ValueError as error:
             place = known[name].place if name not in changes else None
-            problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
-                                    expected=str(error), remedy=f"change --{prefix}{name}" if not place else "change the default"))
+            problems.append(
+                Problem(
+                    "setting-range",
+                    f"the setting '{prefix}{name}' does not fit",
+                    place,
+                    found=repr(value),
+                    expected=str(error),
+                    remedy=f"change --{prefix}{name}" if not place else "change the default",
+                )
+            )
     PlanError.refuse(problems)
     try:
         return type(settings)(**parsed)
     except PlanError:  # says all
         raise
     except Exception as error:  # whatever a __post_init__ raises
-        raise PlanError.of("setting-range", f"the settings do not fit together: {error}", found=str(parsed), expected="settings that "
-                           f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error
+        raise PlanError.of(
+            "setting-range",
+            f"the settings do not fit together: {error}",
+            found=str(parsed),
+            expected=f"settings that {type(settings).__name__} accepts",
+            remedy=f"change --{prefix}…",
+        ) from error
 
 
 def _infinite(value: Any) -> bool:
     """Whether a value is a number that is not finite, or holds one."""
-    return any(map(_infinite, value)) if isinstance(value, tuple | list) else isinstance(value, float) and not math.isfinite(value)
+    return (
+        any(map(_infinite, value))
+        if isinstance(value, tuple | list)
+        else isinstance(value, float) and not math.isfinite(value)
+    )
 
 
 def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
-    return Problem("unknown-setting", f"there is no setting '{prefix}{name}'", found=name, expected=f"one of {listed(known)}",
-                   nearest=nearest(name, known), remedy="see --help for all settings with their defaults")
+    return Problem(
+        "unknown-setting",
+        f"there is no setting '{prefix}{name}'",
+        found=name,
+        expected=f"one of {listed(known)}",
+        nearest=nearest(name, known),
+        remedy="see --help for all settings with their defaults",
+    )
 
 
 def parse(type_: Any, value: Any) -> Any:
@@ -140,7 +178,9 @@ def parse(type_: Any, value: Any) -> Any:
     except PydanticSchemaGenerationError:  # a type of the author's own: nothing is known about its values
         return value
     except ValidationError as error:
-        reasons = "; ".join(dict.fromkeys(detail["msg"][0].lower() + detail["msg"][1:] for detail in error.errors()))
+        reasons = "; ".join(
+            dict.fromkeys(detail["msg"][0].lower() + detail["msg"][1:] for detail in error.errors())
+        )
         raise ValueError(f"{described(type_)}: {reasons}") from None
     if isinstance(parsed, float) and math.isnan(parsed):
         raise ValueError(f"{described(type_)}: input should be a number")
@@ -166,7 +206,9 @@ def described(type_: Any) -> str:
     if typing.get_origin(type_) is typing.Annotated:
         base, *limits = typing.get_args(type_)
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        ranges = [f"{signs[key]} {value}" for limit in limits for key, value in _limits(limit) if key in signs]
+        ranges = [
+            f"{signs[key]} {value}" for limit in limits for key, value in _limits(limit) if key in signs
+        ]
         return " ".join([described(base), " and ".join(ranges)]).strip()
     if typing.get_origin(type_) is Literal:
         return " | ".join(repr(choice) for choice in typing.get_args(type_))
@@ -183,8 +225,8 @@ def _limits(limit: Any) -> Iterator[tuple[str, Any]]:
 
 
 def variants(settings: Any) -> Iterator[tuple[str, Any]]:
-    """(what was changed, the settings): every boolean flipped, every Literal's other values, every number at 0 where its range
-    allows."""
+    """(what was changed, the settings): every boolean flipped, every Literal's other values, every number at
+    0 where its range allows."""
     if settings is None:
         return
     for entry in fields(type(settings)).values():

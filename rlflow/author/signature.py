@@ -16,7 +16,8 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class ColumnParameter:
-    """A positional parameter: the column it reads, the kind it expects (None: any) and whether the column may be absent."""
+    """A positional parameter: the column it reads, the kind it expects (None: any) and whether the column may
+    be absent."""
 
     name: str
     kind: Kind | None
@@ -38,7 +39,8 @@ class Signature:
         return tuple(column.name for column in self.columns)
 
     def takes_float(self, setting: str) -> bool:
-        """Whether a setting may be any float, by its annotation, else by its default: one without either, or without a value, may."""
+        """Whether a setting may be any float, by its annotation, else by its default: one without either, or
+        without a value, may."""
         if setting in self.types:
             return float in _parts(self.types[setting])
         default = self.settings.get(setting)
@@ -52,14 +54,18 @@ def read(function: Callable[..., Any], skip: int = 0) -> Signature:
     columns, settings, opened = [], {}, False
     for parameter in parameters[skip:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            raise TypeError(f"{function.__name__}: '*{parameter.name}' names no column; write each column as a parameter")
+            raise TypeError(
+                f"{function.__name__}: '*{parameter.name}' names no column; write each column as a parameter"
+            )
         if parameter.kind is parameter.VAR_KEYWORD:
             opened = True
         elif parameter.kind is parameter.KEYWORD_ONLY:
             settings[parameter.name] = parameter.default
         else:
             columns.append(_column(parameter, hints.get(parameter.name)))
-    return Signature(tuple(columns), settings, opened, {name: hints[name] for name in settings if name in hints})
+    return Signature(
+        tuple(columns), settings, opened, {name: hints[name] for name in settings if name in hints}
+    )
 
 
 def _parts(hint: Any) -> set[Any]:
@@ -79,5 +85,6 @@ def _column(parameter: inspect.Parameter, hint: Any) -> ColumnParameter:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return inspect.get_annotations(function, eval_str=True)
-    except (NameError, SyntaxError, TypeError, AttributeError):  # hints for type checkers alone are not ours to judge
+    # hints for type checkers alone are not ours to judge
+    except (NameError, SyntaxError, TypeError, AttributeError):
         return typing.cast(dict[str, Any], getattr(function, "__annotations__", {}))

@@ -1,4 +1,5 @@
-"""Where user code stands and what it says: places of calls, places of definitions, digests of function sources."""
+"""Where user code stands and what it says: places of calls, places of definitions, digests of function
+sources."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def definition_place(function: Callable[..., Any]) -> Place:
 
 @lru_cache(maxsize=1024)
 def digest(function: Callable[..., Any]) -> str:
-    """12 hex digits over what the function does: its syntax without comments and docstrings, its defaults, and the same of the
-    functions, classes and constants of its own file that it names. Equal bodies in two files have equal digests."""
+    """12 hex digits over what the function does: its syntax without comments and docstrings, its defaults,
+    and the same of the functions, classes and constants of its own file that it names. Equal bodies in two
+    files have equal digests."""
     parts = sorted(set(_meaning(cast(types.FunctionType, inspect.unwrap(function)), set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
@@ -65,7 +67,10 @@ def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
     named = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {}), **_names(function)}
     for name, value in named.items():
         value = _unwrapped(value)
-        if isinstance(value, types.FunctionType) and value.__code__.co_filename == function.__code__.co_filename:
+        if (
+            isinstance(value, types.FunctionType)
+            and value.__code__.co_filename == function.__code__.co_filename
+        ):
             yield from _meaning(value, visited)
         elif isinstance(value, type) and value.__module__ == function.__module__:
             yield _syntax(value)
@@ -74,14 +79,16 @@ def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The function within a stage, a loss or a cache; whatever else it is, the value. Objects that make up attributes are not asked."""
+    """The function within a stage, a loss or a cache; whatever else it is, the value. Objects that make up
+    attributes are not asked."""
     while "__wrapped__" in (own := getattr(value, "__dict__", {})):
         value = own["__wrapped__"]
     return value
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:
-    """The globals and captured variables that a function names, in functions and comprehensions within it as well."""
+    """The globals and captured variables that a function names, in functions and comprehensions within it as
+    well."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
@@ -112,11 +119,15 @@ def _constant(value: Any) -> str | None:
 def _syntax(thing: types.FunctionType | type) -> str:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    except (OSError, TypeError, SyntaxError):  # defined in a console, or a part of a line: the compiled code is all there is
+    # defined in a console, or a part of a line: the compiled code is all there is
+    except (OSError, TypeError, SyntaxError):
         code = getattr(thing, "__code__", None)
         return repr((code.co_code, code.co_names, _shown(code))) if code else thing.__qualname__
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.decorator_list = []

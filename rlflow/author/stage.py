@@ -1,4 +1,5 @@
-"""@stage: a function of columns with a dispatch mode. Called with a batch it gives a batch; called with tensors it is the function."""
+"""@stage: a function of columns with a dispatch mode. Called with a batch it gives a batch; called with
+tensors it is the function."""
 
 from __future__ import annotations
 
@@ -30,20 +31,31 @@ class Stage:
     pure: bool = True  # False: it has side effects, and is never called again after a failure
 
     def __post_init__(self) -> None:
-        vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
+        vars(self).update(
+            __name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function
+        )
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
-        """Call the stage on a batch, which gives a batch with its columns, renamed by ``gives``. Called with anything else, the plain
-        function runs."""
+        """Call the stage on a batch, which gives a batch with its columns, renamed by ``gives``. Called with
+        anything else, the plain function runs."""
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current
 
             names = (gives,) if isinstance(gives, str) else gives
             return current().stage(self, arguments[0], names, settings)
         if any(symbolic(argument) for argument in arguments):
-            raise FlowError(Problem("not-a-batch", f"stage '{self.name}' takes one batch", source_lines.call_place(), self.place,
-                                    found=", ".join(type(argument).__name__ for argument in arguments), expected="a batch",
-                                    remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings go by name"))
+            raise FlowError(
+                Problem(
+                    "not-a-batch",
+                    f"stage '{self.name}' takes one batch",
+                    source_lines.call_place(),
+                    self.place,
+                    found=", ".join(type(argument).__name__ for argument in arguments),
+                    expected="a batch",
+                    remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings "
+                    "go by name",
+                )
+            )
         return self.function(*arguments, **settings)
 
     @property
@@ -97,13 +109,18 @@ def stage(
 ) -> Any:
     """Make a function of columns a stage.
 
-    gives: the columns it returns, by name (standard ones take the table's kind) or name → kind such as ``row(torch.float32)``.
-    dispatch: DP_COMPUTE, ALL or RANK0. on: the role whose Trainer is the first parameter. rows="group": any number of whole
-    adjacent groups per call. timeout: seconds of running. pure=False: has side effects, never retried.
+    gives: the columns it returns, by name (standard ones take the table's kind) or name → kind such as
+    ``row(torch.float32)``.
+    dispatch: DP_COMPUTE, ALL or RANK0. on: the role whose Trainer is the first parameter. rows="group": any
+    number of whole adjacent groups per call. timeout: seconds of running. pure=False: has side effects, never
+    retried.
     """
 
     if not isinstance(dispatch, Dispatch):
-        raise TypeError(f"@stage(dispatch={dispatch!r}): found no mode, expected DP_COMPUTE, ALL or RANK0, imported from rlflow")
+        raise TypeError(
+            f"@stage(dispatch={dispatch!r}): found no mode, expected DP_COMPUTE, ALL or RANK0, imported "
+            "from rlflow"
+        )
     if rows not in ("row", "group"):
         raise TypeError(f"@stage(rows={rows!r}): expected 'row' or 'group'")
     if not timeout > 0:
@@ -117,7 +134,8 @@ def stage(
 
 
 def given_kinds(gives: Gives) -> dict[str, Kind | None]:
-    """Name → kind for each column given; the table's kind for a bare standard name, None for a bare name of the author's own."""
+    """Name → kind for each column given; the table's kind for a bare standard name, None for a bare name of
+    the author's own."""
     if isinstance(gives, Mapping):
         return checked_kinds("@stage(gives=…)", gives)
     return {name: standard_kind(name) for name in ((gives,) if isinstance(gives, str) else gives)}

@@ -42,41 +42,83 @@ GENERATE = {
     "temperature": Setting(1.0, lambda v: _number(v) and v >= 0, "a number of at least 0 (0 is greedy)"),
     "top_p": Setting(1.0, lambda v: _number(v) and 0 < v <= 1, "a number above 0 and at most 1 (1 is off)"),
     "top_k": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
-    "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
-    "stop_token_ids": Setting((), lambda v: isinstance(v, tuple | list) and all(map(_whole, v)), "a tuple of ids of tokens"),
+    "stop": Setting(
+        (),
+        lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v),
+        "a tuple of strings",
+    ),
+    "stop_token_ids": Setting(
+        (), lambda v: isinstance(v, tuple | list) and all(map(_whole, v)), "a tuple of ids of tokens"
+    ),
     "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
-    "lengths": Setting((), lambda v: isinstance(v, tuple | list) and all(map(_count, v)), "a tuple of integers of at least 1 (() is off)"),
+    "lengths": Setting(
+        (),
+        lambda v: isinstance(v, tuple | list) and all(map(_count, v)),
+        "a tuple of integers of at least 1 (() is off)",
+    ),
     "skip_special_tokens": Setting(False, lambda v: isinstance(v, bool), "True or False"),
 }
-OFF = ("stop_token_ids", "min_tokens", "lengths", "skip_special_tokens")  # of these, settings that say nothing are not in the graph
+# of these, settings that say nothing are not in the graph
+OFF = ("stop_token_ids", "min_tokens", "lengths", "skip_special_tokens")
 COMPUTED = ("temperature", "top_p")  # settings of `generate` that may be a scalar column
 UPDATE = {
     "epochs": Setting(1, _count, COUNT),
     "minibatch": Setting(None, lambda v: v is None or _count(v), COUNT + ", or None for all rows"),
-    "mean": Setting("tokens", lambda v: v in MEANS or (_number(v) and v > 0), '"tokens", "rows", "row-tokens" or a number above 0'),
+    "mean": Setting(
+        "tokens",
+        lambda v: v in MEANS or (_number(v) and v > 0),
+        '"tokens", "rows", "row-tokens" or a number above 0',
+    ),
     "after": Setting(0, _whole, "a number of iterations, at least 0"),
 }
 JOINT = UPDATE | {  # of several losses in one step
-    "mean": Setting("tokens", lambda v: all(UPDATE["mean"].test(each) for each in (v if isinstance(v, tuple | list) else (v,))),
-                    'one of "tokens", "rows", "row-tokens" or a number above 0, for all losses or a tuple of one for each'),
-    "scale": Setting(None, lambda v: v is None or (isinstance(v, tuple | list) and all(map(_number, v))),
-                     "a tuple of one number for each loss"),
-    "where": Setting(None, lambda v: v is None or (isinstance(v, tuple | list) and all(n is None or isinstance(n, str) for n in v)),
-                     "a tuple of one name of a bool column for each loss, or None for all rows"),
-}  # fmt: skip
+    "mean": Setting(
+        "tokens",
+        lambda v: all(UPDATE["mean"].test(each) for each in (v if isinstance(v, tuple | list) else (v,))),
+        'one of "tokens", "rows", "row-tokens" or a number above 0, for all losses or a tuple of one for '
+        "each",
+    ),
+    "scale": Setting(
+        None,
+        lambda v: v is None or (isinstance(v, tuple | list) and all(map(_number, v))),
+        "a tuple of one number for each loss",
+    ),
+    "where": Setting(
+        None,
+        lambda v: (
+            v is None or (isinstance(v, tuple | list) and all(n is None or isinstance(n, str) for n in v))
+        ),
+        "a tuple of one name of a bool column for each loss, or None for all rows",
+    ),
+}
 REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
 
-GENERATE_GIVES = ("tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version")
-EPISODE_GIVES = ("turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score")  # beside these under an environment
+GENERATE_GIVES = (
+    "tokens",
+    "mask",
+    "completion",
+    "finish",
+    "sampled_logprobs",
+    "temperature",
+    "policy_version",
+)
+# beside these under an environment
+EPISODE_GIVES = ("turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score")
 OF_EPISODES = ("said", "failed", "episode_score")  # those of them that rewards read
 MODEL_READS = ("prompt_tokens", "tokens")
 VERBS = ("generate", "logprobs", "values", "update")
 DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 600.0, "reward": 600.0}
-KINDS = {name: standard_kind(name) for name in ("prompt_tokens", *GENERATE_GIVES, "group", "logprobs", "entropy", "values", "scores")}
+KINDS = {
+    name: standard_kind(name)
+    for name in ("prompt_tokens", *GENERATE_GIVES, "group", "logprobs", "entropy", "values", "scores")
+}
 
 
-def bind(what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
-    """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range ones, all at once."""
+def bind(
+    what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None
+) -> dict[str, Any]:
+    """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range
+    ones, all at once."""
     bound, problems = judged(what, specification, settings, place)
     FlowError.refuse(problems)
     return bound
@@ -85,10 +127,14 @@ def bind(what: str, specification: Mapping[str, Setting], settings: Mapping[str,
 def judged(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its default, or 1, and an unknown
-    one as the one that was probably meant."""
-    problems = [unknown_setting(what, name, specification, place) for name in settings if name not in specification]
-    settings = {problem.nearest: settings[problem.found] for problem in problems if problem.nearest} | dict(settings)
+    """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its
+    default, or 1, and an unknown one as the one that was probably meant."""
+    problems = [
+        unknown_setting(what, name, specification, place) for name in settings if name not in specification
+    ]
+    settings = {problem.nearest: settings[problem.found] for problem in problems if problem.nearest} | dict(
+        settings
+    )
     bound = {}
     for name, setting in specification.items():
         value = bound[name] = settings.get(name, setting.default)
@@ -96,8 +142,14 @@ def judged(
             problems.append(missing_setting(what, name, setting.expected, place))
         elif not setting.test(value):
             problems.append(
-                Problem("setting-range", f"{what} has a setting out of range", place, found=f"{name}={value!r}",
-                        expected=f"{name}: {setting.expected}", remedy=f"change {name}")
+                Problem(
+                    "setting-range",
+                    f"{what} has a setting out of range",
+                    place,
+                    found=f"{name}={value!r}",
+                    expected=f"{name}: {setting.expected}",
+                    remedy=f"change {name}",
+                )
             )
         else:
             continue
@@ -105,43 +157,78 @@ def judged(
     return bound | {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}, problems
 
 
-def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None) -> Problem:
+def unknown_setting(
+    what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None
+) -> Problem:
     """A call names a setting that the function does not have."""
     close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
-    return Problem("unknown-setting", f"{what} has no setting '{name}'", place, definition, found=name,
-                   expected=f"one of {listed(known)}", nearest=close, remedy=remedy)
+    return Problem(
+        "unknown-setting",
+        f"{what} has no setting '{name}'",
+        place,
+        definition,
+        found=name,
+        expected=f"one of {listed(known)}",
+        nearest=close,
+        remedy=remedy,
+    )
 
 
-def missing_setting(what: str, name: str, expected: str, place: Place | None, definition: Place | None = None) -> Problem:
+def missing_setting(
+    what: str, name: str, expected: str, place: Place | None, definition: Place | None = None
+) -> Problem:
     """A call lacks a setting that has no default."""
-    return Problem("missing-setting", f"{what} needs the setting '{name}'", place, definition, found="nothing",
-                   expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")
+    return Problem(
+        "missing-setting",
+        f"{what} needs the setting '{name}'",
+        place,
+        definition,
+        found="nothing",
+        expected=f"{name}: {expected}",
+        remedy=f"pass {name}= at the call",
+    )
 
 
 def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
-    """Settings that the run puts in place of the flow's for a `generate`: of all calls of the role (``verb``, as actor.generate), then of
-    this one (``call``, as actor.generate#2)."""
+    """Settings that the run puts in place of the flow's for a `generate`: of all calls of the role (``verb``,
+    as actor.generate), then of this one (``call``, as actor.generate#2)."""
     return {**sampling.get(verb, {}), **sampling.get(call, {})}
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is greedy it means to be: its
-    temperature of 0 stays."""
+    """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is
+    greedy it means to be: its temperature of 0 stays."""
     greedy = bound["temperature"] == 0
     return {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
 
 
 def too_short(
-    settings: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str, place: Place | None
+    settings: Mapping[str, Any],
+    sampling: Mapping[str, Mapping[str, Any]],
+    verb: str,
+    call: str,
+    place: Place | None,
 ) -> list[Problem]:
-    """The problems of a `generate` that wants more tokens at least than at most; none where it does not. ``sampling``, ``verb`` and
-    ``call`` as in ``sampling_of``."""
+    """The problems of a `generate` that wants more tokens at least than at most; none where it does not.
+    ``sampling``, ``verb`` and ``call`` as in ``sampling_of``."""
     most, problems = settings["max_tokens"], []
-    for setting, least in (("min_tokens", settings["min_tokens"]), ("lengths", max(settings["lengths"], default=0))):
+    for setting, least in (
+        ("min_tokens", settings["min_tokens"]),
+        ("lengths", max(settings["lengths"], default=0)),
+    ):
         if least > most:
-            name = next((f"--{each}.{setting}" for each in (call, verb) if setting in sampling.get(each, {})), setting)
-            problems.append(Problem("setting-range", f"{call} has {setting} above its max_tokens", place,
-                                    found=f"{name} = {least}, max_tokens = {most}", expected=f"{setting} of at most max_tokens",
-                                    remedy=f"lower {name}"))
+            name = next(
+                (f"--{each}.{setting}" for each in (call, verb) if setting in sampling.get(each, {})), setting
+            )
+            problems.append(
+                Problem(
+                    "setting-range",
+                    f"{call} has {setting} above its max_tokens",
+                    place,
+                    found=f"{name} = {least}, max_tokens = {most}",
+                    expected=f"{setting} of at most max_tokens",
+                    remedy=f"lower {name}",
+                )
+            )
     return problems

@@ -1,5 +1,5 @@
-"""Files that are on the disk when a function returns, and names that change all at once. What a run's folder gets is written here, so that
-a process killed anywhere leaves each file as it was or whole."""
+"""Files that are on the disk when a function returns, and names that change all at once. What a run's folder
+gets is written here, so that a process killed anywhere leaves each file as it was or whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Written(NamedTuple):
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview], flush: bool = True) -> Written:
-    """A new file with these bytes, on the disk. The digest is of what was meant, not of what may have arrived. Raises OSError."""
+    """A new file with these bytes, on the disk. The digest is of what was meant, not of what may have
+    arrived. Raises OSError."""
     digest, total = hashlib.sha256(), 0
     file = os.open(path, NEW, 0o666)
     try:
@@ -59,8 +60,9 @@ def write_all(file: int, data: memoryview) -> None:
 
 
 def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
-    """The file with these bytes in place of what it was, all at once and on the disk. Raises OSError; then it is as it was. Without
-    ``flush``, for what is soon out of date, nobody waits for the disk, and lost power may leave an empty file."""
+    """The file with these bytes in place of what it was, all at once and on the disk. Raises OSError; then it
+    is as it was. Without ``flush``, for what is soon out of date, nobody waits for the disk, and lost power
+    may leave an empty file."""
     beside = aside(path)
     try:
         write(beside, pieces, flush)
@@ -80,8 +82,8 @@ def move(source: Path, target: Path) -> None:
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename a folder, all of it flushed and with the rights that the umask gives, to ``target``; what was there is removed afterwards. In
-    between there is none for a moment. Raises OSError."""
+    """Rename a folder, all of it flushed and with the rights that the umask gives, to ``target``; what was
+    there is removed afterwards. In between there is none for a moment. Raises OSError."""
     give_usual_rights(folder)
     flush_tree(folder)
     old = aside(target, "removing")
@@ -93,8 +95,8 @@ def take_place(folder: Path, target: Path) -> None:
 
 
 def give_usual_rights(folder: Path) -> None:
-    """Give a folder and all in it the rights that new files and folders of this process have: libraries that write weights let nobody else
-    read them. What belongs to others stays as it is. Raises OSError."""
+    """Give a folder and all in it the rights that new files and folders of this process have: libraries that
+    write weights let nobody else read them. What belongs to others stays as it is. Raises OSError."""
     mask = umask()
     for where, _, names in os.walk(folder, onerror=_raise):
         for path, usual in ((where, 0o777), *((os.path.join(where, name), 0o666) for name in names)):
@@ -107,7 +109,8 @@ def give_usual_rights(folder: Path) -> None:
 
 def umask() -> int:
     """The rights that new files of this process do not get."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:  # without a change that other threads see
+    # without a change that other threads see
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
     mask = os.umask(0o077)
     os.umask(mask)
@@ -151,13 +154,16 @@ def _flush(file: int) -> None:
         os.close(file)
 
 
-# -- names that say whose they are ---------------------------------------------------------------------------------------------
+# -- names that say whose they are
+# ---------------------------------------------------------------------------------------------
 
 
 def aside(path: Path, purpose: str = "writing") -> Path:
     """A hidden name beside ``path`` that says which process is writing or removing there."""
     own = Process.this()
-    return path.with_name(f".{purpose}-{own.pid}-{own.started}-{_short(own.boot)}-{path.name[:_LONGEST]}-{time.monotonic_ns()}")
+    return path.with_name(
+        f".{purpose}-{own.pid}-{own.started}-{_short(own.boot)}-{path.name[:_LONGEST]}-{time.monotonic_ns()}"
+    )
 
 
 def _short(boot: str) -> str:
@@ -180,8 +186,9 @@ def delete(path: Path) -> None:
 
 
 def clear(where: Path, older: float = 0.0) -> None:
-    """Remove what processes that are dead left under hidden names, and did not touch for ``older`` seconds. Only who alone may write in a
-    folder need not wait: a process of another machine counts as dead. Raises OSError."""
+    """Remove what processes that are dead left under hidden names, and did not touch for ``older`` seconds.
+    Only who alone may write in a folder need not wait: a process of another machine counts as dead. Raises
+    OSError."""
     for path in leftovers(where):
         if not older or time.time() - path.lstat().st_mtime > older:
             delete(path)
@@ -194,12 +201,15 @@ def leftovers(where: Path) -> list[Path]:
     for name in os.listdir(where) if where.is_dir() else []:
         match = _ASIDE.fullmatch(name)
         if match:
-            owner = Process(int(match[1]), match[2], own.boot if match[3] == _short(own.boot) else "", own.space, own.host)
+            owner = Process(
+                int(match[1]), match[2], own.boot if match[3] == _short(own.boot) else "", own.space, own.host
+            )
             paths += [where / name] if owner.alive() is False else []
     return paths
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------------------
+# -- reading
+# ------------------------------------------------------------------------------------------------------------
 
 
 def open_plain(path: Path) -> int:

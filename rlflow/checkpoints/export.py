@@ -18,34 +18,50 @@ from rlflow.checkpoints.role_tensors import PARAMETERS, no_role, roles_of
 from rlflow.errors import PlanError
 
 SHARD = 5 << 30  # bytes of a weights file
-VALUE_HEAD = "value_head."  # a critic's own head, which no Hugging Face model has, goes into a file of that name
+# a critic's own head, which no Hugging Face model has, goes into a file of that name
+VALUE_HEAD = "value_head."
 
 
 def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int = SHARD) -> Loaded:
-    """Write the role's model of a run's newest good checkpoint, or of one checkpoint, into ``out``: config, generation config,
-    tokenizer and safetensors. ``role`` may be left out where there is one. Returns what was exported.
+    """Write the role's model of a run's newest good checkpoint, or of one checkpoint, into ``out``: config,
+    generation config, tokenizer and safetensors. ``role`` may be left out where there is one. Returns what
+    was exported.
 
-    Raises PlanError where ``out`` has content or cannot be written, where the role is missing, or where nothing good is found.
+    Raises PlanError where ``out`` has content or cannot be written, where the role is missing, or where
+    nothing good is found.
     """
     out = Path(os.path.abspath(out))
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise PlanError.of("export-exists", f"'{out}' exists and is not empty", found="a file, or a folder with content",
-                           expected="a new or empty folder", remedy="choose another folder")  # fmt: skip
+        raise PlanError.of(
+            "export-exists",
+            f"'{out}' exists and is not empty",
+            found="a file, or a folder with content",
+            expected="a new or empty folder",
+            remedy="choose another folder",
+        )
     states: dict[str, Mapping[str, Tensor]] = {}
     loaded = _open(source, role, states)
     roles = roles_of(loaded.snapshot.tensors)
     if len(roles) != 1:
         raise no_role(role, states)
     try:
-        _place(_content(loaded, roles[0]), loaded.snapshot.tensors[f"{roles[0]}.{PARAMETERS}"], out, shard_bytes)
+        _place(
+            _content(loaded, roles[0]), loaded.snapshot.tensors[f"{roles[0]}.{PARAMETERS}"], out, shard_bytes
+        )
     except OSError as error:
-        raise PlanError.of("export-folder", f"'{out}' cannot be written", found=str(error.strerror or error),
-                           expected="room and permission", remedy="choose another folder") from error  # fmt: skip
+        raise PlanError.of(
+            "export-folder",
+            f"'{out}' cannot be written",
+            found=str(error.strerror or error),
+            expected="room and permission",
+            remedy="choose another folder",
+        ) from error
     return loaded
 
 
 def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]]) -> Loaded:
-    """The checkpoint with the parameters that are wanted; ``seen`` gets the names of all groups, for the message."""
+    """The checkpoint with the parameters that are wanted; ``seen`` gets the names of all groups, for the
+    message."""
 
     def wanted(group: str) -> bool:
         states[group] = {}
@@ -56,16 +72,30 @@ def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]
     try:
         return Loaded(read(source, wanted), source, [])
     except Damaged as damage:
-        raise PlanError.of("checkpoint-damaged", f"the checkpoint '{source}' is damaged", found=str(damage), expected="a whole one",
-                           remedy="export the run, which takes its newest good one") from damage  # fmt: skip
+        raise PlanError.of(
+            "checkpoint-damaged",
+            f"the checkpoint '{source}' is damaged",
+            found=str(damage),
+            expected="a whole one",
+            remedy="export the run, which takes its newest good one",
+        ) from damage
 
 
 def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
-    """The small files. The config says the dtype of the weights as they are, which may not be that of the model first loaded."""
-    files = {name.removeprefix(f"{role}/"): data for name, data in loaded.snapshot.files.items() if name.startswith(f"{role}/")}
+    """The small files. The config says the dtype of the weights as they are, which may not be that of the
+    model first loaded."""
+    files = {
+        name.removeprefix(f"{role}/"): data
+        for name, data in loaded.snapshot.files.items()
+        if name.startswith(f"{role}/")
+    }
     if "config.json" not in files:
-        raise PlanError.of("no-config", f"the checkpoint holds no config.json of the role '{role}'", found=f"{len(files)} files of it",
-                           expected=f"the file {role}/config.json")  # fmt: skip
+        raise PlanError.of(
+            "no-config",
+            f"the checkpoint holds no config.json of the role '{role}'",
+            found=f"{len(files)} files of it",
+            expected=f"the file {role}/config.json",
+        )
     parameters = loaded.snapshot.tensors[f"{role}.{PARAMETERS}"]
     own = {t.dtype for name, t in parameters.items() if t.is_floating_point() and _is_model(name)}
     dtypes = {str(functools.reduce(torch.promote_types, own)).removeprefix("torch.")} if own else set()
@@ -89,7 +119,11 @@ def _place(files: Mapping[str, bytes], parameters: Mapping[str, Tensor], out: Pa
         for name, data in files.items():
             durable.write(aside / name, [data])
         _weights(aside, {name: tensor for name, tensor in parameters.items() if _is_model(name)}, shard_bytes)
-        head = {name.removeprefix(VALUE_HEAD): tensor for name, tensor in parameters.items() if not _is_model(name)}
+        head = {
+            name.removeprefix(VALUE_HEAD): tensor
+            for name, tensor in parameters.items()
+            if not _is_model(name)
+        }
         if head:
             durable.write(aside / f"{VALUE_HEAD}safetensors", tensors.pieces(head))
         durable.flush_folder(aside)

@@ -19,7 +19,8 @@ def is_group(name: str) -> bool:
 
 
 def is_file(name: str) -> bool:
-    """``NAME`` or ``FOLDER/NAME``. Everything else (absolute, '..', encoded, NUL, other separators) is refused by being none of these."""
+    """``NAME`` or ``FOLDER/NAME``. Everything else (absolute, '..', encoded, NUL, other separators) is
+    refused by being none of these."""
     return _FILE.fullmatch(name) is not None and name.partition("/")[0] != MANIFEST
 
 

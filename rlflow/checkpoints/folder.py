@@ -1,4 +1,5 @@
-"""The folder ``checkpoints`` of a run: its checkpoints by age, and the pointer ``latest`` to the newest that is whole."""
+"""The folder ``checkpoints`` of a run: its checkpoints by age, and the pointer ``latest`` to the newest that
+is whole."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Pointer:
     digest: str
 
     def encode(self) -> bytes:
-        """One line, which ends with a digest of itself: a damaged pointer is told from a damaged checkpoint."""
+        """One line, which ends with a digest of itself: a damaged pointer is told from a damaged
+        checkpoint."""
         text = f"{self.name} {self.digest}"
         return f"{text} {_short(text)}\n".encode()
 
@@ -38,8 +40,13 @@ def of_run(run_folder: Path) -> Path:
     """The folder of a run's checkpoints. Raises PlanError where a link leads elsewhere."""
     folder = run_folder / FOLDER
     if folder.is_symlink():
-        raise PlanError.of("checkpoint-link", f"'{folder}' is a symbolic link", found=f"a link to {os.readlink(folder)}",
-                           expected="a folder of the run", remedy="put the whole run on that disk: --out")  # fmt: skip
+        raise PlanError.of(
+            "checkpoint-link",
+            f"'{folder}' is a symbolic link",
+            found=f"a link to {os.readlink(folder)}",
+            expected="a folder of the run",
+            remedy="put the whole run on that disk: --out",
+        )
     return folder
 
 
@@ -49,7 +56,10 @@ def steps(folder: Path) -> list[Path]:
         entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:
         return []
-    return [folder / name for name in sorted(entries, key=lambda name: file_names.of_step(name) or (0, 0), reverse=True)]
+    return [
+        folder / name
+        for name in sorted(entries, key=lambda name: file_names.of_step(name) or (0, 0), reverse=True)
+    ]
 
 
 def free_name(folder: Path, iteration: int) -> Path:

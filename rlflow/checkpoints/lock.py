@@ -1,5 +1,5 @@
-"""One process per run directory. The kernel lets go of the lock when its holder dies; where a filesystem has no such locks, a file
-tells who the holder is, and a dead one's is taken over."""
+"""One process per run directory. The kernel lets go of the lock when its holder dies; where a filesystem has
+no such locks, a file tells who the holder is, and a dead one's is taken over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _PAUSE = 0.01  # seconds between two looks at a holder that has not yet written 
 
 
 class Lock:
-    """Held from ``acquire`` to ``release``, or inside ``with``. A process started by fork shares it with its parent."""
+    """Held from ``acquire`` to ``release``, or inside ``with``. A process started by fork shares it with its
+    parent."""
 
     def __init__(self, run_folder: Path, patience: float = 1.0) -> None:
         self.folder, self.patience = run_folder, patience
@@ -45,8 +46,12 @@ class Lock:
                     raise self._held(process, str(holder.get("since")))
                 time.sleep(_PAUSE)  # it is about to write its name, or to let go
         except OSError as error:
-            raise PlanError.of("run-lock", f"the run '{self.folder}' cannot be locked", found=f"{error.strerror} ('{error.filename}')",
-                               expected="a run directory that can be written") from error  # fmt: skip
+            raise PlanError.of(
+                "run-lock",
+                f"the run '{self.folder}' cannot be locked",
+                found=f"{error.strerror} ('{error.filename}')",
+                expected="a run directory that can be written",
+            ) from error
         return self
 
     def release(self) -> None:
@@ -70,7 +75,8 @@ class Lock:
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False)):  # else it was deleted meanwhile
+            # else it was deleted meanwhile
+            if os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False)):
                 with contextlib.suppress(OSError):  # a full disk takes no name; the kernel knows the holder
                     _write(file)
                 self._file, file = file, -1
@@ -87,8 +93,8 @@ class Lock:
                 os.close(file)
 
     def _attempt_without(self) -> bool:
-        """Take the lock without the kernel's help: by a file that only one process can make. Whoever finds a dead process's file
-        replaces it, one process at a time."""
+        """Take the lock without the kernel's help: by a file that only one process can make. Whoever finds a
+        dead process's file replaces it, one process at a time."""
         self._said_in = self._owner
         self._owns = _create(self._owner)
         if self._owns or not self._is_stale() or not _create(self._takeover):
@@ -107,7 +113,9 @@ class Lock:
         values = read_object(self._owner, SMALL)
         process = parsed(values)
         try:
-            return process is not None and (process.alive() is False or values.get("file") != os.lstat(self._owner).st_ino)
+            return process is not None and (
+                process.alive() is False or values.get("file") != os.lstat(self._owner).st_ino
+            )
         except FileNotFoundError:
             return False
 
@@ -116,12 +124,20 @@ class Lock:
         if process is None:
             owner = "a process that has not said its name"
         elif process.alive() is False:
-            owner, remedy = f"a process that process {process.pid} left behind", f"stop it: fuser -v {self.path}"
+            owner, remedy = (
+                f"a process that process {process.pid} left behind",
+                f"stop it: fuser -v {self.path}",
+            )
         else:
             owner = f"process {process.pid} on {process.host} since {since}"
             remedy = f"wait for it, or stop it: kill {process.pid}" if process.alive() else remedy
-        error = RunHeld.of("run-held", f"another process runs in '{self.folder}'", found=owner, expected="one process per run directory",
-                           remedy=remedy)  # fmt: skip
+        error = RunHeld.of(
+            "run-held",
+            f"another process runs in '{self.folder}'",
+            found=owner,
+            expected="one process per run directory",
+            remedy=remedy,
+        )
         assert isinstance(error, RunHeld)
         return error
 

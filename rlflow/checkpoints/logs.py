@@ -1,4 +1,5 @@
-"""Logs: files of lines that only grow. A process that is killed tears at most the last line, which whoever goes on cuts off."""
+"""Logs: files of lines that only grow. A process that is killed tears at most the last line, which whoever
+goes on cuts off."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ def everything(line: bytes) -> bool:
 
 
 class Log:
-    """Appends to a file, which is there from the first line on. What a full disk does not take waits, at most LIMIT bytes, and is written
-    with later lines; ``failed`` is told of each time that something could not be written.
+    """Appends to a file, which is there from the first line on. What a full disk does not take waits, at most
+    LIMIT bytes, and is written with later lines; ``failed`` is told of each time that something could not be
+    written.
 
-    keep: which of the whole lines that an earlier process wrote are to stay; the others go before anything is added.
+    keep: which of the whole lines that an earlier process wrote are to stay; the others go before anything is
+    added.
     """
 
     def __init__(self, path: Path, failed: Callable[[OSError], None], keep: Keep = everything) -> None:
@@ -64,7 +67,8 @@ class Log:
         with self._turn:
             self._attempt(self._write)
             self._shut()
-            self._waiting, self._sent = bytearray(_kept(bytes(self._waiting), keep)), 0  # what is torn in the file goes, and comes anew
+            # what is torn in the file goes, and comes anew
+            self._waiting, self._sent = bytearray(_kept(bytes(self._waiting), keep)), 0
             self._keep, self._cut = keep, False
             self._attempt(self._prepare)
 
@@ -89,13 +93,15 @@ class Log:
         if not self._waiting:
             return
         self._prepare()
-        if self._file is not None and not os.fstat(self._file).st_nlink:  # it was deleted: what comes goes into a new one
+        # it was deleted: what comes goes into a new one
+        if self._file is not None and not os.fstat(self._file).st_nlink:
             self._shut()
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | durable.PLAIN
             self._file = durable.checked(os.open(self.path, flags, 0o666), self.path)
         while self._waiting:
-            self._sent += os.write(self._file, bytes(self._waiting[self._sent :]))  # a disk that fills takes a part first
+            # a disk that fills takes a part first
+            self._sent += os.write(self._file, bytes(self._waiting[self._sent :]))
             whole = self._waiting.rfind(b"\n", 0, self._sent) + 1
             del self._waiting[:whole]
             self._sent -= whole
@@ -111,8 +117,9 @@ def _kept(data: bytes, keep: Keep) -> bytes:
 
 
 def cut(path: Path, keep: Keep) -> None:
-    """Leave of a file the whole lines that ``keep`` says. Where these are its first ones it is cut in place, which needs no room on the
-    disk; else it is written anew, and where there is no room for that, cut before the first line that goes. Raises OSError."""
+    """Leave of a file the whole lines that ``keep`` says. Where these are its first ones it is cut in place,
+    which needs no room on the disk; else it is written anew, and where there is no room for that, cut before
+    the first line that goes. Raises OSError."""
     try:
         size, end, offset, later = path.lstat().st_size, 0, 0, False
         for line in durable.lines(path):
@@ -124,7 +131,9 @@ def cut(path: Path, keep: Keep) -> None:
         return
     if later:
         try:
-            return durable.replace(path, *(line for line in durable.lines(path) if line.endswith(b"\n") and keep(line)))
+            return durable.replace(
+                path, *(line for line in durable.lines(path) if line.endswith(b"\n") and keep(line))
+            )
         except OSError:
             pass  # as below
     if end < size:
@@ -140,18 +149,20 @@ def _truncate(path: Path, size: int) -> None:
         os.close(file)
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------------------
+# -- reading
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Growing:
-    """Reads the lines of a file that may still grow, each once and only when it is whole. ``offset``: bytes before the first of them."""
+    """Reads the lines of a file that may still grow, each once and only when it is whole. ``offset``: bytes
+    before the first of them."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset = path, offset
 
     def lines(self) -> list[bytes]:
-        """The lines since the last call, without their ends. A file that cannot be read has none; one that has shrunk is read from its
-        beginning."""
+        """The lines since the last call, without their ends. A file that cannot be read has none; one that
+        has shrunk is read from its beginning."""
         try:
             with open(durable.open_plain(self._path), "rb") as file:
                 self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
@@ -188,7 +199,8 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_object(path: Path, limit: int = 1 << 30) -> dict[str, Any]:
-    """The JSON object in a file of at most ``limit`` bytes; an empty one where the file has none or cannot be read."""
+    """The JSON object in a file of at most ``limit`` bytes; an empty one where the file has none or cannot be
+    read."""
     try:
         return as_object(durable.read(path, limit)) or {}
     except OSError:

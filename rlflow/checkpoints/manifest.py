@@ -1,5 +1,6 @@
-"""The manifest: every file of a checkpoint with its size and digest, which tensors lie where, and the state. It carries a digest of
-itself over its exact bytes, so that a flipped bit in a seed is seen like one in a weight."""
+"""The manifest: every file of a checkpoint with its size and digest, which tensors lie where, and the state.
+It carries a digest of itself over its exact bytes, so that a flipped bit in a seed is seen like one in a
+weight."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Manifest(BaseModel):
     version: Literal[1] = 1
     iteration: Count  # after which it was taken
     files: dict[str, FileEntry]  # name of each file → length and digest
-    groups: dict[str, dict[str, list[str]]]  # group → file → names of the tensors in it, in the order in which they were given
+    # group → file → names of the tensors in it, in the order in which they were given
+    groups: dict[str, dict[str, list[str]]]
     state: dict[str, Any]  # plain JSON values
 
     @model_validator(mode="after")
@@ -50,7 +52,9 @@ class Manifest(BaseModel):
 
     def shards(self) -> dict[str, tuple[str, list[str]]]:
         """File → its group and the names of its tensors. The other files are the caller's."""
-        return {file: (group, tensors) for group, files in self.groups.items() for file, tensors in files.items()}
+        return {
+            file: (group, tensors) for group, files in self.groups.items() for file, tensors in files.items()
+        }
 
 
 def encode(manifest: Manifest) -> bytes:

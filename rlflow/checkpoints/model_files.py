@@ -1,4 +1,5 @@
-"""What a Hugging Face model folder holds: the small files that say what the model and its tokenizer are, and the weights."""
+"""What a Hugging Face model folder holds: the small files that say what the model and its tokenizer are, and
+the weights."""
 
 from __future__ import annotations
 
@@ -9,28 +10,54 @@ from pathlib import Path
 
 CONFIG = ("config.json", "generation_config.json")
 TOKENIZER = (
-    "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json", "added_tokens.json", "vocab*.json", "vocab*.txt", "vocab*.bpe",
-    "merges.txt", "bpe.codes", "spiece.model", "sentencepiece*.model", "spm*.model", "*.spm", "*.tiktoken", "tekken.json",
-    "chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json",
+    "tokenizer*.json",
+    "tokenizer*.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*.json",
+    "vocab*.txt",
+    "vocab*.bpe",
+    "merges.txt",
+    "bpe.codes",
+    "spiece.model",
+    "sentencepiece*.model",
+    "spm*.model",
+    "*.spm",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
 )
 ADAPTER = "adapter_config.json"  # of adapters that peft wrote, which transformers loads with the model
-WEIGHTS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
+WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.bin")
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
-    """The files of a model folder beside its weights: config, generation config and tokenizer, by name. Other files in the folder are
-    not the model's. Raises OSError."""
-    return sorted(path for path in folder.iterdir() if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns))
+    """The files of a model folder beside its weights: config, generation config and tokenizer, by name. Other
+    files in the folder are not the model's. Raises OSError."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns)
+    )
 
 
 def index_files(folder: Path) -> list[Path]:
     """The files that say where weights lie, and what adapters are."""
-    return [folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()]
+    return [
+        folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()
+    ]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that a model is loaded from: one, or those of an index; and a value head and adapters beside them."""
+    """The files that a model is loaded from: one, or those of an index; and a value head and adapters beside
+    them."""
     files_of_kind = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
     return [*files_of_kind, *(folder / name for name in BESIDE if (folder / name).is_file())]
 

@@ -16,7 +16,8 @@ BITS = 8192  # of an integer; a generator's state has a few hundred
 
 
 def plain(value: Any, where: str = "state", depth: int = 0) -> Any:
-    """A deep copy of plain values; tuples become lists. Raises PlanError for what JSON cannot hold, naming its place."""
+    """A deep copy of plain values; tuples become lists. Raises PlanError for what JSON cannot hold, naming
+    its place."""
     if depth > DEPTH:
         raise _unfit(where, "a value nested too deep", f"at most {DEPTH} levels")
     if value is None or isinstance(value, bool | str):
@@ -42,16 +43,21 @@ def _mapping(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]
 
 
 def _unfit(where: str, value: str, expected: str) -> PlanError:
-    return PlanError.of("checkpoint-state", f"{where} cannot be written as JSON", found=value, expected=expected)
+    return PlanError.of(
+        "checkpoint-state", f"{where} cannot be written as JSON", found=value, expected=expected
+    )
 
 
 def dumps(value: Any) -> bytes:
     """ASCII JSON of plain values. Python writes the shortest digits that read back as the same float."""
-    return json.dumps(_spelled(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return json.dumps(_spelled(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
+        "ascii"
+    )
 
 
 def loads(data: bytes) -> Any:
-    """The value that ``dumps`` wrote. Raises ValueError for anything else: a key given twice, a number that is none, too deep."""
+    """The value that ``dumps`` wrote. Raises ValueError for anything else: a key given twice, a number that
+    is none, too deep."""
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_object, parse_constant=_refused)
     except (RecursionError, TypeError, struct.error) as error:

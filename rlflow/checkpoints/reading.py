@@ -42,8 +42,9 @@ class Damaged(Exception):
 
 
 def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded:
-    """The checkpoint that ``latest`` names, or where that is damaged the newest good one. ``wanted`` picks groups of tensors; all files
-    are checked nevertheless. Raises PlanError with every reason where none is good."""
+    """The checkpoint that ``latest`` names, or where that is damaged the newest good one. ``wanted`` picks
+    groups of tensors; all files are checked nevertheless. Raises PlanError with every reason where none is
+    good."""
     rejected: list[tuple[Path, str]] = []
     for path, digest in _candidates(folder.of_run(run_folder), rejected):
         try:
@@ -54,8 +55,8 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
 
 
 def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
-    """Checkpoints to try, newest first, with the manifest's digest where it is known. A checkpoint that differs from its pointer is not
-    tried again."""
+    """Checkpoints to try, newest first, with the manifest's digest where it is known. A checkpoint that
+    differs from its pointer is not tried again."""
     try:
         every = folder.steps(where)
     except OSError as error:
@@ -74,11 +75,23 @@ def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple
 
 def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
     if not rejected:
-        return PlanError.of("no-checkpoint", f"the run '{run_folder}' has no checkpoint", found="no folder checkpoints/step-…",
-                            expected="one that was saved", remedy="start the run again")  # fmt: skip
-    first = Problem("no-checkpoint", f"no checkpoint of the run '{run_folder}' can be used", found=f"{len(rejected)} that cannot be used",
-                    expected="one that is whole", remedy="start the run again, or put back a copy of one")  # fmt: skip
-    return PlanError(first, *(Problem("checkpoint-damaged", f"'{path}': {reason}") for path, reason in rejected))
+        return PlanError.of(
+            "no-checkpoint",
+            f"the run '{run_folder}' has no checkpoint",
+            found="no folder checkpoints/step-…",
+            expected="one that was saved",
+            remedy="start the run again",
+        )
+    first = Problem(
+        "no-checkpoint",
+        f"no checkpoint of the run '{run_folder}' can be used",
+        found=f"{len(rejected)} that cannot be used",
+        expected="one that is whole",
+        remedy="start the run again, or put back a copy of one",
+    )
+    return PlanError(
+        first, *(Problem("checkpoint-damaged", f"'{path}': {reason}") for path, reason in rejected)
+    )
 
 
 def verify(path: Path) -> list[str]:
@@ -143,12 +156,17 @@ def unlisted(path: Path) -> list[str]:
 
 
 def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """(files that the manifest lists and that are not there as plain files, files that are there and not listed)."""
+    """(files that the manifest lists and that are not there as plain files, files that are there and not
+    listed)."""
     try:
         present = set(_listing(path))
     except OSError as error:
         raise Damaged([f"it cannot be read: {error.strerror}"]) from error
-    expected = manifest.files.keys() | {file_names.MANIFEST} | {name.partition("/")[0] + "/" for name in manifest.files if "/" in name}
+    expected = (
+        manifest.files.keys()
+        | {file_names.MANIFEST}
+        | {name.partition("/")[0] + "/" for name in manifest.files if "/" in name}
+    )
     return sorted(expected - present), sorted(present - expected)
 
 
@@ -163,8 +181,8 @@ def _listing(path: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
-    """The bytes of a file whose size and digest are right; nothing of them unless ``keep``. They are read once, so that what was
-    checked is what is used. Raises ValueError and OSError."""
+    """The bytes of a file whose size and digest are right; nothing of them unless ``keep``. They are read
+    once, so that what was checked is what is used. Raises ValueError and OSError."""
     if path.parent.is_symlink():
         raise ValueError("its folder is a link")
     with open(durable.open_plain(path), "rb") as file:

@@ -14,7 +14,8 @@ OPTIMIZER = "optimizer"
 
 
 def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of ``Trainer.state()`` in two groups: ``ROLE.parameters``, in Hugging Face names, and ``ROLE.optimizer``, all others."""
+    """The tensors of ``Trainer.state()`` in two groups: ``ROLE.parameters``, in Hugging Face names, and
+    ``ROLE.optimizer``, all others."""
     prefix = PARAMETERS + "/"
     own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
     rest = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
@@ -22,7 +23,8 @@ def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
-    """The state of a role's trainer, for ``Trainer.restore()``. Raises PlanError where the checkpoint has no such role."""
+    """The state of a role's trainer, for ``Trainer.restore()``. Raises PlanError where the checkpoint has no
+    such role."""
     parameters, rest = (tensors.get(f"{role}.{kind}") for kind in (PARAMETERS, OPTIMIZER))
     if parameters is None or rest is None:
         raise no_role(role, tensors)
@@ -35,8 +37,18 @@ def roles_of(tensors: Groups) -> list[str]:
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """The error where a checkpoint does not have the role, or where no role is named and there are several."""
+    """The error where a checkpoint does not have the role, or where no role is named and there are
+    several."""
     roles = roles_of(tensors)
-    message = f"the checkpoint has no role '{role}'" if role else f"the checkpoint has {'several roles' if roles else 'no role'}"
-    return PlanError.of("checkpoint-role", message, found=", ".join(roles) or "none", expected="one of its roles",
-                        remedy=f"name one: --role {next(iter(roles), 'ROLE')}")
+    message = (
+        f"the checkpoint has no role '{role}'"
+        if role
+        else f"the checkpoint has {'several roles' if roles else 'no role'}"
+    )
+    return PlanError.of(
+        "checkpoint-role",
+        message,
+        found=", ".join(roles) or "none",
+        expected="one of its roles",
+        remedy=f"name one: --role {next(iter(roles), 'ROLE')}",
+    )

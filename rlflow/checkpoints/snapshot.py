@@ -18,19 +18,25 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint. Raises PlanError for a name that is no file name, a dtype that safetensors lacks, or state that is
-    not JSON."""
+    """The content of a checkpoint. Raises PlanError for a name that is no file name, a dtype that safetensors
+    lacks, or state that is not JSON."""
 
     iteration: int  # after which it is taken
-    #: group, such as ``actor.parameters`` → name → tensor, which must not change while it is written (``host_copy``)
+    #: group, such as ``actor.parameters`` → name → tensor, which must not change while it is written
+    #: (``host_copy``)
     tensors: Groups = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values, copied here
-    files: Mapping[str, bytes] = field(default_factory=dict)  # ``NAME`` or ``FOLDER/NAME``, such as ``actor/config.json`` → bytes
+    # ``NAME`` or ``FOLDER/NAME``, such as ``actor/config.json`` → bytes
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.iteration < 10**18:
-            raise PlanError.of("checkpoint-iteration", "no checkpoint is of such an iteration", found=str(self.iteration),
-                               expected="0 or more")  # fmt: skip
+            raise PlanError.of(
+                "checkpoint-iteration",
+                "no checkpoint is of such an iteration",
+                found=str(self.iteration),
+                expected="0 or more",
+            )
         for group, members in self.tensors.items():
             _check_group(group, members)
         for name in self.files:
@@ -41,7 +47,9 @@ class Snapshot:
     @property
     def bytes(self) -> int:
         """Bytes of all tensors; headers and state come on top of it on disk."""
-        return sum(tensors.size(members) for members in self.tensors.values()) + sum(len(data) for data in self.files.values())
+        return sum(tensors.size(members) for members in self.tensors.values()) + sum(
+            len(data) for data in self.files.values()
+        )
 
 
 def _check_group(group: str, members: Mapping[str, Tensor]) -> None:
@@ -51,14 +59,23 @@ def _check_group(group: str, members: Mapping[str, Tensor]) -> None:
         if name == "__metadata__" or "\0" in name:
             raise _refused("tensor", name, "a name that safetensors does not use itself")
         if tensor.dtype not in tensors.DTYPES or tensor.layout is not torch.strided:
-            raise PlanError.of("checkpoint-dtype", f"the tensor '{group}/{name}' cannot be written", expected="a dense tensor of a "
-                               "common dtype", found=f"{tensor.dtype}, {tensor.layout}")  # fmt: skip
+            raise PlanError.of(
+                "checkpoint-dtype",
+                f"the tensor '{group}/{name}' cannot be written",
+                expected="a dense tensor of a common dtype",
+                found=f"{tensor.dtype}, {tensor.layout}",
+            )
 
 
 def _refused(what: str, name: str, expected: str) -> PlanError:
-    return PlanError.of("checkpoint-name", f"a checkpoint's {what} cannot have this name", found=repr(name), expected=expected)
+    return PlanError.of(
+        "checkpoint-name", f"a checkpoint's {what} cannot have this name", found=repr(name), expected=expected
+    )
 
 
 def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies in host memory, so that training may go on while they are written. Tied tensors come apart."""
-    return {name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()}
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+        for name, tensor in tensors.items()
+    }

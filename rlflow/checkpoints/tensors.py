@@ -1,5 +1,6 @@
-"""Tensors as safetensors files, in pieces: hashed and written as they lie in memory, with no second copy and without holding the
-interpreter from the training thread, which the library's own writer does for as long as it copies."""
+"""Tensors as safetensors files, in pieces: hashed and written as they lie in memory, with no second copy and
+without holding the interpreter from the training thread, which the library's own writer does for as long as
+it copies."""
 
 from __future__ import annotations
 
@@ -10,10 +11,22 @@ import torch
 from torch import Tensor
 
 DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.uint16: "U16", torch.uint32: "U32",
-    torch.uint64: "U64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
@@ -22,7 +35,8 @@ def size(tensors: Mapping[str, Tensor]) -> int:
 
 
 def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """The tensors in order, cut where a file would pass ``limit`` bytes; a larger tensor gets a file of its own."""
+    """The tensors in order, cut where a file would pass ``limit`` bytes; a larger tensor gets a file of its
+    own."""
     out: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if out[-1] and size(out[-1]) + size({name: tensor}) > limit:
@@ -33,17 +47,26 @@ def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
 
 def shard_names(stem: str, count: int) -> list[str]:
     """The files of ``count`` shards, as Hugging Face names them."""
-    return [f"{stem}.safetensors"] if count == 1 else [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    return (
+        [f"{stem}.safetensors"]
+        if count == 1
+        else [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    )
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: length of the header, header, data without gaps. Wide types first, so that all are aligned."""
+    """The bytes of a safetensors file: length of the header, header, data without gaps. Wide types first, so
+    that all are aligned."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in ordered:
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -1,4 +1,5 @@
-"""Writing checkpoints in the background: aside, flushed, renamed. A save that fails is said loudly and harms nothing."""
+"""Writing checkpoints in the background: aside, flushed, renamed. A save that fails is said loudly and harms
+nothing."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ def _shout(message: str) -> None:
 class Writer:
     """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` good ones.
 
-    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread, which calls ``before`` before each
-    checkpoint. Only the holder of the run's lock may have a writer. Raises PlanError where the folder is a link that leads elsewhere.
+    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread, which
+    calls ``before`` before each checkpoint. Only the holder of the run's lock may have a writer. Raises
+    PlanError where the folder is a link that leads elsewhere.
     """
 
     def __init__(
@@ -44,11 +46,18 @@ class Writer:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep: found {keep}, expected 1 or more")
-        self.folder, self.keep, self.patience, self.shard_bytes = folder.of_run(run_folder), keep, patience, shard_bytes
+        self.folder, self.keep, self.patience, self.shard_bytes = (
+            folder.of_run(run_folder),
+            keep,
+            patience,
+            shard_bytes,
+        )
         self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
         self.saved: Path | None = None  # the newest that this writer has put on the disk
-        self.missed = ""  # why the newest snapshot that was submitted is not on the disk; empty where it is, or is still being written
+        # why the newest snapshot that was submitted is not on the disk; empty where it is, or is still being
+        # written
+        self.missed = ""
         self.in_a_row = 0  # snapshots in a row that could not be saved
         self._good: dict[Path, bool] = {}
         self._changed = threading.Condition()
@@ -59,8 +68,9 @@ class Writer:
         self._thread.start()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Have a snapshot written. Waits while the one before it is still being written, but at most ``patience`` seconds: then it
-        takes the place of the one that waits, if one does. Raises no error of the disk."""
+        """Have a snapshot written. Waits while the one before it is still being written, but at most
+        ``patience`` seconds: then it takes the place of the one that waits, if one does. Raises no error of
+        the disk."""
         with self._changed:
             if self._closed:
                 raise ValueError("submit: the writer is closed")
@@ -69,7 +79,10 @@ class Writer:
             self._changed.notify_all()
         if passed_over is not None:
             self.in_a_row += 1
-            self._fail(f"checkpoint of iteration {passed_over.iteration} not saved: the one before it took more than {self.patience:g} s")
+            self._fail(
+                f"checkpoint of iteration {passed_over.iteration} not saved: the one before it took more "
+                f"than {self.patience:g} s"
+            )
 
     def wait(self, seconds: float) -> bool:
         """Until everything submitted is dealt with; False where the time was too short."""
@@ -77,8 +90,8 @@ class Writer:
             return self._changed.wait_for(self._idle, seconds)
 
     def close(self, seconds: float = 600.0) -> bool:
-        """Finish what was submitted and end the thread. False, and a failure, where the time was too short; what is half written
-        then is removed by the next writer."""
+        """Finish what was submitted and end the thread. False, and a failure, where the time was too short;
+        what is half written then is removed by the next writer."""
         done = self.wait(seconds)
         with self._changed:
             self._closed = True
@@ -100,7 +113,10 @@ class Writer:
 
     def _work(self) -> None:
         while (snapshot := self._next()) is not None:
-            self.missed = self._attempt(f"checkpoint of iteration {snapshot.iteration} not saved", functools.partial(self._save, snapshot))
+            self.missed = self._attempt(
+                f"checkpoint of iteration {snapshot.iteration} not saved",
+                functools.partial(self._save, snapshot),
+            )
             self.in_a_row = self.in_a_row + 1 if self.missed else 0
             del snapshot  # a copy of the model: not held while waiting
             with self._changed:
@@ -115,12 +131,14 @@ class Writer:
             return snapshot
 
     def _attempt(self, what: str, action: Callable[[], None]) -> str:
-        """Carry out a part of a save; an error is reported, and training and this thread continue. Returns the reported text;
-        empty if all went well."""
+        """Carry out a part of a save; an error is reported, and training and this thread continue. Returns
+        the reported text; empty if all went well."""
         try:
             action()
         except OSError as error:
-            failure = f"{what}: {error.strerror or error}" + (f" ('{error.filename}')" if error.filename else "")
+            failure = f"{what}: {error.strerror or error}" + (
+                f" ('{error.filename}')" if error.filename else ""
+            )
         except Exception as error:
             failure = f"{what}: {type(error).__name__}: {error}"
         else:
@@ -165,10 +183,15 @@ class Writer:
     def _check_space(self, snapshot: Snapshot) -> None:
         free = shutil.disk_usage(self.folder).free
         if free < snapshot.bytes + SPARE:
-            raise OSError(errno.ENOSPC, f"no room: found {free} bytes free, expected {snapshot.bytes + SPARE}; make room or lower --keep")
+            raise OSError(
+                errno.ENOSPC,
+                f"no room: found {free} bytes free, expected {snapshot.bytes + SPARE}; make room or "
+                "lower --keep",
+            )
 
     def _prune(self) -> None:
-        """Remove what is older than the newest ``keep`` good ones. A damaged one does not count as one of them."""
+        """Remove what is older than the newest ``keep`` good ones. A damaged one does not count as one of
+        them."""
         count = 1  # the one just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:
@@ -189,7 +212,8 @@ class Writer:
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
-    """A new folder with a checkpoint, all of it on the disk, the manifest last. Returns the manifest's digest. Raises OSError."""
+    """A new folder with a checkpoint, all of it on the disk, the manifest last. Returns the manifest's
+    digest. Raises OSError."""
     os.mkdir(path)
     files: dict[str, FileEntry] = {}
     groups: dict[str, dict[str, list[str]]] = {}
@@ -205,7 +229,9 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
         files[name] = _entry(durable.write(path / name, [data]))
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         durable.flush_folder(path / inner)
-    manifest = encode(Manifest(iteration=snapshot.iteration, files=files, groups=groups, state=dict(snapshot.state)))
+    manifest = encode(
+        Manifest(iteration=snapshot.iteration, files=files, groups=groups, state=dict(snapshot.state))
+    )
     digest = durable.write(path / file_names.MANIFEST, [manifest]).sha256
     durable.flush_folder(path)
     return digest

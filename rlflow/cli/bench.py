@@ -32,9 +32,16 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 CELLS = "cells.json"  # key → name of the cells of a comparison
 
 
-def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_file: str | None, against: str | None = None) -> int:
-    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell or a gate failed or sums do not close. Raises
-    FlowError and PlanError."""
+def bench(
+    name: str,
+    out: str | None,
+    budget: str | None,
+    json: bool,
+    markdown_file: str | None,
+    against: str | None = None,
+) -> int:
+    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell or a gate failed
+    or sums do not close. Raises FlowError and PlanError."""
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
     other = None if against is None else compared(Path(against))
@@ -42,8 +49,13 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PlanError.of("bench-folder", f"nothing can be written to '{folder}'", found=str(error.strerror), expected="a folder",
-                           remedy="choose another --out") from error
+        raise PlanError.of(
+            "bench-folder",
+            f"nothing can be written to '{folder}'",
+            found=str(error.strerror),
+            expected="a folder",
+            remedy="choose another --out",
+        ) from error
     with Lock(folder):
         suite = with_files(suite, made(suite, folder))
         cells = compile_cells(suite, options_of)
@@ -61,7 +73,9 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
     sentences, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
     notes = [gate.text for gate in gates.gates]
     notes += [] if other is None else [*beside(rows, Path(against or ""), other)]
-    notes += [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
+    notes += (
+        [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
+    )
     learned = Learned(seed_rows(measured.items(), suite.goal), curve_rows(measured.items(), suite.goal))
     if markdown_file is not None:
         durable.replace(Path(markdown_file), markdown(suite, rows, sentences, notes, learned).encode())
@@ -73,12 +87,15 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
 
 
 def stoppable(runner: Runner) -> bool:
-    """Run all that is left. Raises KeyboardInterrupt that says how to go on for one that is stopped, by ctrl-C or another signal."""
+    """Run all that is left. Raises KeyboardInterrupt that says how to go on for one that is stopped, by
+    ctrl-C or another signal."""
     try:
         with ending_at_once():
             return runner.run()
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"stopped; what was measured is in {runner.folder}, and the same command goes on") from stop
+        raise KeyboardInterrupt(
+            f"stopped; what was measured is in {runner.folder}, and the same command goes on"
+        ) from stop
 
 
 def compared(folder: Path) -> dict[str, str]:
@@ -86,47 +103,76 @@ def compared(folder: Path) -> dict[str, str]:
     try:
         return {name: key for key, name in loads(durable.read(folder / CELLS)).items()}
     except (OSError, ValueError) as error:
-        raise PlanError.of("bench-against", f"'{folder}' holds no comparison", found=str(error),
-                           expected="a folder that `rlflow bench` wrote", remedy="name what --out said, or bench/SUITE") from error
+        raise PlanError.of(
+            "bench-against",
+            f"'{folder}' holds no comparison",
+            found=str(error),
+            expected="a folder that `rlflow bench` wrote",
+            remedy="name what --out said, or bench/SUITE",
+        ) from error
 
 
 def beside(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
-    """Lines that put each cell beside the one of its name in another comparison, of which ``names`` are the keys."""
+    """Lines that put each cell beside the one of its name in another comparison, of which ``names`` are the
+    keys."""
     known = read(folder)
     for one in rows:
-        earlier = row(one.name, names.get(one.name, ""), known.get(names.get(one.name, ""), Measured()), Goal())
+        earlier = row(
+            one.name, names.get(one.name, ""), known.get(names.get(one.name, ""), Measured()), Goal()
+        )
         if one.seconds is None or earlier.seconds is None:
             yield f"{one.name}: no seconds of an iteration to compare in {folder}"
         else:
             ratio = one.seconds / earlier.seconds
-            yield (f"{one.name}: {one.seconds:.3f} s an iteration beside {earlier.seconds:.3f} in {folder}, {ratio:.2f} times; they did "
-                   "not take turns, so that this decides nothing")
+            yield (
+                f"{one.name}: {one.seconds:.3f} s an iteration beside {earlier.seconds:.3f} in {folder}, "
+                f"{ratio:.2f} times; they did "
+                "not take turns, so that this decides nothing"
+            )
 
 
 def trust_folders(folders: Sequence[str]) -> int:
     """Add comparisons to the history beside their folders. Raises PlanError."""
     if not folders:
-        raise PlanError.of("bench-trust", "no comparison is named", found="rlflow bench trust", expected="rlflow bench trust FOLDER …",
-                           remedy="name what --out said, or bench/SUITE")
+        raise PlanError.of(
+            "bench-trust",
+            "no comparison is named",
+            found="rlflow bench trust",
+            expected="rlflow bench trust FOLDER …",
+            remedy="name what --out said, or bench/SUITE",
+        )
     for folder in folders:
         output([plain(trust(Path(folder)))])
     return 0
 
 
 def record_lengths(files: Sequence[str], out: str | None) -> int:
-    """Write the lengths of the sampled answers of an evaluation to a file that --ROLE.generate.lengths takes. Raises PlanError."""
+    """Write the lengths of the sampled answers of an evaluation to a file that --ROLE.generate.lengths takes.
+    Raises PlanError."""
     if len(files) != 1 or out is None:
-        raise PlanError.of("bench-record", "no answers or no file is named", found=" ".join(["rlflow bench record", *files]),
-                           expected="rlflow bench record ANSWERS.jsonl -o LENGTHS.json", remedy="name a file of evaluations/, and -o FILE")
+        raise PlanError.of(
+            "bench-record",
+            "no answers or no file is named",
+            found=" ".join(["rlflow bench record", *files]),
+            expected="rlflow bench record ANSWERS.jsonl -o LENGTHS.json",
+            remedy="name a file of evaluations/, and -o FILE",
+        )
     lengths = recorded_lengths(Path(files[0]))
     durable.replace(Path(out), (dumps({"source": files[0], "lengths": lengths}) + "\n").encode())
     mean = sum(lengths) / len(lengths)
-    output([plain(f"{out}: {len(lengths)} lengths from {min(lengths)} to {max(lengths)}, {mean:.1f} in the mean")])
+    output(
+        [
+            plain(
+                f"{out}: {len(lengths)} lengths from {min(lengths)} to {max(lengths)}, {mean:.1f} in the mean"
+            )
+        ]
+    )
     return 0
 
 
 def made(suite: Suite, folder: Path) -> Path:
-    """The folder of the files that a suite makes for itself, made once. Raises PlanError where its maker fails."""
+    """The folder of the files that a suite makes for itself, made once. Raises PlanError where its maker
+    fails."""
     place = (folder / "made").absolute()
     if suite.maker is None or place.is_dir():
         return place
@@ -134,9 +180,13 @@ def made(suite: Suite, folder: Path) -> Path:
     aside.mkdir()
     done = subprocess.run([sys.executable, str(suite.maker), str(aside)], capture_output=True, text=True)
     if done.returncode:
-        raise PlanError.of("suite", f"{suite.maker} failed, which makes the files of the suite '{suite.name}'",
-                           found=done.stderr.strip() or f"exit code {done.returncode}", expected="exit code 0",
-                           remedy=f"python {suite.maker} FOLDER shows it alone")
+        raise PlanError.of(
+            "suite",
+            f"{suite.maker} failed, which makes the files of the suite '{suite.name}'",
+            found=done.stderr.strip() or f"exit code {done.returncode}",
+            expected="exit code 0",
+            remedy=f"python {suite.maker} FOLDER shows it alone",
+        )
     durable.take_place(aside, place)
     return place
 
@@ -144,6 +194,11 @@ def made(suite: Suite, folder: Path) -> Path:
 def duration(text: str) -> float:
     """Seconds of a text such as 90s, 25m or 1h30m. Raises PlanError."""
     if not text or not re.fullmatch(r"(\d+(\.\d+)?[smh])+", text):
-        raise PlanError.of("budget", "--budget is no duration", found=text, expected="a number and its unit, such as 90s, 25m or 1h30m",
-                           remedy="--budget 25m")
+        raise PlanError.of(
+            "budget",
+            "--budget is no duration",
+            found=text,
+            expected="a number and its unit, such as 90s, 25m or 1h30m",
+            remedy="--budget 25m",
+        )
     return sum(float(amount) * UNITS[unit] for amount, unit in re.findall(r"(\d+(?:\.\d+)?)([smh])", text))

@@ -1,4 +1,5 @@
-"""`rlflow check`, and what it shares with `graph` and `plan`: reading flags without loading a backend or a reward."""
+"""`rlflow check`, and what it shares with `graph` and `plan`: reading flags without loading a backend or a
+reward."""
 
 from __future__ import annotations
 
@@ -37,19 +38,25 @@ from rlflow.runs.directory import check_name
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
-    """Print every finding; 2 where there is an error. Raises FlowError and PlanError for files and flags that do not load."""
+    """Print every finding; 2 where there is an error. Raises FlowError and PlanError for files and flags that
+    do not load."""
     report = check_flow(file, arguments)
     for problem in report.problems:
         print(problem)
-    counts = {level: sum(p.severity == level for p in report.problems) for level in ("error", "warning", "note")}
-    levels = ", ".join(f"{count} {level}{'s' if count != 1 else ''}" for level, count in counts.items() if count)
+    counts = {
+        level: sum(p.severity == level for p in report.problems) for level in ("error", "warning", "note")
+    }
+    levels = ", ".join(
+        f"{count} {level}{'s' if count != 1 else ''}" for level, count in counts.items() if count
+    )
     nodes = f"{len(report.program.graph.nodes)} nodes" if report.program else "not traced"
     print(f"{file}: {'ok' if report.ok else 'refused'} ({nodes}{'; ' + levels if levels else ''})")
     return 0 if report.ok else 2
 
 
 def check_flow(file: str, arguments: Sequence[str]) -> Report:
-    """Judge a file's flow with the flags of a run. Raises FlowError and PlanError for files and flags that do not load."""
+    """Judge a file's flow with the flags of a run. Raises FlowError and PlanError for files and flags that do
+    not load."""
     flow = load_flow(file)
     config = read_config(flow, read_flags(arguments))
     hp = settings(flow, config.hp)
@@ -71,9 +78,12 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     if report.program is None or not report.ok:
         return report
 
-    from rlflow.runs.planning import problems_before_backends  # loads torch, which a flow that is refused needs not
+    # loads torch, which a flow that is refused needs not
+    from rlflow.runs.planning import problems_before_backends
 
-    found = problems_before_backends(report.program.graph, config.options, lambda role: config.role(role).values)
+    found = problems_before_backends(
+        report.program.graph, config.options, lambda role: config.role(role).values
+    )
     return replace(report, problems=(*report.problems, *found))
 
 
@@ -87,24 +97,34 @@ def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
     values = environment_beneath(flow.name, values) | dict(values)
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
-    return sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp,
-                       sampling=partial(sampling_roles, flow))
+    return sort_values(
+        {name: value for name, value in values.items() if name not in ("json", "quiet")},
+        names,
+        flow.parameters.hp,
+        sampling=partial(sampling_roles, flow),
+    )
 
 
 def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
     """The flow's settings with these values in place of its defaults. Raises PlanError."""
     hp = flow.parameters.hp
     if hp is None and values:
-        raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(values),
-                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
+        raise PlanError.of(
+            "unknown-setting",
+            f"flow '{flow.name}' has no settings",
+            place=flow.place,
+            found=", ".join(values),
+            expected="no --hp flags",
+            remedy="give the flow a parameter hp=Settings()",
+        )
     changed = override_flow(hp, values) if hp is not None and values else hp
     remember(vars(changed) if changed is not None else {})
     return changed
 
 
 def trace_options(config: RunConfig) -> TraceOptions:
-    """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is imported. Raises PlanError for a
-    reward that does not exist."""
+    """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is
+    imported. Raises PlanError for a reward that does not exist."""
     environments = environments_of(config.environments)
     rewards = default_rewards(config.options.reward, environments)
     specs = [parse_reward(reward) for reward in (rewards if rewards == ("env",) else config.options.reward)]
@@ -112,21 +132,39 @@ def trace_options(config: RunConfig) -> TraceOptions:
     check_sources(specs, [source.name for source in sources])
     columns = [name for spec in specs for name in reward_reads(spec)]
     fields = record_fields(sources, config.data) if environments or set(columns) - set(OPENRLHF.reads) else ()
-    return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
-                        reward_places=readers(specs), sampling=config.sampling, environments=environments, fields=fields,
-                        weights=tuple(spec.weight for spec in specs))
+    return TraceOptions(
+        max(len(specs), 1),
+        tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
+        reward_places=readers(specs),
+        sampling=config.sampling,
+        environments=environments,
+        fields=fields,
+        weights=tuple(spec.weight for spec in specs),
+    )
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names under which rewards may ask for fields of the data: those of the first record of each file that is named, and those that
-    ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Nothing for other data. Raises PlanError for a file that is not there."""
+    """The names under which rewards may ask for fields of the data: those of the first record of each file
+    that is named, and those that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Nothing for other data.
+    Raises PlanError for a file that is not there."""
     paths = [path for source in sources if (path := Path(os.path.expanduser(source.path))).suffix]
     if not paths:
         return ()
     firsts = [records[0].fields for path in paths if (records := read(path)[0])]
-    names = [name.removeprefix(f"{source.name}.") for name in mapped for source in sources if name.startswith(f"{source.name}.")]
-    return tuple(dict.fromkeys([*(str(name) for fields in firsts for name in fields),
-                                *(name for name in [*mapped, *names] if name not in FIELDS)]))
+    names = [
+        name.removeprefix(f"{source.name}.")
+        for name in mapped
+        for source in sources
+        if name.startswith(f"{source.name}.")
+    ]
+    return tuple(
+        dict.fromkeys(
+            [
+                *(str(name) for fields in firsts for name in fields),
+                *(name for name in [*mapped, *names] if name not in FIELDS),
+            ]
+        )
+    )
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
@@ -141,11 +179,15 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
-    """Judge the settings of roles by the sources of their backends, and whether the packages of these are there: `check` loads no backend.
-    Raises PlanError."""
+    """Judge the settings of roles by the sources of their backends, and whether the packages of these are
+    there: `check` loads no backend. Raises PlanError."""
     problems: list[Problem] = []
     known = Known(config.own, tuple(roles), partial(sampling_roles, flow))
     for role in map(config.role, roles):
         problems += setting_problems(role, role_types(role.backends), known)
-        problems += [problem for backend in role.backends.values() if (problem := missing(backend, config.options.device))]
+        problems += [
+            problem
+            for backend in role.backends.values()
+            if (problem := missing(backend, config.options.device))
+        ]
     PlanError.refuse(dict.fromkeys(problems))

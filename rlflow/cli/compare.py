@@ -26,12 +26,17 @@ WIDTH = 100  # columns of charts where nothing says how wide the terminal is
 
 
 def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
-    """Print how runs differ, in settings and in what came of them. Raises PlanError for what is no run, for a single run, and for a
-    metric that none of them has."""
+    """Print how runs differ, in settings and in what came of them. Raises PlanError for what is no run, for a
+    single run, and for a metric that none of them has."""
     folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
     if len(folders) < 2:
-        raise PlanError.of("one-run", "a comparison takes two runs or more", found=", ".join(names) or "none", expected="two runs",
-                           remedy="rlflow compare RUN RUN; rlflow show RUN prints the story of one")
+        raise PlanError.of(
+            "one-run",
+            "a comparison takes two runs or more",
+            found=", ".join(names) or "none",
+            expected="two runs",
+            remedy="rlflow compare RUN RUN; rlflow show RUN prints the story of one",
+        )
     runs = [recorded(folder) for folder in folders]
     comparison = compared(runs, metrics, graph_differences(runs))
     if as_json:
@@ -47,11 +52,14 @@ def columns() -> int:
 
 
 def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
-    """Run → lines that say how its graph differs from the first run's, settings left out, for each run whose graph does."""
+    """Run → lines that say how its graph differs from the first run's, settings left out, for each run whose
+    graph does."""
     first, *others = runs
     differences = {}
     for run in others:
-        if run.settings.get("graph") != first.settings.get("graph") and (lines := _lines(first.folder, run.folder)):
+        if run.settings.get("graph") != first.settings.get("graph") and (
+            lines := _lines(first.folder, run.folder)
+        ):
             more = [f"… {len(lines) - LINES} more"] if len(lines) > LINES else []
             differences[run.name] = [*lines[:LINES], *more]
     return differences
@@ -63,7 +71,11 @@ def _lines(first: Path, other: Path) -> list[str]:
         differences = diff(_graph(first), _graph(other))
     except (OSError, PlanError) as error:
         return [f"not known: {str(error).splitlines()[0]}"]
-    return [str(each) for each in differences if not each.what.startswith("setting ") and ": setting " not in each.what]
+    return [
+        str(each)
+        for each in differences
+        if not each.what.startswith("setting ") and ": setting " not in each.what
+    ]
 
 
 def _graph(folder: Path) -> Graph:

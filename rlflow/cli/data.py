@@ -23,21 +23,33 @@ IDS = 32  # ids that are shown from the beginning of a text, and as many from it
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:
-    """Print what the records of a file, folder or task become. ``arguments``: further sources as --data, and flags. Raises PlanError."""
+    """Print what the records of a file, folder or task become. ``arguments``: further sources as --data, and
+    flags. Raises PlanError."""
     flags = parse_flags(arguments)
     sources = parse_sources((file, *flags.pop("data", ())))
-    as_json, model, rows = bool(flags.pop("json", False)), flags.pop("model", None), _count(flags.pop("rows", "3"))
-    settings = {name.removeprefix("data."): flags.pop(name) for name in list(flags) if name.startswith("data.")}
+    as_json, model, rows = (
+        bool(flags.pop("json", False)),
+        flags.pop("model", None),
+        _count(flags.pop("rows", "3")),
+    )
+    settings = {
+        name.removeprefix("data."): flags.pop(name) for name in list(flags) if name.startswith("data.")
+    }
     if flags:
         raise _unknown(next(iter(flags)))
     folder = os.path.expanduser(model) if model else None
     names = [source.name for source in sources]
-    opened = {name: _opened(source, folder, own_settings(settings, name, names)) for name, source in zip(names, sources, strict=True)}
+    opened = {
+        name: _opened(source, folder, own_settings(settings, name, names))
+        for name, source in zip(names, sources, strict=True)
+    }
     previews = {name: preview(data, rows) for name, data in opened.items()}
     total = sum(shares := [source.weight or len(opened[source.name]) for source in sources])
     if as_json:
-        whole = {name: {"share": float(share / total), **each.as_json()}
-                 for share, (name, each) in zip(shares, previews.items(), strict=True)}  # fmt: skip
+        whole = {
+            name: {"share": float(share / total), **each.as_json()}
+            for share, (name, each) in zip(shares, previews.items(), strict=True)
+        }
         print(json.dumps(whole if len(whole) > 1 else previews[names[0]].as_json(), ensure_ascii=False))
         return 0
     for share, (name, each) in zip(shares, previews.items(), strict=True):
@@ -50,7 +62,11 @@ def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any])
     """A source as a run of the model in ``folder`` reads it."""
     data = open_data(source.path, tokenizer=folder, bad="skip", **data_settings(settings, ()))
     positions = positions_of(Path(folder)) if folder else None
-    return data.within(Room(positions, positions, f" ({positions} positions of the model)")) if positions else data
+    return (
+        data.within(Room(positions, positions, f" ({positions} positions of the model)"))
+        if positions
+        else data
+    )
 
 
 def lines(preview: Preview) -> Iterator[str]:
@@ -59,11 +75,19 @@ def lines(preview: Preview) -> Iterator[str]:
     yield from (f"  {name:<12} read from the field '{field}'" for name, field in preview.fields.items())
     if preview.unread:
         yield f"  not read: {', '.join(preview.unread)} (--data.NAME FIELD maps a field)"
-    yield f"  prompts are put {preview.wording}" if preview.wording.startswith("as ") else f"  {preview.wording}"
+    yield (
+        f"  prompts are put {preview.wording}"
+        if preview.wording.startswith("as ")
+        else f"  {preview.wording}"
+    )
     lengths = {"prompts": preview.prompts, "responses": preview.responses}
     yield from (f"  {what}: {_lengths(of)}" for what, of in lengths.items() if of)
     for cause in preview.left_out:
-        places = f" ({', '.join(cause.places)}{', …' if cause.count > len(cause.places) else ''})" if cause.places else ""
+        places = (
+            f" ({', '.join(cause.places)}{', …' if cause.count > len(cause.places) else ''})"
+            if cause.places
+            else ""
+        )
         yield f"  left out: {cause.count} {cause.cause}{places}"
     if not preview.left_out:
         yield "  nothing is left out"
@@ -98,19 +122,37 @@ def _text(what: str, text: Text) -> Iterator[str]:
 
 
 def _ids(text: Text) -> str:
-    shown = [f"[{number} {text.special[place]}]" if place in text.special else str(number) for place, number in enumerate(text.ids)]
-    return " ".join(shown if len(shown) <= 2 * IDS else [*shown[:IDS], f"… {len(shown) - 2 * IDS} more …", *shown[-IDS:]])
+    shown = [
+        f"[{number} {text.special[place]}]" if place in text.special else str(number)
+        for place, number in enumerate(text.ids)
+    ]
+    return " ".join(
+        shown if len(shown) <= 2 * IDS else [*shown[:IDS], f"… {len(shown) - 2 * IDS} more …", *shown[-IDS:]]
+    )
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise PlanError.of("flag", "--rows is a number of records to show", found=text, expected="0 or more", remedy="--rows 3")
+        raise PlanError.of(
+            "flag",
+            "--rows is a number of records to show",
+            found=text,
+            expected="0 or more",
+            remedy="--rows 3",
+        )
     return int(text)
 
 
 def _unknown(name: str) -> PlanError:
     written = f"--{name.replace('_', '-')}"
-    return PlanError.of("unknown-flag", f"`rlflow data` has no flag {written}", found=written,
-                        expected="--model FOLDER, --rows COUNT, --json, --data FILE for a further source, or --data.NAME VALUE as "
-                                 "`rlflow run` takes it",
-                        nearest=nearest(written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]))
+    return PlanError.of(
+        "unknown-flag",
+        f"`rlflow data` has no flag {written}",
+        found=written,
+        expected="--model FOLDER, --rows COUNT, --json, --data FILE for a further source, or --data.NAME "
+        "VALUE as "
+        "`rlflow run` takes it",
+        nearest=nearest(
+            written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]
+        ),
+    )

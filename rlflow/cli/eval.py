@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: str, trust: bool) -> int:
-    """Evaluate a model folder, a run, or one checkpoint of a run. ``arguments``: flags. Raises PlanError, StageError."""
+    """Evaluate a model folder, a run, or one checkpoint of a run. ``arguments``: flags. Raises PlanError,
+    StageError."""
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
     reporter = Quiet() if quiet else Plain(sys.stderr if as_json else sys.stdout)
@@ -36,16 +37,28 @@ def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: s
     if as_json:
         print(json.dumps(evaluated.as_json()))
     else:
-        output([plain(f"{evaluated.model}{_after(evaluated.iteration)}"), table(evaluated), plain(f"answers: {evaluated.folder}")])
+        output(
+            [
+                plain(f"{evaluated.model}{_after(evaluated.iteration)}"),
+                table(evaluated),
+                plain(f"answers: {evaluated.folder}"),
+            ]
+        )
     return 0
 
 
-def _evaluated(what: Path, flags: dict[str, Any], checkpoint: int | None, out: Path, trust: bool, reporter: Any) -> Evaluated:
+def _evaluated(
+    what: Path, flags: dict[str, Any], checkpoint: int | None, out: Path, trust: bool, reporter: Any
+) -> Evaluated:
     if (what / "config.json").is_file():
         if checkpoint is not None:
-            raise PlanError.of("eval-checkpoint", f"'{what}' is a model folder, which has no checkpoints",
-                               found=f"--checkpoint {checkpoint}", expected="the folder of a run",
-                               remedy="leave --checkpoint out, or name the run")
+            raise PlanError.of(
+                "eval-checkpoint",
+                f"'{what}' is a model folder, which has no checkpoints",
+                found=f"--checkpoint {checkpoint}",
+                expected="the folder of a run",
+                remedy="leave --checkpoint out, or name the run",
+            )
         from rlflow.runs.evaluating import evaluate_folder  # loads backends, which takes seconds
 
         tokens = {"hp.max_tokens": flags.pop("max_tokens")} if "max_tokens" in flags else {}

@@ -20,6 +20,7 @@ def print_job(file: str, arguments: Sequence[str]) -> int:
     for line in target.warnings:
         print(line, file=sys.stderr)
     sys.stdout.flush()
-    sys.stdout.buffer.write(FORMS[kind](target).encode())  # past the guard, which takes names of secrets for secrets
+    # past the guard, which takes names of secrets for secrets
+    sys.stdout.buffer.write(FORMS[kind](target).encode())
     sys.stdout.buffer.flush()
     return 0

@@ -60,78 +60,133 @@ def {name}(prompts, actor, reward, hp=Settings()):
 
 
 def write_new(target: Path, source: str | None = None) -> int:
-    """Write the file: the template, or a copy of the shipped algorithm ``source``. Raises PlanError where it exists, cannot be written, its
-    name is no Python name, or no such algorithm ships."""
+    """Write the file: the template, or a copy of the shipped algorithm ``source``. Raises PlanError where it
+    exists, cannot be written, its name is no Python name, or no such algorithm ships."""
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
-        raise PlanError.of("new-name", f"'{path.stem}' cannot name a flow", found=path.stem,
-                           expected="letters, digits and '_', no word of Python's", remedy="choose another name")
-    text = copied(source, path.stem) if source else TEMPLATE.format(name=path.stem, title=path.stem.replace("_", " ").capitalize())
+        raise PlanError.of(
+            "new-name",
+            f"'{path.stem}' cannot name a flow",
+            found=path.stem,
+            expected="letters, digits and '_', no word of Python's",
+            remedy="choose another name",
+        )
+    text = (
+        copied(source, path.stem)
+        if source
+        else TEMPLATE.format(name=path.stem, title=path.stem.replace("_", " ").capitalize())
+    )
     try:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise PlanError.of("new-exists", f"'{path}' exists", found="a file", expected="a new name", remedy="choose another name") from None
+        raise PlanError.of(
+            "new-exists",
+            f"'{path}' exists",
+            found="a file",
+            expected="a new name",
+            remedy="choose another name",
+        ) from None
     except OSError as error:
-        raise PlanError.of("new-folder", f"'{path}' cannot be written", found=str(error.strerror), expected="a folder that is there",
-                           remedy="create the folder first") from error
+        raise PlanError.of(
+            "new-folder",
+            f"'{path}' cannot be written",
+            found=str(error.strerror),
+            expected="a folder that is there",
+            remedy="create the folder first",
+        ) from error
     print(f"wrote {path}\n  rlflow check {path}\n  rlflow run {path}")
     return 0
 
 
 def copied(source: str, name: str) -> str:
-    """The text of a shipped algorithm with its flow and its class of settings renamed. Raises PlanError where no such algorithm ships, and
-    where the name stands for something else in its file."""
-    shipped = {path.stem: path for path in Path(algorithms.__path__[0]).glob("*.py") if path.stem != "__init__"}
+    """The text of a shipped algorithm with its flow and its class of settings renamed. Raises PlanError where
+    no such algorithm ships, and where the name stands for something else in its file."""
+    shipped = {
+        path.stem: path for path in Path(algorithms.__path__[0]).glob("*.py") if path.stem != "__init__"
+    }
     if source not in shipped:
-        raise PlanError.of("new-from", f"no algorithm '{source}' ships", found=source, expected=listed(sorted(shipped), len(shipped)),
-                           nearest=nearest(source, shipped), remedy="choose one of them, or leave --from out")
+        raise PlanError.of(
+            "new-from",
+            f"no algorithm '{source}' ships",
+            found=source,
+            expected=listed(sorted(shipped), len(shipped)),
+            nearest=nearest(source, shipped),
+            remedy="choose one of them, or leave --from out",
+        )
     text = shipped[source].read_text()
     flow = _flow_of(ast.parse(text))
     renames = {flow.name: name} | {settings: _class_name(name) for settings in _settings_of(flow)}
-    occupied = sorted({word for word in renames.values() if word not in renames} & set(re.findall(r"\w+", _code(text))))
+    occupied = sorted(
+        {word for word in renames.values() if word not in renames} & set(re.findall(r"\w+", _code(text)))
+    )
     if occupied:
-        raise PlanError.of("new-name", f"'{occupied[0]}' stands for something else in '{source}'", found=name, expected="a name of its own",
-                           remedy="choose another name")
+        raise PlanError.of(
+            "new-name",
+            f"'{occupied[0]}' stands for something else in '{source}'",
+            found=name,
+            expected="a name of its own",
+            remedy="choose another name",
+        )
     return _renamed(text, renames)
 
 
 def _flow_of(tree: ast.Module) -> ast.FunctionDef:
     """The function that is decorated as the flow of a file."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return next(node for node in functions if any("flow" in re.findall(r"\w+", ast.unparse(each))[:1] for each in node.decorator_list))
+    return next(
+        node
+        for node in functions
+        if any("flow" in re.findall(r"\w+", ast.unparse(each))[:1] for each in node.decorator_list)
+    )
 
 
 def _settings_of(flow: ast.FunctionDef) -> list[str]:
     """The class whose instance is the default of the flow's settings; none where it has no settings."""
     defaults = (*flow.args.defaults, *flow.args.kw_defaults)
-    return [default.func.id for default in defaults if isinstance(default, ast.Call) and isinstance(default.func, ast.Name)]
+    return [
+        default.func.id
+        for default in defaults
+        if isinstance(default, ast.Call) and isinstance(default.func, ast.Name)
+    ]
 
 
 def _class_name(name: str) -> str:
-    """A class of settings for a flow's name: ``my_own`` has ``MyOwn``; a name that is one already gets an end of its own."""
+    """A class of settings for a flow's name: ``my_own`` has ``MyOwn``; a name that is one already gets an end
+    of its own."""
     words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
     return words if words and words != name else f"{name}Settings"
 
 
 def _code(text: str) -> str:
     """The names in a file's code, without its comments and texts."""
-    words = (getattr(node, field, None) for node in ast.walk(ast.parse(text)) for field in ("id", "arg", "attr", "name", "asname"))
+    words = (
+        getattr(node, field, None)
+        for node in ast.walk(ast.parse(text))
+        for field in ("id", "arg", "attr", "name", "asname")
+    )
     return " ".join(word for word in words if isinstance(word, str))
 
 
 def _renamed(text: str, renames: dict[str, str]) -> str:
-    """The text with names changed where the code has them, so that comments and docstrings stay as they are."""
+    """The text with names changed where the code has them, so that comments and docstrings stay as they
+    are."""
     lines = text.splitlines(keepends=True)
     places = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and node.id in renames:
             places.append((node.lineno, node.col_offset, node.id))
         elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in renames:
-            places.append((node.lineno, node.col_offset + len("def " if isinstance(node, ast.FunctionDef) else "class "), node.name))
+            places.append(
+                (
+                    node.lineno,
+                    node.col_offset + len("def " if isinstance(node, ast.FunctionDef) else "class "),
+                    node.name,
+                )
+            )
     for line, column, old in sorted(places, reverse=True):
         code = lines[line - 1].encode()
-        lines[line - 1] = (code[:column] + renames[old].encode() + code[column + len(old):]).decode()
+        lines[line - 1] = (code[:column] + renames[old].encode() + code[column + len(old) :]).decode()
     return "".join(lines)
 
 
@@ -139,14 +194,21 @@ LONGEST = 1 << 20  # bytes of a file that is read
 
 
 def import_settings(project: str, file: Path, out: Path) -> int:
-    """Write what a script or a configuration of another project becomes, and say of each of its keys what that is. Raises PlanError where
-    one of them changes the mathematics and has no counterpart; nothing is written then."""
+    """Write what a script or a configuration of another project becomes, and say of each of its keys what
+    that is. Raises PlanError where one of them changes the mathematics and has no counterpart; nothing is
+    written then."""
     from rlflow.cli.importers import openrlhf, verl
 
     projects = {"verl": verl, "openrlhf": openrlhf}
     if project not in projects:
-        raise PlanError.of("import", f"settings of '{project}' cannot be imported", found=project, expected="verl or openrlhf",
-                           nearest=nearest(project, projects), remedy="docs/moving.md says how they are called here")  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"settings of '{project}' cannot be imported",
+            found=project,
+            expected="verl or openrlhf",
+            nearest=nearest(project, projects),
+            remedy="docs/moving.md says how they are called here",
+        )
     _check_out(file, out)
     settings = projects[project].imported(projects[project].read(_text(file), str(file)))
     print(printable("\n".join(settings.report())))
@@ -160,8 +222,13 @@ def _check_out(file: Path, out: Path) -> None:
     """Refuse to write over the file that is read, and over what is no file."""
     if out.exists() and (not out.is_file() or (file.exists() and out.samefile(file))):
         found = "the file that is read" if out.is_file() else "no regular file"
-        raise PlanError.of("import", f"--out {out} cannot be written", found=found,
-                           expected="a new file, or a configuration to replace", remedy="name another file with --out")  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"--out {out} cannot be written",
+            found=found,
+            expected="a new file, or a configuration to replace",
+            remedy="name another file with --out",
+        )
 
 
 def _text(file: Path) -> str:
@@ -174,4 +241,10 @@ def _text(file: Path) -> str:
         found = "a longer file"
     except (OSError, UnicodeDecodeError) as error:
         found = str(error)
-    raise PlanError.of("import", f"'{file}' cannot be read", found=found, expected=expected, remedy="name a file that is there")
+    raise PlanError.of(
+        "import",
+        f"'{file}' cannot be read",
+        found=found,
+        expected=expected,
+        remedy="name a file that is there",
+    )

@@ -25,8 +25,13 @@ from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 from rlflow.processes.declare import Service
 
-TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "alltoall": "by all-to-all",
-              "store": "through Ray's object store", "frozen": "through Ray's object store, packed as soon as they are trained"}
+TRANSPORTS = {
+    "segment": "by shared memory",
+    "handles": "by shared handles",
+    "alltoall": "by all-to-all",
+    "store": "through Ray's object store",
+    "frozen": "through Ray's object store, packed as soon as they are trained",
+}
 
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
@@ -48,16 +53,28 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def options_of(config: RunConfig) -> TraceOptions:
-    """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads nothing."""
+    """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads
+    nothing."""
     options = trace_options(config)
-    return replace(options, reward_reads=(), reward_places={}, fields=()) if config.judged_by_nothing else options
+    return (
+        replace(options, reward_reads=(), reward_places={}, fields=())
+        if config.judged_by_nothing
+        else options
+    )
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:
     """The text of `rlflow plan`, section by section."""
     pools = explanation.placement.pools if explanation.placement else {}
-    where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
-    yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
+    where = (
+        "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items())
+        if pools
+        else "one process"
+    )
+    yield plain(
+        f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows "
+        f"an iteration; {where}"
+    )
     yield from section("devices", [plain(f"  {line}") for line in shared_devices(explanation)])
     yield from section("nodes", nodes(explanation))
     yield from section("nodes of the evaluation", evaluation(explanation))
@@ -67,12 +84,21 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from (plain(f"  {line}") for line in sums(explanation))
     yield from section("weights", [plain(f"  {line}") for line in weights(explanation)])
     yield from section("at the same time", [plain(f"  {line}") for line in together(explanation)])
-    yield from section("memory of each rank, without activations", [memory(explanation.memory)] if explanation.memory else [])
-    yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)])
-    yield from section("copies in memory, from which a run recovers or is saved", [plain(f"  {line}") for line in commits(explanation)])
+    yield from section(
+        "memory of each rank, without activations", [memory(explanation.memory)] if explanation.memory else []
+    )
+    yield from section(
+        "moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)]
+    )
+    yield from section(
+        "copies in memory, from which a run recovers or is saved",
+        [plain(f"  {line}") for line in commits(explanation)],
+    )
     yield from section("tokens that are computed", [plain(f"  {line}") for line in packed(explanation)])
     yield from section("passes", [plain(f"  {note}") for note in explanation.notes])
-    yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])
+    yield from section(
+        "time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)]
+    )
     yield from section("assumed", [plain(f"  {line}") for line in assumptions(explanation)])
     yield from (plain(f"\n{warning}") for warning in explanation.warnings)
 
@@ -85,20 +111,31 @@ def services(declared: Sequence[Service]) -> Iterator[str]:
 
 
 def shared_devices(explanation: Explanation) -> Iterator[str]:
-    """A line for each set of devices that pools share: which part each has, what is left, and what overlaps there."""
+    """A line for each set of devices that pools share: which part each has, what is left, and what overlaps
+    there."""
     for entry in devices(explanation.placement) if explanation.placement else ():
         shares = ", ".join(f"{part:g} by {pool}" for pool, part in entry["parts"].items())
-        left = 1 - sum(map(explanation.placement.shares.__getitem__, entry["parts"])) if explanation.placement else 0
+        left = (
+            1 - sum(map(explanation.placement.shares.__getitem__, entry["parts"]))
+            if explanation.placement
+            else 0
+        )
         rest = f"; {float(left):g} of each is left over" if left else ""
-        yield (f"{entry['devices']} {'device is' if entry['devices'] == 1 else 'devices are'} used in parts: {shares}{rest}; "
-               "ranks of one number are processes on one device, whose nodes overlap")
+        yield (
+            f"{entry['devices']} {'device is' if entry['devices'] == 1 else 'devices are'} used in "
+            f"parts: {shares}{rest}; "
+            "ranks of one number are processes on one device, whose nodes overlap"
+        )
 
 
 def environments(explanation: Explanation) -> Iterator[str]:
     """A line for each call that samples under an environment."""
     for node in used_nodes(explanation.graph):
         if isinstance(node.settings, GenerateOptions) and node.settings.environment:
-            yield f"{node.name}: {node.settings.environment}, together of at most {node.settings.max_tokens} tokens"
+            yield (
+                f"{node.name}: {node.settings.environment}, together of at most "
+                f"{node.settings.max_tokens} tokens"
+            )
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
@@ -113,7 +150,9 @@ def table(*heads: str, right: Iterable[str] = ()) -> Table:
     """An empty table with these heads; columns named in ``right`` are set to the right."""
     rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
-        rows.add_column(("  " if not number else "") + head, justify="right" if head in right else "left", overflow="fold")
+        rows.add_column(
+            ("  " if not number else "") + head, justify="right" if head in right else "left", overflow="fold"
+        )
     return rows
 
 
@@ -121,19 +160,45 @@ def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
     """A table of the nodes of the flow's own evaluation."""
     rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "lane")
     for step in explanation.evaluation:
-        rows.add_row(*map(plain, (f"  {step.wave + 1}", step.name, *((step.pool or "",) if explanation.placement else ()), step.dispatch,
-                                  step.lane)))  # fmt: skip
+        rows.add_row(
+            *map(
+                plain,
+                (
+                    f"  {step.wave + 1}",
+                    step.name,
+                    *((step.pool or "",) if explanation.placement else ()),
+                    step.dispatch,
+                    step.lane,
+                ),
+            )
+        )
     if explanation.evaluation:
         yield rows
 
 
 def nodes(explanation: Explanation) -> Iterator[RenderableType]:
     """A table of the nodes in the order in which they may run."""
-    rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "layout" if explanation.placement else "lane")
+    rows = table(
+        "wave",
+        "node",
+        *(("pool",) if explanation.placement else ()),
+        "dispatch",
+        "layout" if explanation.placement else "lane",
+    )
     for step in explanation.steps:
         inside = "  | " if step.within else "  "
-        layout = step.layout + (f", as {step.split_of}" if step.split_of else "") if explanation.placement else step.lane
-        cells = (f"{inside}{step.wave + 1}", step.name, *((step.pool or "",) if explanation.placement else ()), step.dispatch, layout)
+        layout = (
+            step.layout + (f", as {step.split_of}" if step.split_of else "")
+            if explanation.placement
+            else step.lane
+        )
+        cells = (
+            f"{inside}{step.wave + 1}",
+            step.name,
+            *((step.pool or "",) if explanation.placement else ()),
+            step.dispatch,
+            layout,
+        )
         rows.add_row(*map(plain, cells))
     yield rows
 
@@ -148,12 +213,24 @@ def lineage(explanation: Explanation) -> Iterator[str]:
 
 def columns(explanation: Explanation) -> Iterator[RenderableType]:
     """The table of columns: on pools those that move, in one process all that are read."""
-    rows = table("columns", "from", "to", *(("pools", "moved") if explanation.placement else ()), "bytes", right=("bytes", "moved"))
+    rows = table(
+        "columns",
+        "from",
+        "to",
+        *(("pools", "moved") if explanation.placement else ()),
+        "bytes",
+        right=("bytes", "moved"),
+    )
     shown = [edge for edge in explanation.edges if edge.moved or not explanation.placement]
     for edge in shown:
         way = f"{edge.from_pool} to {edge.to_pool}" if edge.why == "pool" else f"{edge.to_pool}, other ranks"
         placed = (way, decimal(edge.moved)) if explanation.placement else ()
-        rows.add_row(*map(plain, ("  " + ", ".join(edge.columns), edge.source, edge.target, *placed, decimal(edge.bytes))))
+        rows.add_row(
+            *map(
+                plain,
+                ("  " + ", ".join(edge.columns), edge.source, edge.target, *placed, decimal(edge.bytes)),
+            )
+        )
     if shown:
         yield rows
 
@@ -171,10 +248,17 @@ def weights(explanation: Explanation) -> Iterator[str]:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
         most = "" if each.each is None else f", at most {decimal(each.each)} to one, the least possible"
         before = ", ".join(each.before) or "evaluation"
-        where = f"from {each.from_pool} to {each.to_pool}" if each.from_pool != each.to_pool else f"on {each.to_pool}"
+        where = (
+            f"from {each.from_pool} to {each.to_pool}"
+            if each.from_pool != each.to_pool
+            else f"on {each.to_pool}"
+        )
         yield f"{each.role} {where} after {each.after}, before {before}{size}{most}"
         if each.extra is not None:
-            yield f"  {TRANSPORTS[each.transport]}; a transfer takes at most {decimal(each.extra)} on a rank beside the model"
+            yield (
+                f"  {TRANSPORTS[each.transport]}; a transfer takes at most {decimal(each.extra)} on a "
+                "rank beside the model"
+            )
         elif each.bytes is not None:
             yield "  whole tensors, through Ray's object store"
 
@@ -183,7 +267,9 @@ def together(explanation: Explanation) -> Iterator[str]:
     """The nodes after each node in program order that may run at the same time."""
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         own = [pair for pair in explanation.pairs if pair.first == name]
-        beside, taking = ([pair.second for pair in own if (pair.lane is None) is free] for free in (True, False))
+        beside, taking = (
+            [pair.second for pair in own if (pair.lane is None) is free] for free in (True, False)
+        )
         if beside:
             yield f"{name} beside {', '.join(beside)}"
         if taking:
@@ -199,7 +285,9 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
         for role, half in dict.fromkeys((item.role, item.half) for item in own):
             parts = [item for item in own if (item.role, item.half) == (role, half)]
             what = ", ".join(f"{item.what} {amount(item.bytes)}" for item in parts)
-            rows.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
+            rows.add_row(
+                *map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts)))
+            )
         rows.add_row(*map(plain, (f"  {pool}", "all", "", total(own))))
     return rows
 
@@ -209,8 +297,15 @@ def moves(explanation: Explanation) -> Iterator[str]:
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
             own = [move for move in schedule.moves if move.before == step]
-            ways = {"away": [move for move in own if move.away], "back": [move for move in own if not move.away]}
-            lines = (f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some) for way, some in ways.items() if some)
+            ways = {
+                "away": [move for move in own if move.away],
+                "back": [move for move in own if not move.away],
+            }
+            lines = (
+                f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some)
+                for way, some in ways.items()
+                if some
+            )
             yield f"{schedule.pool}, before {step}: {'; '.join(lines)}"
         without = f", {decimal(schedule.peak_without)} if nothing moved" if schedule.moves else ""
         yield f"{schedule.pool}: at most {decimal(schedule.peak)} of {decimal(schedule.limit)}{without}"
@@ -223,7 +318,10 @@ def commits(explanation: Explanation) -> Iterator[str]:
     if known:
         when = "every iteration" if every == 1 else f"every {every} iterations"
         yield f"{when}: {', '.join(f'{role} {amount(size)}' for role, size in sizes.items())}"
-        yield f"{decimal(sum(known))} in all, twice that while the next is taken; and rows that are sampled ahead"
+        yield (
+            f"{decimal(sum(known))} in all, twice that while the next is taken; and rows that are "
+            "sampled ahead"
+        )
 
 
 def amount(size: int | None) -> str:
@@ -234,7 +332,9 @@ def amount(size: int | None) -> str:
 def total(parts: Sequence[MemoryItem]) -> str:
     """The sum of the sizes that are known, in words."""
     known = [item.bytes for item in parts if item.bytes is not None]
-    return (decimal(sum(known)) if known else "not known") + (" and more" if known and len(known) < len(parts) else "")
+    return (decimal(sum(known)) if known else "not known") + (
+        " and more" if known and len(known) < len(parts) else ""
+    )
 
 
 def packed(explanation: Explanation) -> Iterator[str]:
@@ -253,22 +353,41 @@ def times(explanation: Explanation) -> Iterator[str]:
 
 def assumptions(explanation: Explanation) -> Iterator[str]:
     """Lines on what a plan assumes of the data and of the run."""
-    long = "all of their max_tokens" if any(step.op == "generate" for step in explanation.steps) else "which the data hold"
-    yield (f"prompts of {explanation.assumed.prompt_tokens} tokens, responses of {explanation.response_tokens} tokens, {long}; "
-           f"{LETTERS} bytes of text a token")
+    long = (
+        "all of their max_tokens"
+        if any(step.op == "generate" for step in explanation.steps)
+        else "which the data hold"
+    )
+    yield (
+        f"prompts of {explanation.assumed.prompt_tokens} tokens, responses of "
+        f"{explanation.response_tokens} tokens, {long}; "
+        f"{LETTERS} bytes of text a token"
+    )
     if any(step.op == "repeat" for step in explanation.steps):
         yield "a repeat keeps all the groups that it wants, in its first try"
     if explanation.placement:
-        yield "a split is kept for the next node: a run makes a new one where tokens are more than 10 % off balance"
+        yield (
+            "a split is kept for the next node: a run makes a new one where tokens are more than 10 % "
+            "off balance"
+        )
     if any(item.bytes is not None for item in explanation.memory):
-        yield "each rank holds whole models but for what its engine divides; gradients and AdamW's two moments are as long as what learns"
+        yield (
+            "each rank holds whole models but for what its engine divides; gradients and AdamW's two "
+            "moments are as long as what learns"
+        )
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
     """Print the graph of a file's flow in one of the formats. Raises FlowError and PlanError."""
     if format not in FORMATS:
-        raise PlanError.of("graph-format", f"there is no graph format '{format}'", found=format, expected=", ".join(FORMATS),
-                           nearest=nearest(format, FORMATS), remedy="choose one of them")
+        raise PlanError.of(
+            "graph-format",
+            f"there is no graph format '{format}'",
+            found=format,
+            expected=", ".join(FORMATS),
+            nearest=nearest(format, FORMATS),
+            remedy="choose one of them",
+        )
     flow = load_flow(file)
     config = read_config(flow, read_flags(arguments))
     check_names(config, flow, roles_of(flow, config.options.reward))

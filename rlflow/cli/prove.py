@@ -1,4 +1,5 @@
-"""`rlflow prove`: whether a run would learn from what it is paid for, tried on a few rows before its first iteration."""
+"""`rlflow prove`: whether a run would learn from what it is paid for, tried on a few rows before its first
+iteration."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
-    """Print each claim with its verdict; 2 where one is falsified. Takes the flags of `run`. Raises FlowError, PlanError, StageError."""
+    """Print each claim with its verdict; 2 where one is falsified. Takes the flags of `run`. Raises
+    FlowError, PlanError, StageError."""
     plans, arguments = apart(arguments)
     flow, values = load_flow(file), read_flags(arguments)
     if plans:
@@ -55,13 +57,19 @@ def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(word)
     if len(plans) not in (0, 2):
-        raise PlanError.of("prove-plans", "two plans are compared", found=f"{len(plans)} of --as", expected="two, or none",
-                           remedy='--as "--stream 1" --as "--stream 4"')
+        raise PlanError.of(
+            "prove-plans",
+            "two plans are compared",
+            found=f"{len(plans)} of --as",
+            expected="two, or none",
+            remedy='--as "--stream 1" --as "--stream 4"',
+        )
     return plans, rest
 
 
 def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Run the file under two plans and print in what they differ first; 2 where that is more than rounding."""
+    """Run the file under two plans and print in what they differ first; 2 where that is more than
+    rounding."""
     from rlflow.runs.preview import compared
 
     flow = load_flow(file)
@@ -73,7 +81,8 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 
 
 def whole(context: RunContext) -> Iterator[Claim]:
-    """All claims about a run that is prepared. Raises StageError of a stage that does not take the run's own scores either."""
+    """All claims about a run that is prepared. Raises StageError of a stage that does not take the run's own
+    scores either."""
     from rlflow.runs.proof.reward_claims import reward_claims
     from rlflow.runs.proving import rehearsals, unfinished
 
@@ -82,7 +91,11 @@ def whole(context: RunContext) -> Iterator[Claim]:
         yield from _by_made_scores(context, stage)
     except StageError as error:
         yield from reward_claims(stage, context.reasons, scoring=None)
-        yield unfinished(context, f"a stage does not take the made scores of a rehearsal, from 0 to 1: {str(error).splitlines()[0]}")
+        yield unfinished(
+            context,
+            "a stage does not take the made scores of a rehearsal, from 0 to 1: "
+            f"{str(error).splitlines()[0]}",
+        )
 
 
 def _by_made_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
@@ -94,4 +107,6 @@ def _by_made_scores(context: RunContext, stage: Rehearsals) -> Iterator[Claim]:
     flow = FlowClaims(stage)
     yield from flow.claims()
     yield from reward_claims(stage, context.reasons, uneven(0))
-    yield from WeightsClaims(flow, short=context.options.dtype == "bfloat16", alone=context.alone, resizing=context.resizing).claims()
+    yield from WeightsClaims(
+        flow, short=context.options.dtype == "bfloat16", alone=context.alone, resizing=context.resizing
+    ).claims()

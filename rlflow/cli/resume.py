@@ -35,6 +35,8 @@ def export_model(run: str, out: str, role: str | None) -> int:
     for path, reason in loaded.rejected:
         print(f"{path.name} is damaged and not used: {reason}")
     if loaded.ignored:
-        print(f"{loaded.path.name}: ignored, since they are no part of it: {printable(listed(loaded.ignored))}")
+        print(
+            f"{loaded.path.name}: ignored, since they are no part of it: {printable(listed(loaded.ignored))}"
+        )
     print(f"wrote {out} from {loaded.path}")
     return 0

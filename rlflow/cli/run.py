@@ -73,19 +73,27 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """A line on the packaged task of a flow: its data and model, and as flags the values that are used though no flag gave them."""
+    """A line on the packaged task of a flow: its data and model, and as flags the values that are used though
+    no flag gave them."""
     from rlflow.monitoring.recorded import as_text
     from rlflow.runs.api import packaged
 
     task, beneath = packaged(flow)
-    flags = [f"--{name} {as_text(value)}" for name, value in beneath.items()
-             if name in used and name not in ("model", "data") and name not in values]  # fmt: skip
+    flags = [
+        f"--{name} {as_text(value)}"
+        for name, value in beneath.items()
+        if name in used and name not in ("model", "data") and name not in values
+    ]
     data = ", ".join(used["data"])
-    return f"task: packaged '{task}': {data}, model {used['model']} (--model or --data for others); it sets {' '.join(flags)}"
+    return (
+        f"task: packaged '{task}': {data}, model {used['model']} (--model or --data for others); it "
+        f"sets {' '.join(flags)}"
+    )
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
-    """Print the summary of a run that has ended, where the reporter prints, and with ``as_json`` its results. Gives the exit code."""
+    """Print the summary of a run that has ended, where the reporter prints, and with ``as_json`` its results.
+    Gives the exit code."""
     from rlflow.runs.report import summary
 
     reporter.note(summary(result))
@@ -100,25 +108,58 @@ def help_text(file: str, flow: Flow) -> str:
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
     task, beneath = packaged(flow.name)
-    lines = [f"rlflow run {file} [--NAME VALUE …]", "", about.strip(), "",
-             f"Without --model and --data the packaged task '{task}' is run; its own values stand in parentheses.", ""]
+    lines = [
+        f"rlflow run {file} [--NAME VALUE …]",
+        "",
+        about.strip(),
+        "",
+        f"Without --model and --data the packaged task '{task}' is run; its own values stand in parentheses.",
+        "",
+    ]
     if flow.parameters.hp is not None:
-        lines += ["The algorithm's settings", *_described("hp.", type(flow.parameters.hp), flow.parameters.hp, beneath), ""]
-    lines += ["The run", *_described("", Options, beneath=beneath), "  --config FILE.toml  the same names in a file; flags win",
-              "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]
-    lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
-              "  chat true | false  prompts through the model's chat template; without it, where the model has one",
-              "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such as 'Q: {prompt} A:'",
-              "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
-              "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other names are the task's", ""]
-    lines += ["An environment (--env.NAME, or --ROLE.env.NAME beside --ROLE.env), with the settings of its own class",
-              *_described("env.", Bounds), ""]  # fmt: skip
-    lines += ["A service beside the run (--service.NAME COMMAND, or --service.NAME.FIELD); its URL is {NAME} in other flags",
-              *_described("service.NAME.", ServiceSettings), ""]  # fmt: skip
-    lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
-              "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
-              "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where it runs, whole or by half",
-              *_backends(beneath)]
+        lines += [
+            "The algorithm's settings",
+            *_described("hp.", type(flow.parameters.hp), flow.parameters.hp, beneath),
+            "",
+        ]
+    lines += [
+        "The run",
+        *_described("", Options, beneath=beneath),
+        "  --config FILE.toml  the same names in a file; flags win",
+        "  --json  print a last line of JSON",
+        "  --quiet  print nothing but errors",
+        "",
+    ]
+    lines += [
+        "Data (--data.NAME)",
+        "  prompt, answer, completion, chosen, rejected  the file's field for each",
+        "  chat true | false  prompts through the model's chat template; without it, where the model has one",
+        "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such "
+        "as 'Q: {prompt} A:'",
+        "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
+        "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other "
+        "names are the task's",
+        "",
+    ]
+    lines += [
+        "An environment (--env.NAME, or --ROLE.env.NAME beside --ROLE.env), with the settings of its own "
+        "class",
+        *_described("env.", Bounds),
+        "",
+    ]
+    lines += [
+        "A service beside the run (--service.NAME COMMAND, or --service.NAME.FIELD); its URL is {NAME} "
+        "in other flags",
+        *_described("service.NAME.", ServiceSettings),
+        "",
+    ]
+    lines += [
+        f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
+        "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
+        "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where "
+        "it runs, whole or by half",
+        *_backends(beneath),
+    ]
     return "\n".join(lines)
 
 
@@ -126,21 +167,32 @@ def _backends(beneath: Mapping[str, Any]) -> list[str]:
     from rlflow.config.roles.backends import backend
 
     local, vllm = backend("local"), backend("vllm")
-    return [*_described("ROLE.", local.Trainer.Settings, beneath=beneath), *_described("ROLE.", local.Generator.Settings),
-            "With --ROLE.generator vllm, in place of batch_tokens", *_described("ROLE.", vllm.Generator.Settings)]
+    return [
+        *_described("ROLE.", local.Trainer.Settings, beneath=beneath),
+        *_described("ROLE.", local.Generator.Settings),
+        "With --ROLE.generator vllm, in place of batch_tokens",
+        *_described("ROLE.", vllm.Generator.Settings),
+    ]
 
 
-def _described(prefix: str, settings: type, values: Any = None, beneath: Mapping[str, Any] | None = None) -> list[str]:
-    """A line for each flag. ``values``: the defaults, if not those of the type; ``beneath``: values of the packaged task."""
+def _described(
+    prefix: str, settings: type, values: Any = None, beneath: Mapping[str, Any] | None = None
+) -> list[str]:
+    """A line for each flag. ``values``: the defaults, if not those of the type; ``beneath``: values of the
+    packaged task."""
     lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default
         shown = "" if default is None else f" = {default}"
         name = entry.name if prefix else entry.name.replace("_", "-")
         own = (beneath or {}).get(entry.name if prefix == "ROLE." else f"{prefix}{entry.name}", default)
-        own = ", ".join(map(str, own)) if isinstance(own, list) else Path(own).name if entry.name == "model" and own else own
+        own = (
+            ", ".join(map(str, own))
+            if isinstance(own, list)
+            else Path(own).name
+            if entry.name == "model" and own
+            else own
+        )
         other = "" if own == default else f" (packaged task: {own})"
         lines.append(f"  --{prefix}{name} {described(entry.type)}{shown}{other}  {entry.comment}")
     return lines
-
-

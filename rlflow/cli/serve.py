@@ -9,16 +9,31 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(name="serve", no_args_is_help=True, help="Serve a retriever, a judge or a runner of code over HTTP, for runs to ask.")
-Host = Annotated[str, typer.Option("--host", help="the address to listen at; other than loopback wants RLFLOW_SERVE_TOKEN")]
-Port = Annotated[int | None, typer.Option("--port", help="the port; without, that of the variable PORT, else 8000", min=1, max=65535)]
+app = typer.Typer(
+    name="serve",
+    no_args_is_help=True,
+    help="Serve a retriever, a judge or a runner of code over HTTP, for runs to ask.",
+)
+Host = Annotated[
+    str, typer.Option("--host", help="the address to listen at; other than loopback wants RLFLOW_SERVE_TOKEN")
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", help="the port; without, that of the variable PORT, else 8000", min=1, max=65535),
+]
 
 
 @app.command()
 def retrieve(
-    corpus: Annotated[Path, typer.Argument(help="a JSON Lines file of passages: text and title, or contents", show_default=False)],
+    corpus: Annotated[
+        Path,
+        typer.Argument(help="a JSON Lines file of passages: text and title, or contents", show_default=False),
+    ],
     topk: Annotated[int, typer.Option("--topk", help="passages for a query that names no number", min=1)] = 3,
-    encoder: Annotated[Path | None, typer.Option("--encoder", help="a model folder: rank by its vectors, with faiss, not by BM25")] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option("--encoder", help="a model folder: rank by its vectors, with faiss, not by BM25"),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:
@@ -33,16 +48,29 @@ def retrieve(
 
 @app.command()
 def reward(
-    rewards: Annotated[list[str], typer.Option("--reward", help="task (the answer letter by letter), math, FILE.py:function or a model "
-                                                                "folder, each with an optional :weight; several are summed")],
-    timeout: Annotated[float, typer.Option("--timeout", help="seconds that a reward function may take for a row")] = 60.0,
-    workers: Annotated[int | None, typer.Option("--workers", help="most processes of reward functions", min=1)] = None,
-    network: Annotated[bool, typer.Option("--network", help="whether reward functions may reach the network")] = False,
+    rewards: Annotated[
+        list[str],
+        typer.Option(
+            "--reward",
+            help="task (the answer letter by letter), math, FILE.py:function or a model "
+            "folder, each with an optional :weight; several are summed",
+        ),
+    ],
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="seconds that a reward function may take for a row")
+    ] = 60.0,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="most processes of reward functions", min=1)
+    ] = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="whether reward functions may reach the network")
+    ] = False,
     device: Annotated[str, typer.Option("--device", help="of reward models: cpu or cuda")] = "cpu",
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:
-    """Judge rows: POST /get_reward, as OpenRLHF's remote reward models are asked, and as --reward URL asks."""
+    """Judge rows: POST /get_reward, as OpenRLHF's remote reward models are asked, and as --reward URL
+    asks."""
     from rlflow.rewards.confinement import Confinement
     from rlflow.rewards.reward_pool import RewardPool
     from rlflow.rewards.reward_spec import parse_reward
@@ -57,8 +85,12 @@ def reward(
 
 @app.command()
 def code(
-    parallel: Annotated[int, typer.Option("--parallel", help="programs that run at a time", min=1)] = os.cpu_count() or 1,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="run code also where this machine cannot isolate it")] = False,
+    parallel: Annotated[
+        int, typer.Option("--parallel", help="programs that run at a time", min=1)
+    ] = os.cpu_count() or 1,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="run code also where this machine cannot isolate it")
+    ] = False,
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:

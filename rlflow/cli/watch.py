@@ -25,20 +25,36 @@ from rlflow.monitoring.tables import output, plain, story
 
 
 def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:
-    """Print a table of a folder's runs, of which all conditions ``where`` hold, by the name ``sort``. Raises PlanError for a folder that is
-    not there, and for a name or a condition that says nothing."""
+    """Print a table of a folder's runs, of which all conditions ``where`` hold, by the name ``sort``. Raises
+    PlanError for a folder that is not there, and for a name or a condition that says nothing."""
     conditions = [condition(each) for each in where]
     base = Path(text)
     if not base.is_dir():
-        siblings = [str(path) for path in base.parent.iterdir() if path.is_dir()] if base.parent.is_dir() else []
-        raise PlanError.of("no-runs", f"there is no folder '{base}'", found="nothing of that name", expected="a folder that holds runs",
-                           nearest=nearest(str(base), siblings), remedy="rlflow runs FOLDER: what --out said, or runs")
+        siblings = (
+            [str(path) for path in base.parent.iterdir() if path.is_dir()] if base.parent.is_dir() else []
+        )
+        raise PlanError.of(
+            "no-runs",
+            f"there is no folder '{base}'",
+            found="nothing of that name",
+            expected="a folder that holds runs",
+            nearest=nearest(str(base), siblings),
+            remedy="rlflow runs FOLDER: what --out said, or runs",
+        )
     summaries = [summarised(folder) for folder in ([base] if is_run(base) else run_folders(base))]
     shown = chosen([listed_run(summary) for summary in summaries], conditions, sort)
     if as_json:
         print(tables.as_json(shown))
     elif not shown:
-        output([plain(f"none of the {len(summaries)} runs in {base} is such" if summaries else f"no runs in {base}")])
+        output(
+            [
+                plain(
+                    f"none of the {len(summaries)} runs in {base} is such"
+                    if summaries
+                    else f"no runs in {base}"
+                )
+            ]
+        )
     else:
         width = Console().width if sys.stdout.isatty() else tables.WIDE
         output(tables.runs(shown, time.time(), [full_name(sort), *(each.name for each in conditions)], width))
@@ -52,14 +68,16 @@ def show_run(text: str) -> int:
 
 
 def watch_run(text: str, once: bool) -> int:
-    """Follow a run to its end: 0 where it is done, 1 where it came to another. Raises PlanError where there is no such run."""
+    """Follow a run to its end: 0 where it is done, 1 where it came to another. Raises PlanError where there
+    is no such run."""
     folder = find_run(text)
     if once:
         console = Console(highlight=False)
         console.print(draw(frame(folder), console.width))
         return 0
     view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
-    if isinstance(view, Live):  # ctrl-C is the way out, also where whoever started this ignores it, as scripts do for background jobs
+    # ctrl-C is the way out, also where whoever started this ignores it, as scripts do for background jobs
+    if isinstance(view, Live):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     state = "running"  # what is left behind on ctrl-C: the run goes on
     try:
@@ -80,7 +98,8 @@ def print_doctor() -> int:
 
 
 def explain_run(text: str, wants_json: bool) -> int:
-    """Print why a run learns little and what bounded its time. Raises PlanError where there is no such run."""
+    """Print why a run learns little and what bounded its time. Raises PlanError where there is no such
+    run."""
     folder = find_run(text)
     if wants_json:
         print(json.dumps(as_json(folder)))

@@ -1,4 +1,5 @@
-"""Calls of workers: an operation goes to ranks with the rows that it needs, and the columns that ranks keep come back as RemoteColumns."""
+"""Calls of workers: an operation goes to ranks with the rows that it needs, and the columns that ranks keep
+come back as RemoteColumns."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ KINDS = ("columns", "weights", "commits")
 
 
 class Traffic:
-    """Counts bytes; several threads add to it. What ranks of a pool exchange while they compute together, such as gradients, is no part."""
+    """Counts bytes; several threads add to it. What ranks of a pool exchange while they compute together,
+    such as gradients, is no part."""
 
     def __init__(self) -> None:
         self._bytes = dict.fromkeys(KINDS, 0)
@@ -58,15 +60,18 @@ REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
 
 
 class ShardLedger:
-    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, spans in which ranks ran, and the bytes
-    that went from process to process."""
+    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, spans in
+    which ranks ran, and the bytes that went from process to process."""
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)
-        self._gone: dict[WorkerId, deque[int]] = {pool.at(rank): deque() for pool in pools for rank in range(len(pool))}
+        self._gone: dict[WorkerId, deque[int]] = {
+            pool.at(rank): deque() for pool in pools for rank in range(len(pool))
+        }
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
         self.traffic = Traffic()
-        self.hear: Callable[[bytes], object] = lambda lines: None  # called with lines that rewards of workers print
+        # called with lines that rewards of workers print
+        self.hear: Callable[[bytes], object] = lambda lines: None
 
     def key(self) -> int:
         """A key that no shard of the run has had yet."""
@@ -106,36 +111,69 @@ class Calls:
     ledger: ShardLedger
     iteration: int
 
-    # -- operations --------------------------------------------------------------------------------------------------------------
+    # -- operations
+    # --------------------------------------------------------------------------------------------------------
 
     def on_one(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: CallOptions,
+        self,
+        pool: Pool[Worker],
+        rank: int,
+        op: str,
+        batch: Batch,
+        rows: Tensor,
+        arguments: Mapping[str, Any],
+        terms: CallOptions,
         group: str = "cpu",
     ) -> Answer:
-        """Run an operation on one rank, with these rows of a batch. Gives its answer. ``group``: the threads of the worker that run it."""
-        return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
+        """Run an operation on one rank, with these rows of a batch. Gives its answer. ``group``: the threads
+        of the worker that run it."""
+        return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[
+            rank
+        ]
 
     def on_each(
-        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: CallOptions,
+        self,
+        pool: Pool[Worker],
+        op: str,
+        batches: Mapping[int, Batch],
+        arguments: Mapping[str, Any],
+        terms: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
-        """Run an operation on several ranks in parallel, each with a batch of its own. Gives the answers by rank."""
-        requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
+        """Run an operation on several ranks in parallel, each with a batch of its own. Gives the answers by
+        rank."""
+        requests = {
+            rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()
+        }
         return self._on(pool, op, requests, arguments, terms, group)
 
     def run(
-        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: CallOptions,
-        group: str, parallel: Parallel = PLAIN,
+        self,
+        pool: Pool[Worker],
+        op: str,
+        batch: Batch,
+        split: Sequence[Tensor],
+        arguments: Mapping[str, Any],
+        terms: CallOptions,
+        group: str,
+        parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on the ranks that compute with it.
-        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it. Rows that come from other ranks
-        stay for later calls of the iteration."""
+        """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on
+        the ranks that compute with it. Gives the answers of ranks that have rows. ``parallel``: the
+        parallelism of the model that runs it. Rows that come from other ranks stay for later calls of the
+        iteration."""
         routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
-        requests = {rank: routes.to(rows, pool.at(rank), self.iteration, key) for rank, rows in asked(split, parallel).items()}
+        requests = {
+            rank: routes.to(rows, pool.at(rank), self.iteration, key)
+            for rank, rows in asked(split, parallel).items()
+        }
         return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
 
-    def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
-        """The answers of ranks that have rows. Shards of ranks that computed with them are noted to be forgotten."""
+    def counted(
+        self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
+    ) -> dict[int, Answer]:
+        """The answers of ranks that have rows. Shards of ranks that computed with them are noted to be
+        forgotten."""
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:
@@ -143,22 +181,43 @@ class Calls:
         return {rank: answers[rank] for rank in ranks}
 
     def _on(
-        self, pool: Pool[Worker], op: str, requests: Mapping[int, RowRequest], arguments: Mapping[str, Any], terms: CallOptions, group: str
+        self,
+        pool: Pool[Worker],
+        op: str,
+        requests: Mapping[int, RowRequest],
+        arguments: Mapping[str, Any],
+        terms: CallOptions,
+        group: str,
     ) -> dict[int, Answer]:
         """Run an operation on some ranks. It is a short call where it needs no model."""
         raw_arguments, coming = pickled(arguments), self._coming(pool, requests, terms.seconds)
-        frames = {rank: self._frame(pool.at(rank), op, request.inputs, raw_arguments, coming[rank]) for rank, request in requests.items()}
-        answers = self._answers(pool, op, requests, self._asked(pool, op, frames, coming, terms.seconds, group, group == "cpu"), terms)
+        frames = {
+            rank: self._frame(pool.at(rank), op, request.inputs, raw_arguments, coming[rank])
+            for rank, request in requests.items()
+        }
+        answers = self._answers(
+            pool,
+            op,
+            requests,
+            self._asked(pool, op, frames, coming, terms.seconds, group, group == "cpu"),
+            terms,
+        )
         for rank, request in requests.items():
             request.note(pool.at(rank), self.iteration, self.ledger.gone)
         return answers
 
     def _asked(
-        self, pool: Pool[Worker], op: str, frames: Mapping[int, bytes], coming: Mapping[int, Sequence[Any]], seconds: float, group: str,
+        self,
+        pool: Pool[Worker],
+        op: str,
+        frames: Mapping[int, bytes],
+        coming: Mapping[int, Sequence[Any]],
+        seconds: float,
+        group: str,
         short: bool,
     ) -> Future[list[Any]]:
-        """Send frames to ranks, and beside them by Ray what of the rows that come for them is not in them. ``short``: whether it may be a
-        short call."""
+        """Send frames to ranks, and beside them by Ray what of the rows that come for them is not in them.
+        ``short``: whether it may be a short call."""
         beside = {rank: [parcel for parcel in coming[rank] if inline(parcel) is None] for rank in frames}
         call = pool.short_call(op, frames, seconds) if short and frames and not any(beside.values()) else None
         if call is not None:
@@ -166,52 +225,96 @@ class Calls:
         refs = [(rank, pool.run(rank, frame, beside[rank], group)) for rank, frame in frames.items()]
         return pool.future(op, refs, seconds, list)
 
-    # -- rows of other workers ---------------------------------------------------------------------------------------------------
+    # -- rows of other workers
+    # ---------------------------------------------------------------------------------------------------
 
-    def _coming(self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float) -> dict[int, list[Any]]:
-        """Rank → the rows that come from other workers, in the order of its request: parcels of workers on this machine, and references of
-        what Ray brings, which never passes through the driver."""
+    def _coming(
+        self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float
+    ) -> dict[int, list[Any]]:
+        """Rank → the rows that come from other workers, in the order of its request: parcels of workers on
+        this machine, and references of what Ray brings, which never passes through the driver."""
         wanted: dict[WorkerId, list[Transfer]] = {}
         for rank, request in requests.items():
             for part in request.transfers if request.transfers and pool.near(rank) else ():
                 wanted.setdefault(part.at, []).append(part)
-        here = {at: iter(parcels) for name in {at.pool for at in wanted} for at, parcels in self._sliced(name, wanted, seconds)}
-        return {rank: [self._come(part, here, pool.near(rank)) for part in request.transfers] for rank, request in requests.items()}
+        here = {
+            at: iter(parcels)
+            for name in {at.pool for at in wanted}
+            for at, parcels in self._sliced(name, wanted, seconds)
+        }
+        return {
+            rank: [self._come(part, here, pool.near(rank)) for part in request.transfers]
+            for rank, request in requests.items()
+        }
 
     def _come(self, part: Transfer, here: Mapping[WorkerId, Iterator[Any]], near: bool) -> Any:
         parcel = next(here[part.at]) if near and part.at in here else None
         return self._slice(part, near) if parcel is None else parcel
 
-    def _sliced(self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
-        """Parcels of workers of a pool that share memory with this process, by a short call; nothing where that cannot be."""
+    def _sliced(
+        self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float
+    ) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
+        """Parcels of workers of a pool that share memory with this process, by a short call; nothing where
+        that cannot be."""
         pool = self.pools[name]
-        parts = {at: [(part.key, part.names, part.rows) for part in parts] for at, parts in wanted.items() if at.pool == name}
-        frames = {at.rank: self._call("slices", pickled({"parts": parts[at]})) for at in parts if pool.near(at.rank)}
+        parts = {
+            at: [(part.key, part.names, part.rows) for part in parts]
+            for at, parts in wanted.items()
+            if at.pool == name
+        }
+        frames = {
+            at.rank: self._call("slices", pickled({"parts": parts[at]})) for at in parts if pool.near(at.rank)
+        }
         call = pool.short_call("slices", frames, seconds) if frames else None
         answers = [Answer.unpacked(each) for each in call.result()] if call is not None else []
         self._hear(answers)
         return [(pool.at(rank), answer.value) for rank, answer in zip(frames, answers, strict=False)]
 
     def _call(self, op: str, arguments: bytes) -> bytes:
-        """A call without rows that may stay unsent, and so takes no keys with it that a worker has to forget."""
+        """A call without rows that may stay unsent, and so takes no keys with it that a worker has to
+        forget."""
         return Call(op, self.ledger.key(), NOTHING, self.iteration).packed(arguments)
 
     def _slice(self, part: Transfer, near: bool) -> Any:
-        """A reference of rows on another worker. near: whether the receiver shares memory with this process."""
+        """A reference of rows on another worker. near: whether the receiver shares memory with this
+        process."""
         pool, rank = self.pools[part.at.pool], part.at.rank
-        return pool.send(rank, "slice", part.key, part.names, part.rows, near and pool.near(rank), self.iteration, group="io")
+        return pool.send(
+            rank,
+            "slice",
+            part.key,
+            part.names,
+            part.rows,
+            near and pool.near(rank),
+            self.iteration,
+            group="io",
+        )
 
-    # -- one rank after another --------------------------------------------------------------------------------------------------
+    # -- one rank after another
+    # --------------------------------------------------------------------------------------------------
 
     def ask(
-        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
+        self,
+        pool: Pool[Worker],
+        rank: int,
+        op: str,
+        routes: Routes,
+        rows: Tensor,
+        arguments: bytes,
+        group: str,
+        chunks: bool = False,
     ) -> Any:
-        """Start an operation on one rank. Gives the reference of its answer; with ``chunks`` an iterator over references of its answers."""
+        """Start an operation on one rank. Gives the reference of its answer; with ``chunks`` an iterator over
+        references of its answers."""
         request = routes.to(rows, pool.at(rank))
         beside = [self._slice(part, pool.near(rank)) for part in request.transfers]
-        return (pool.run_chunks if chunks else pool.run)(rank, self._frame(pool.at(rank), op, request.inputs, arguments), beside, group)
+        return (pool.run_chunks if chunks else pool.run)(
+            rank, self._frame(pool.at(rank), op, request.inputs, arguments), beside, group
+        )
 
-    def answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions) -> dict[int, Answer]:
+    def answers(
+        self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions
+    ) -> dict[int, Answer]:
         """Wait for the answers of ranks. ``refs``: rank → reference, as ``ask`` gives it."""
         return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
 
@@ -222,13 +325,26 @@ class Calls:
         self.remember(pool, op, answers, terms)
         return answers
 
-    def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions) -> None:
-        """Note when each rank ran, by this process's clock, and the bytes that it got, and hand on what its rewards have printed."""
+    def remember(
+        self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions
+    ) -> None:
+        """Note when each rank ran, by this process's clock, and the bytes that it got, and hand on what its
+        rewards have printed."""
         self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
         self._hear(answers.values())
         shift = time.monotonic() - time.time()
-        self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
-                             for rank, answer in answers.items())  # fmt: skip
+        self.ledger.remember(
+            RankSpan(
+                terms.node or op,
+                pool.name,
+                rank,
+                answer.ran[0] + shift,
+                answer.ran[1] + shift,
+                self.iteration,
+                op,
+            )
+            for rank, answer in answers.items()
+        )
 
     def _hear(self, answers: Iterable[Answer]) -> None:
         """Hand on what rewards have printed: a worker sends it with whatever it answers next."""
@@ -237,16 +353,26 @@ class Calls:
                 self.ledger.hear(answer.printed)
 
     def _frame(
-        self, at: WorkerId, op: str, inputs: Inputs, arguments: bytes, coming: Sequence[Any] = (), key: int | None = None
+        self,
+        at: WorkerId,
+        op: str,
+        inputs: Inputs,
+        arguments: bytes,
+        coming: Sequence[Any] = (),
+        key: int | None = None,
     ) -> bytes:
         """A call as bytes. ``key``: of what it stores, None for a new one."""
         key, forget = self.ledger.key() if key is None else key, self.ledger.forgotten(at)
-        return Call(op, key, inputs, self.iteration, {}, forget, [inline(parcel) for parcel in coming]).packed(arguments)
+        return Call(
+            op, key, inputs, self.iteration, {}, forget, [inline(parcel) for parcel in coming]
+        ).packed(arguments)
 
-    # -- columns on workers ------------------------------------------------------------------------------------------------------
+    # -- columns on workers
+    # ------------------------------------------------------------------------------------------------------
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """The batch with the driver's columns put on a pool. Columns on workers and scalars stay as they are."""
+        """The batch with the driver's columns put on a pool. Columns on workers and scalars stay as they
+        are."""
         columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
         here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
         if not here or pool is None:
@@ -259,31 +385,53 @@ class Calls:
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
         """Put rows of the driver on the ranks of a pool. Gives them as RemoteColumns."""
         used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
-        shards = {rank: self._shard(pool.at(rank), self.ledger.key(), len(rows)) for rank, rows in used.items()}
+        shards = {
+            rank: self._shard(pool.at(rank), self.ledger.key(), len(rows)) for rank, rows in used.items()
+        }
         source = [Source([(name, name) for name in batch.data], [ShardRows(None)])]
-        coming = {rank: [pool.post.parcel(batch, rows, shared=pool.near(rank), iteration=self.iteration)] for rank, rows in used.items()}
+        coming = {
+            rank: [pool.post.parcel(batch, rows, shared=pool.near(rank), iteration=self.iteration)]
+            for rank, rows in used.items()
+        }
         self.ledger.traffic.add("columns", sum(size_of(parcel) for [parcel] in coming.values()))
-        inputs = {rank: Inputs(batch.axis.keys[rows].numpy(), batch.axis.grouped, source) for rank, rows in used.items()}
-        frames = {rank: self._frame(pool.at(rank), "hold", inputs[rank], NO_ARGUMENTS, coming[rank], shard.key)
-                  for rank, shard in shards.items()}  # fmt: skip
+        inputs = {
+            rank: Inputs(batch.axis.keys[rows].numpy(), batch.axis.grouped, source)
+            for rank, rows in used.items()
+        }
+        frames = {
+            rank: self._frame(pool.at(rank), "hold", inputs[rank], NO_ARGUMENTS, coming[rank], shard.key)
+            for rank, shard in shards.items()
+        }
         self._asked(pool, "hold", frames, coming, PUT_SECONDS, "io", True).result()
         rows_at = ShardMap.of(list(shards.values()), list(used.values()), len(batch), batch.axis)
-        columns = {name: RemoteColumn(data.kind, rows_at, data.lengths, name, data.nbytes) for name, data in batch.data.items()}
+        columns = {
+            name: RemoteColumn(data.kind, rows_at, data.lengths, name, data.nbytes)
+            for name, data in batch.data.items()
+        }
         return Batch(batch.axis, columns)
 
     def _shard(self, at: WorkerId, key: int, rows: int) -> Shard:
         return Shard(at, key, rows, self.ledger.gone)
 
-    def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
-        """The shards that ranks keep, as columns over ``axis``. ``split``: the rows of the axis that each rank was given."""
+    def kept(
+        self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis
+    ) -> Batch:
+        """The shards that ranks keep, as columns over ``axis``. ``split``: the rows of the axis that each
+        rank was given."""
         ranks = sorted(answers)
-        check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])
+        check_counts(
+            [split[rank] if rank < len(split) else split[0] for rank in ranks],
+            [answers[rank].rows for rank in ranks],
+        )
         shards = [self._shard(pool.at(rank), answers[rank].key, answers[rank].rows) for rank in ranks]
         first = answers[ranks[0]]
         columns: dict[str, Data] = dict(first.scalars)
         if len(split) >= len(ranks):
             layout = ShardMap.of(shards, [split[rank] for rank in ranks], len(axis), axis)
-            by_level = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
+            by_level = {
+                level: [(split[rank], answers[rank].lengths[level]) for rank in ranks]
+                for level in first.lengths
+            }
             lengths = {level: _lengths(parts, len(axis)) for level, parts in by_level.items()}
             for name, (kind, _) in first.columns.items():
                 size = sum(answers[rank].columns[name][1] for rank in ranks)

@@ -58,8 +58,10 @@ class ClusterEngine(Engine):
     models: Mapping[str, RemoteModel]  # by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
-    names: Mapping[Hashable, str] = field(default_factory=dict)  # stage or loss → the name under which workers know it
-    judging: Mapping[str, Collection[str]] = field(default_factory=dict)  # reward role → pools that have what it needs
+    # stage or loss → the name under which workers know it
+    names: Mapping[Hashable, str] = field(default_factory=dict)
+    # reward role → pools that have what it needs
+    judging: Mapping[str, Collection[str]] = field(default_factory=dict)
     limited: Collection[str] = ()  # pools on which parts of models leave a rank's memory
 
     def __post_init__(self) -> None:
@@ -71,10 +73,14 @@ class ClusterEngine(Engine):
         """The calls of this engine's iteration. An engine that samples ahead shares the ledger."""
         return Calls(self.pools, self._ledger, self.iteration)
 
-    # -- calls of the contract ---------------------------------------------------------------------------------------------------
+    # -- calls of the contract
+    # ---------------------------------------------------------------------------------------------------
 
-    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
-        """Sample rows on the pool of the role's generator. One call at a time, since a generator has one set of weights."""
+    def sample(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
+    ) -> Batch:
+        """Sample rows on the pool of the role's generator. One call at a time, since a generator has one set
+        of weights."""
         with self._sampling:  # a generator has one set of weights at a time
             return self._sample(role, prompts, sampling, seed, terms)
 
@@ -85,7 +91,11 @@ class ClusterEngine(Engine):
         parallel = self.placement.parallelism(role, "generator")
         split = self._split(prompts, pool, parallel=parallel)
         answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", parallel)
-        return whole(self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), self.sampled_columns(role))
+        return whole(
+            self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis),
+            len(axis),
+            self.sampled_columns(role),
+        )
 
     def _ready(self, role: str, prompts: Batch, terms: CallOptions) -> tuple[Pool[Worker], Batch]:
         """The pool that samples, with its weights, and what it reads, there."""
@@ -97,33 +107,69 @@ class ClusterEngine(Engine):
         return pool, self.spread(self.to_sample(role, prompts), pool.name)
 
     def sample_chunks(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
+        self,
+        role: str,
+        prompts: Batch,
+        sampling: Sampling,
+        seed: int,
+        into: Chunks,
+        terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """A chunk is what the ranks give as their chunk of this number, when all have; at last every rank has its rows as ``sample`` would
-        leave them there."""
+        """A chunk is what the ranks give as their chunk of this number, when all have; at last every rank has
+        its rows as ``sample`` would leave them there."""
         with self._sampling:
             pool, prompts = self._ready(role, prompts, terms)
-            axis, parallel = prompts.axis.repeat(sampling.samples), self.placement.parallelism(role, "generator")
+            axis, parallel = (
+                prompts.axis.repeat(sampling.samples),
+                self.placement.parallelism(role, "generator"),
+            )
             split = self._split(prompts, pool, parallel=parallel)
-            routes, common, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
+            routes, common, streams = (
+                Routes(prompts),
+                {"role": role, "sampling": sampling, "seed": seed, "into": into},
+                {},
+            )
             for rank, rows in asked(split, parallel).items():
                 arguments = pickled({**common, "keys": [self._ledger.key() for _ in range(into.count)]})
-                streams[rank] = self.calls.ask(pool, rank, "generate", routes, rows, arguments, "model", chunks=True)
-            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.calls.remember(pool, "generate", there, terms))
+                streams[rank] = self.calls.ask(
+                    pool, rank, "generate", routes, rows, arguments, "model", chunks=True
+                )
+            answers = Streams(
+                pool,
+                "generate",
+                streams,
+                terms.seconds,
+                lambda there: self.calls.remember(pool, "generate", there, terms),
+            )
             yield from chunks_of(self.calls, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
         """Run the role's trainer forward on the ranks of its pool."""
-        pool, parallel = self.pools[self.placement.trainers[role]], self.placement.parallelism(role, "trainer")
+        pool, parallel = (
+            self.pools[self.placement.trainers[role]],
+            self.placement.parallelism(role, "trainer"),
+        )
         split = self._split(batch, pool, parallel=parallel)
         ahead = terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
-        answers = self.calls.run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", parallel)
+        answers = self.calls.run(
+            pool,
+            "forward",
+            batch,
+            split,
+            {"role": role, "want": want, "ahead": ahead},
+            terms,
+            "model",
+            parallel,
+        )
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
         """Score rows with the role's generator on the ranks of its pool, for the canary."""
         self.models[role].synchronise(terms.seconds)
-        pool, parallel = self.pools[self.placement.generators[role]], self.placement.parallelism(role, "generator")
+        pool, parallel = (
+            self.pools[self.placement.generators[role]],
+            self.placement.parallelism(role, "generator"),
+        )
         split = self._split(batch, pool, parallel=parallel)
         answers = self.calls.run(pool, "score", batch, split, {"role": role}, terms, "model", parallel)
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
@@ -134,7 +180,9 @@ class ClusterEngine(Engine):
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         parallel = self.placement.parallelism(role, "trainer")
         split = self._split(batch, pool, parallel=parallel)
-        answers = self.calls.run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", parallel)
+        answers = self.calls.run(
+            pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", parallel
+        )
         tallies = merged([answer.tallies for answer in answers.values()])
         return self.calls.kept(pool, answers, split, batch.axis), tallies
 
@@ -144,22 +192,41 @@ class ClusterEngine(Engine):
         """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives them."""
         self.may_change(stage)
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
-        arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
+        arguments = {
+            "function": self.names[id(stage)],
+            "settings": dict(settings),
+            "seed": self.seed_of(call),
+        }
         if stage.dispatch.split is not None:
             return by_own_mode(self.calls, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
-        parallel = self.placement.parallelism(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
+        parallel = (
+            self.placement.parallelism(stage.on, "trainer")
+            if stage.on and stage.dispatch == DP_COMPUTE
+            else PLAIN
+        )
         split = self._dispatched(stage, batch, pool, parallel)
         answers = self.calls.run(pool, "stage", batch, split, arguments, terms, group, parallel)
         result_split = split if stage.dispatch != ALL else split[:1]
         result = self.calls.kept(pool, answers, result_split, batch.axis)
         if stage.dispatch == ALL:
-            every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
-            result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
+            every = {
+                name: tuple(value for answer in answers.values() for value in answer.scalars[name].value)
+                for name in result.data
+            }
+            result = Batch(
+                batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()}
+            )
         return result, merged([answer.tallies for answer in answers.values()])
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        self,
+        role: str,
+        batch: Batch,
+        loss: Loss,
+        options: UpdateOptions,
+        settings: Mapping[str, Any],
+        call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role on the ranks of its pool."""
@@ -169,23 +236,44 @@ class ClusterEngine(Engine):
         pool = self.pools[self.placement.trainers[role]]
         function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
         batch = self.spread(batch, pool.name)
-        home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
-        facts = torch.zeros(len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64)
+        home = self._home(batch, pool) or balanced(
+            units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool)
+        )
+        facts = torch.zeros(
+            len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64
+        )
         answers = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
         for rank, answer in answers.items():
             facts[home[rank]] = torch.tensor(answer.value)
         batch = self.calls.kept(pool, answers, home, batch.axis)  # what came from another pool comes once
         width = self.placement.parallelism(role, "trainer").tensor
-        plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), epochs=options.epochs,
-                          minibatch=options.minibatch, mean=options.mean)  # fmt: skip
+        plan = rank_steps(
+            facts,
+            loss.rows == "group",
+            len(pool) // width,
+            seed=self.seed_of(call),
+            epochs=options.epochs,
+            minibatch=options.minibatch,
+            mean=options.mean,
+        )
         function |= {"mean": options.mean, "settings": settings}
         routes, refs = Routes(batch), {}
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})
-            refs[rank] = self.calls.ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
-        learned = [answer.value for rank, answer in self.calls.answers(pool, "update", refs, terms).items() if rank % width == 0]
+            refs[rank] = self.calls.ask(
+                pool, rank, "update", routes, plan.rows[rank // width], arguments, "model"
+            )
+        learned = [
+            answer.value
+            for rank, answer in self.calls.answers(pool, "update", refs, terms).items()
+            if rank % width == 0
+        ]
         self.models[role].version += 1
-        broken = with_groups(facts[:, 0], numbered(facts[:, 3]), WITH_GROUP) if loss.rows == "group" else facts[:, 0]
+        broken = (
+            with_groups(facts[:, 0], numbered(facts[:, 3]), WITH_GROUP)
+            if loss.rows == "group"
+            else facts[:, 0]
+        )
         metrics = together(learned, plan.left_out)
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
 
@@ -216,7 +304,10 @@ class ClusterEngine(Engine):
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], terms).name
         parts = [self.spread(self._per_row(part), pool) for part in parts]
-        names = {name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)} for name in parts[0].data}
+        names = {
+            name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)}
+            for name in parts[0].data
+        }
         alike = [name for name, known in names.items() if len(known) < 2]
         others = [name for name in names if name not in alike]
         whole = joined([part.select(*alike) for part in parts], axis).data if alike else {}
@@ -232,7 +323,8 @@ class ClusterEngine(Engine):
         here = self.fetch(batch.select(*groups))
         return Batch(batch.axis, batch.data | {name: per_row(here.data[name], batch.axis) for name in groups})
 
-    # -- what the run asks -------------------------------------------------------------------------------------------------------
+    # -- what the run asks
+    # -------------------------------------------------------------------------------------------------------
 
     def frozen(self, role: str) -> Any:
         """A copy of the role's weights as they are now, to sample with later."""
@@ -249,13 +341,17 @@ class ClusterEngine(Engine):
         axis = opened(raw).axis if axis is None else axis
         self._ledger.traffic.add("columns", raw.nbytes)
         ref = there.send(0, "load", self._ledger.key(), raw, self.iteration, group="io")
-        return self.calls.kept(there, self.calls.answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+        return self.calls.kept(
+            there, self.calls.answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis
+        )
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copied onto rank 0, as ``unpacked`` would put it."""
         assert pool is not None
         there, rows = self.pools[pool], torch.arange(len(batch))
-        return self.calls.kept(there, {0: self.calls.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis)
+        return self.calls.kept(
+            there, {0: self.calls.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis
+        )
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """Put the driver's columns of a batch on a pool."""
@@ -271,21 +367,32 @@ class ClusterEngine(Engine):
 
     def fetch(self, batch: Batch) -> Batch:
         """Small columns. Raises ValueError for one that is larger than the driver looks into."""
-        large = [name for name, data in batch.data.items() if isinstance(data, RemoteColumn) and data.nbytes > FETCHED]
+        large = [
+            name
+            for name, data in batch.data.items()
+            if isinstance(data, RemoteColumn) and data.nbytes > FETCHED
+        ]
         if large:
-            raise ValueError(f"fetch: found column '{large[0]}' of {batch.data[large[0]].nbytes} bytes, expected at most {FETCHED}")
+            raise ValueError(
+                f"fetch: found column '{large[0]}' of {batch.data[large[0]].nbytes} bytes, expected at "
+                f"most {FETCHED}"
+            )
         return self.gather(batch)
 
     def gather(self, batch: Batch) -> Batch:
         """Columns of any size."""
-        there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)})
+        there = Batch(
+            batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)}
+        )
         if not there.data:
             return batch
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
 
     def _gathered(self, batch: Batch) -> Payload:
         """All rows, put together by a worker that holds most of them."""
-        payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        payload: Payload = self.calls.on_one(
+            self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io"
+        ).value
         self._ledger.traffic.add("columns", payload.nbytes)
         return payload
 
@@ -294,8 +401,15 @@ class ClusterEngine(Engine):
         self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
-        """Summarise the recorded columns on one worker. The driver gets the summary alone. Scalars, such as state, are no part of it."""
-        whole_records = _on_common_axes({name: batch for name, batch in records.items() if batch.data[name].kind.level is not Level.SCALAR})
+        """Summarise the recorded columns on one worker. The driver gets the summary alone. Scalars, such as
+        state, are no part of it."""
+        whole_records = _on_common_axes(
+            {
+                name: batch
+                for name, batch in records.items()
+                if batch.data[name].kind.level is not Level.SCALAR
+            }
+        )
         if not whole_records:
             return IterationSummary()
         largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
@@ -306,15 +420,23 @@ class ClusterEngine(Engine):
             keys[answer.key] = tuple(batch.data)
         nothing = Batch(Axis.fresh(0), {})
         arguments = {"records": keys, "judged": judged}
-        summary: IterationSummary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), arguments, HERE).value
+        summary: IterationSummary = self.calls.on_one(
+            pool, 0, "summarise", nothing, torch.arange(0), arguments, HERE
+        ).value
         return summary
 
     def moved(self) -> dict[str, Any]:
         """Metrics of weights, and of parts of models, that moved since the last call."""
-        metrics = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
+        metrics = {
+            f"{role}.sync/{name}": value
+            for role, model in self.models.items()
+            for name, value in model.moved.items()
+        }
         for model in self.models.values():
             model.moved = {}
-        return metrics | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
+        return metrics | {
+            f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()
+        }
 
     def traffic(self) -> dict[str, int]:
         """The bytes of columns, weights and commits that went from process to process since the last call."""
@@ -326,10 +448,16 @@ class ClusterEngine(Engine):
         self._ledger.traffic.add("commits", size)
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """The most that a rank moved out of its memory and back, by pool, for pools whose memory has a limit."""
-        asked = {pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited}
+        """The most that a rank moved out of its memory and back, by pool, for pools whose memory has a
+        limit."""
+        asked = {
+            pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited
+        }
         answers = {pool: future.result() for pool, future in asked.items()}
-        return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in answers.items()}
+        return {
+            pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]}
+            for pool, ranks in answers.items()
+        }
 
     def ran(self) -> list[RankSpan]:
         """The spans in which ranks ran since the last call."""
@@ -341,37 +469,56 @@ class ClusterEngine(Engine):
         for pool in self.pools.values():
             pool.post.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
-        with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
+        # a worker that is gone has nothing left, and whoever needs it next says so
+        with contextlib.suppress(RemoteError):
             for pool in self.pools.values():
-                refs = [(rank, pool.send(rank, "clear", self.iteration, group="control")) for rank in range(len(pool))]
+                refs = [
+                    (rank, pool.send(rank, "clear", self.iteration, group="control"))
+                    for rank in range(len(pool))
+                ]
                 pool.future("clear", refs, CLEARED_SECONDS, list, limit).result()
 
-    # -- splits ------------------------------------------------------------------------------------------------------------------
+    # -- splits
+    # --------------------------------------------------------------------------------------------------------
 
-    def _nearest(self, batch: Batch, terms: CallOptions, among: Collection[str] | None = None) -> Pool[Worker]:
-        """The pool that was planned for the call, else the pool that holds most bytes of the batch. ``among``: the pools to choose from."""
+    def _nearest(
+        self, batch: Batch, terms: CallOptions, among: Collection[str] | None = None
+    ) -> Pool[Worker]:
+        """The pool that was planned for the call, else the pool that holds most bytes of the batch.
+        ``among``: the pools to choose from."""
         if terms.pool is not None:
             return self.pools[terms.pool]
         nbytes = dict.fromkeys(self.pools, 0)
         for data in batch.data.values():
             for shard in data.layout.shards[:1] if isinstance(data, RemoteColumn) else ():
                 nbytes[shard.at.pool] += data.nbytes
-        return self.pools[max((name for name in nbytes if among is None or name in among), key=lambda name: nbytes[name])]
+        return self.pools[
+            max((name for name in nbytes if among is None or name in among), key=lambda name: nbytes[name])
+        ]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
         """The split of the largest column that lies on the pool."""
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
-            if isinstance(data, RemoteColumn) and (split := data.layout.split(pool.name, len(pool))) is not None:
+            if (
+                isinstance(data, RemoteColumn)
+                and (split := data.layout.split(pool.name, len(pool))) is not None
+            ):
                 return split
         return None
 
-    def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False, parallel: Parallel = PLAIN) -> list[Tensor]:
+    def _split(
+        self, batch: Batch, pool: Pool[Worker], by_group: bool = False, parallel: Parallel = PLAIN
+    ) -> list[Tensor]:
         tokens, ranks = row_tokens(batch.data, len(batch)), self._home(batch, pool)
         home = teams(ranks, parallel) if ranks is not None else None
         if home is not None and not by_group and off_balance(home, tokens) <= SLACK:
             return first_ranks(home, parallel)  # single rows are never torn
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
-        split = keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool) // parallel.tensor)
+        split = (
+            keep_or_balance(home, units, tokens)
+            if home is not None
+            else balanced(units, tokens, len(pool) // parallel.tensor)
+        )
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
@@ -391,8 +538,8 @@ def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
 
 
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
-    """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which they are shown, and sources of
-    the data over those of the scores, which are averaged by source."""
+    """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which
+    they are shown, and sources of the data over those of the scores, which are averaged by source."""
     beside = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}
     for name, batch in records.items():

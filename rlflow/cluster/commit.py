@@ -1,8 +1,9 @@
-"""Commits: copies of the state of roles that the run may change and of rows sampled ahead, kept outside of the workers, and how a run
-goes back to them.
+"""Commits: copies of the state of roles that the run may change and of rows sampled ahead, kept outside of
+the workers, and how a run goes back to them.
 
-The copies of state are answers that the driver owns and never opens (on Ray, objects of its store): workers make them as results of calls
-and get them back as arguments of others. Rows are few bytes, which the driver keeps packed.
+The copies of state are answers that the driver owns and never opens (on Ray, objects of its store): workers
+make them as results of calls and get them back as arguments of others. Rows are few bytes, which the driver
+keeps packed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Commit:
 
     states: Mapping[str, Copy]  # role that the run may change → copy of its state
     versions: Mapping[str, int]  # role → updates before the commit
-    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None  # rows sampled ahead: (JSON state, packed rows by file)
+    # rows sampled ahead: (JSON state, packed rows by file)
+    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
     def settled(self, seconds: float) -> bool:
         """Whether all copies are complete; waits for them for at most so many seconds."""
@@ -55,7 +57,8 @@ class Commit:
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` as each copy is complete, in a thread of the transport. The copies hold no reference to this commit."""
+        """Call ``action`` as each copy is complete, in a thread of the transport. The copies hold no
+        reference to this commit."""
         for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
 
@@ -83,7 +86,8 @@ class WorkerFleet(Protocol):
 
 @dataclass
 class Workers:
-    """Recovers the workers of a run: takes commits, finds deaths, starts pools anew, and puts all pools back to a commit."""
+    """Recovers the workers of a run: takes commits, finds deaths, starts pools anew, and puts all pools back
+    to a commit."""
 
     fleet: WorkerFleet
     engine: ClusterEngine
@@ -91,8 +95,8 @@ class Workers:
     ahead: Ahead | None = None  # the look-ahead queue
 
     def commit(self, iteration: int) -> Commit:
-        """Begin a commit before an iteration. Later calls of the workers' models come after it. Waits for rows that are being sampled, and
-        raises the error of a sampling that fails."""
+        """Begin a commit before an iteration. Later calls of the workers' models come after it. Waits for
+        rows that are being sampled, and raises the error of a sampling that fails."""
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
         for copy in states.values():
@@ -105,7 +109,8 @@ class Workers:
             self.engine.committed(size.result())
 
     def death(self, error: BaseException) -> Death | None:
-        """The worker's death that caused an error; None where none died, or not all processes of its pool could be ended."""
+        """The worker's death that caused an error; None where none died, or not all processes of its pool
+        could be ended."""
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
             return None
@@ -123,7 +128,8 @@ class Workers:
         return self.fleet.restart(death.pool)
 
     def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(role, state of its trainer) of a complete commit, which needs no worker. Raises RemoteError for a copy that is gone."""
+        """(role, state of its trainer) of a complete commit, which needs no worker. Raises RemoteError for a
+        copy that is gone."""
         for role, copy in commit.states.items():
             trainer = self.engine.models[role].trainer
             assert trainer is not None

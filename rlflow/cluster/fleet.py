@@ -1,4 +1,5 @@
-"""All workers of a run: their pools, and the health monitor. A pool whose workers are gone is started anew."""
+"""All workers of a run: their pools, and the health monitor. A pool whose workers are gone is started
+anew."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
 from rlflow.processes.watchdog import private
 
-BUSY_SECONDS = 30.0  # how long a pool may go on with calls that nobody waits for, before it is started anew too
+# how long a pool may go on with calls that nobody waits for, before it is started anew too
+BUSY_SECONDS = 30.0
 LATEST = 1 << 62  # no iteration is later
 
 
@@ -46,21 +48,28 @@ class Fleet:
         self.watch = HealthMonitor(self.heartbeat, self.controllers)
 
     def start(self) -> None:
-        """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where one cannot be made."""
+        """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where
+        one cannot be made."""
         self.pools |= launch.make_workers(self.setups, self.groups, self.starting)
         launch.wait_for_models(self.pools.values(), self.loading, self.controllers)
         self._watch()
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool anew, and with it pools that do not answer or stay busy. Gives their names. The other pools forget their columns and
-        earlier calls. Raises RemoteError for a worker that dies meanwhile, PlanError where a pool finds no room again or does not load."""
+        """Start a pool anew, and with it pools that do not answer or stay busy. Gives their names. The other
+        pools forget their columns and earlier calls. Raises RemoteError for a worker that dies meanwhile,
+        PlanError where a pool finds no room again or does not load."""
         names = [lost, *self._begin_era(name for name in self.pools if name != lost)]
         for name in names:
             self._end(name)
         launch.wait_for_room({name: self.groups[name] for name in names}, self.waiting)
         self._remove_rendezvous_folders(names)
-        self.rendezvous_points |= launch.rendezvous_points({name: self.groups[name] for name in names}, self.folder)
-        setups = {name: [replace(setup, rendezvous=self.rendezvous_points[name]) for setup in self.setups[name]] for name in names}
+        self.rendezvous_points |= launch.rendezvous_points(
+            {name: self.groups[name] for name in names}, self.folder
+        )
+        setups = {
+            name: [replace(setup, rendezvous=self.rendezvous_points[name]) for setup in self.setups[name]]
+            for name in names
+        }
         for name, pool in launch.make_workers(setups, self.groups, self.starting).items():
             self.pools[name].take_over(pool)
         launch.wait_for_models((self.pools[name] for name in names), self.loading, self.controllers)
@@ -84,7 +93,8 @@ class Fleet:
         self.watch.close()
 
     def stop(self) -> None:
-        """End all workers. Workers of a Ray that has lost its controllers end with the run's other processes."""
+        """End all workers. Workers of a Ray that has lost its controllers end with the run's other
+        processes."""
         try:
             if self.controllers.lost():
                 for pool in self.pools.values():
@@ -100,14 +110,18 @@ class Fleet:
         self.watched += self.watch.watched
 
     def _begin_era(self, names: Iterable[str]) -> list[str]:
-        """Have pools begin a new era, in which earlier calls are void. Gives the names of pools in which a rank does not do so, since it is
-        dead or still at work."""
+        """Have pools begin a new era, in which earlier calls are void. Gives the names of pools in which a
+        rank does not do so, since it is dead or still at work."""
         replies = {}
         for name in names:
             replies[name] = self.pools[name].enter(self.pools[name].era + 1)
         refs = [ref for pool_replies in replies.values() for ref in pool_replies]
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=BUSY_SECONDS)[0]) if refs else set()
-        return [name for name, pool_replies in replies.items() if not ready.issuperset(pool_replies) or not all(map(_well, pool_replies))]
+        return [
+            name
+            for name, pool_replies in replies.items()
+            if not ready.issuperset(pool_replies) or not all(map(_well, pool_replies))
+        ]
 
     def _end(self, name: str) -> None:
         """Kill all processes of a pool that may be left."""

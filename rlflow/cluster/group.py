@@ -17,7 +17,8 @@ from rlflow.processes.interfaces import Interface
 from rlflow.processes.watchdog import beside, private
 from rlflow.training.weight_sync.segment import machine
 
-TALKING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables from which libraries read the name of a network interface
+# variables from which libraries read the name of a network interface
+TALKING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK = Interface("lo", "127.0.0.1")
 SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
@@ -26,16 +27,17 @@ _listening: list[socket.socket] = []  # the first rank's socket, until the group
 
 
 def listen(interface: Interface) -> str:
-    """Listen for the other ranks of a pool on several machines. Gives the rendezvous address HOST:PORT, at a port that the kernel chooses.
-    No secret guards it: any process that reaches the interface and finds the port can connect."""
+    """Listen for the other ranks of a pool on several machines. Gives the rendezvous address HOST:PORT, at a
+    port that the kernel chooses. No secret guards it: any process that reaches the interface and finds the
+    port can connect."""
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
     _listening[:] = [socket.create_server((interface.address, 0), family=family)]
     return f"{interface.address}:{_listening[0].getsockname()[1]}"
 
 
 def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
-    """Make torch's default group, whose ranks talk over ``interface``. ``rendezvous``: a file for ranks on one machine, so that none
-    listens, else the address of the first rank."""
+    """Make torch's default group, whose ranks talk over ``interface``. ``rendezvous``: a file for ranks on
+    one machine, so that none listens, else the address of the first rank."""
     timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
     for name in TALKING:
         os.environ.setdefault(name, interface.name)
@@ -58,11 +60,15 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
 
 
 def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
-    """A gloo group of ranks that are threads of this process and share ``store``, a HashStore of torch. It adds up in the order in which
-    gloo does so between processes. It is not torch's default group, of which a process has one."""
+    """A gloo group of ranks that are threads of this process and share ``store``, a HashStore of torch. It
+    adds up in the order in which gloo does so between processes. It is not torch's default group, of which a
+    process has one."""
     gloo: Any = cast(Any, dist).ProcessGroupGloo
     options = gloo._Options()
-    options._devices, options._timeout = [gloo.create_device(hostname=LOOPBACK.address)], timedelta(seconds=SECONDS)
+    options._devices, options._timeout = (
+        [gloo.create_device(hostname=LOOPBACK.address)],
+        timedelta(seconds=SECONDS),
+    )
     return gloo(store, rank, ranks, options)
 
 
@@ -78,6 +84,6 @@ def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
 
 
 def backend_of(devices: Sequence[str]) -> str:
-    """The backend of a group by the GPU of each rank: NCCL for tensors on GPUs and gloo for those of the host; gloo for both where ranks
-    share a GPU, since NCCL needs one for each."""
+    """The backend of a group by the GPU of each rank: NCCL for tensors on GPUs and gloo for those of the
+    host; gloo for both where ranks share a GPU, since NCCL needs one for each."""
     return "cpu:gloo,cuda:nccl" if len(set(devices)) == len(devices) else "gloo"

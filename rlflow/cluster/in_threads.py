@@ -1,4 +1,5 @@
-"""The workers of a run whose ranks are threads of its own process: none of them dies alone, so none is watched or started anew."""
+"""The workers of a run whose ranks are threads of its own process: none of them dies alone, so none is
+watched or started anew."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class ThreadFleet:
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Make all workers side by side, and wait until they have loaded. Raises PlanError if a rank fails to load, with its error."""
+        """Make all workers side by side, and wait until they have loaded. Raises PlanError if a rank fails to
+        load, with its error."""
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
             store = cast(Any, dist).HashStore()
@@ -45,13 +47,19 @@ class ThreadFleet:
             for future in [pool.made(self.loading) for pool in self.pools.values()]:
                 future.result()
         except RemoteError as error:
-            raise PlanError.of("worker-load", "a rank did not load its models", found=str(error),
-                               expected=f"all ranks there within {self.loading:g} s",
-                               remedy="the same without --pools shows where it fails") from error
+            raise PlanError.of(
+                "worker-load",
+                "a rank did not load its models",
+                found=str(error),
+                expected=f"all ranks there within {self.loading:g} s",
+                remedy="the same without --pools shows where it fails",
+            ) from error
 
     def stop(self) -> None:
         """End what the ranks have started, and their threads."""
-        closing = [pool.call(Worker.close, seconds=CLOSED_SECONDS, group="control") for pool in self.pools.values()]
+        closing = [
+            pool.call(Worker.close, seconds=CLOSED_SECONDS, group="control") for pool in self.pools.values()
+        ]
         for future in closing:
             with contextlib.suppress(RemoteError):
                 future.result()

@@ -1,6 +1,7 @@
-"""Starts a local Ray without the processes that no run needs: dashboard, autoscaler, log monitor, and the raylet's two agents. They are
-Python programs that import for seconds, and Ray waits for them. The raylet also starts workers by the fork server's command, so that a run
-need not ask Ray's runtime-env agent for each worker.
+"""Starts a local Ray without the processes that no run needs: dashboard, autoscaler, log monitor, and the
+raylet's two agents. They are Python programs that import for seconds, and Ray waits for them. The raylet also
+starts workers by the fork server's command, so that a run need not ask Ray's runtime-env agent for each
+worker.
 
 All of this is private to Ray. If this Ray looks different from what is expected here, it starts as usual.
 """
@@ -19,9 +20,11 @@ from typing import Any
 
 RAYLET = "raylet"
 WORKERS, AGENTS = "--python_worker_command=", ("--dashboard_agent_command=", "--runtime_env_agent_command=")
-PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")  # of agents; the raylet waits for each
+# of agents; the raylet waits for each
+PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
 NO_PORT = -1  # what an agent of Ray's reports for a port that it does not serve
-UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")  # methods of Ray's node, each of which starts a process
+# methods of Ray's node, each of which starts a process
+UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
@@ -31,7 +34,8 @@ class WorkerStart:
 
     threads: int  # of torch, in each worker
     python: str | None = None  # the command that starts a worker instead of Python (`rlflow.cluster.forking`)
-    agents: bool = False  # whether a Ray of our own keeps its agents: workers that differ in their variables need them
+    # whether a Ray of our own keeps its agents: workers that differ in their variables need them
+    agents: bool = False
     built_in: bool = False  # whether Ray starts each worker this way without being asked to
 
     @property
@@ -41,7 +45,8 @@ class WorkerStart:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """While inside, a Ray that starts is a lean one, which starts workers this way if it keeps no agents."""
+        """While inside, a Ray that starts is a lean one, which starts workers this way if it keeps no
+        agents."""
         services, node = sys.modules["ray._private.services"], sys.modules["ray._private.node"].Node
         if not hasattr(services, "start_ray_process") or not all(hasattr(node, name) for name in UNUSED):
             yield
@@ -64,7 +69,8 @@ class WorkerStart:
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
-        """The raylet's command with our worker command, and with stand-ins for its agents; None if it stays as it is."""
+        """The raylet's command with our worker command, and with stand-ins for its agents; None if it stays
+        as it is."""
         words, flags = list(command), [word.partition("=")[0] + "=" for word in command]
         if self.agents or any(flag not in flags for flag in (WORKERS, *AGENTS)):
             return None
@@ -73,7 +79,8 @@ class WorkerStart:
             if not words[place].startswith(WORKERS + usual):
                 return None
             python, *rest = shlex.split(self.python)
-            ours = subprocess.list2cmdline([python, _setup_worker(), *rest])  # the raylet looks for the second word, and leaves it out
+            # the raylet looks for the second word, and leaves it out
+            ours = subprocess.list2cmdline([python, _setup_worker(), *rest])
             words[place] = WORKERS + ours + words[place].removeprefix(WORKERS + usual)
         for agent in AGENTS:
             words[flags.index(agent)] = agent + shlex.join([sys.executable, "-I", "-S", str(STAND_IN)])
@@ -81,18 +88,22 @@ class WorkerStart:
 
 
 def _setup_worker() -> str:
-    """The program that sets up the environment of a worker before it starts the worker. The raylet needs it for a runtime_env alone."""
+    """The program that sets up the environment of a worker before it starts the worker. The raylet needs it
+    for a runtime_env alone."""
     folder = os.path.dirname(os.path.abspath(str(sys.modules["ray._private.node"].__file__)))
     return os.path.join(folder, "workers", "setup_worker.py")
 
 
 def _report_no_ports(raylet: Sequence[str]) -> bool:
-    """Report in the place of agents that they serve nothing. Gives whether this Ray has agents report their ports in files."""
+    """Report in the place of agents that they serve nothing. Gives whether this Ray has agents report their
+    ports in files."""
     flags, names = dict(word.partition("=")[::2] for word in raylet), sys.modules["ray._raylet"]
     if not hasattr(names, "persist_port") or not {"--session_dir", "--node_id"} <= flags.keys():
         return False
     for port in PORTS:
-        names.persist_port(flags["--session_dir"], flags["--node_id"], getattr(names, f"{port}_PORT_NAME"), NO_PORT)
+        names.persist_port(
+            flags["--session_dir"], flags["--node_id"], getattr(names, f"{port}_PORT_NAME"), NO_PORT
+        )
     return True
 
 

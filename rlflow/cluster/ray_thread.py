@@ -1,5 +1,6 @@
-"""Calls of Ray that may not return: Ray's native code waits for minutes for a controller that does not answer, and signals wait with it.
-They are made in a thread, so that whoever waits for one has a deadline and obeys signals."""
+"""Calls of Ray that may not return: Ray's native code waits for minutes for a controller that does not
+answer, and signals wait with it. They are made in a thread, so that whoever waits for one has a deadline and
+obeys signals."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class RayLate(RuntimeError):
 
 
 class RayThread:
-    """The thread of one connection to Ray. It lives as long as the connection: the kernel ends a Ray that was started in a thread
-    together with that thread."""
+    """The thread of one connection to Ray. It lives as long as the connection: the kernel ends a Ray that was
+    started in a thread together with that thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
@@ -36,8 +37,8 @@ class RayThread:
         self.stuck = False  # whether nobody waits any more for the call that it makes
 
     def do(self, call: Callable[[], T], seconds: float) -> T:
-        """Make a call, and wait at most so many seconds. Gives or raises what the call does. Raises RayLate after the deadline, and for
-        every later call."""
+        """Make a call, and wait at most so many seconds. Gives or raises what the call does. Raises RayLate
+        after the deadline, and for every later call."""
         future: Future[T] = Future()
         if not self.stuck:
             self._calls.put((future, call))
@@ -51,7 +52,8 @@ class RayThread:
         return future.result()
 
     def _give_up(self) -> None:
-        """Leave the call alone. The exit of this process must not wait for it, as Ray's own exit handler would."""
+        """Leave the call alone. The exit of this process must not wait for it, as Ray's own exit handler
+        would."""
         self.stuck = True
         atexit.unregister(ray.shutdown)
         launcher.leave_at_once()
@@ -89,7 +91,8 @@ def connect(call: Callable[[], T], seconds: float) -> T:
 
 
 def asked(call: Callable[[], T], seconds: float = SECONDS) -> T:
-    """What a call of Ray gives. Raises what it raises, and RayLate where Ray does not answer within so many seconds."""
+    """What a call of Ray gives. Raises what it raises, and RayLate where Ray does not answer within so many
+    seconds."""
     return _threads[-1].do(call, seconds) if _threads else call()  # whose connection is not ours
 
 

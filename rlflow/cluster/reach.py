@@ -1,4 +1,5 @@
-"""What answers at the address of a Ray, looked at before Ray's own code does: that waits for minutes where something else is there."""
+"""What answers at the address of a Ray, looked at before Ray's own code does: that waits for minutes where
+something else is there."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ import socket
 import time
 from collections.abc import Callable
 
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # HTTP/2 begins so, and with it Ray: no settings
-HEAD, SETTINGS = 9, 4  # bytes before a frame, of which the fourth is its kind; the kind with which a server of HTTP/2 begins
+# HTTP/2 begins so, and with it Ray: no settings
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+# bytes before a frame, of which the fourth is its kind; the kind with which a server of HTTP/2 begins
+HEAD, SETTINGS = 9, 4
 EVERY = 2.0  # seconds between two looks at a controller that was joined
-GONE = 30.0  # seconds without a connection after which it counts as lost; Ray's own code ends this process after 60
+# seconds without a connection after which it counts as lost; Ray's own code ends this process after 60
+GONE = 30.0
 SHOWN = 60  # most letters of another answer
 
 
 def check_speaks(address: str, seconds: float) -> str:
-    """Look at what answers at a Ray's address within so many seconds. Gives HOST:PORT of what may be Ray's controller; empty where the
-    address does not say it. Raises OSError where nothing answers there, or something that is no Ray."""
+    """Look at what answers at a Ray's address within so many seconds. Gives HOST:PORT of what may be Ray's
+    controller; empty where the address does not say it. Raises OSError where nothing answers there, or
+    something that is no Ray."""
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
     host, colon, port = address.rpartition(":")
@@ -56,7 +61,8 @@ def check_greeting(answer: bytes | None, seconds: float) -> None:
 
 
 class Listening:
-    """Watches whether the controller (GCS) of a Ray that was joined takes connections. Ask often: it is looked at every few seconds.
+    """Watches whether the controller (GCS) of a Ray that was joined takes connections. Ask often: it is
+    looked at every few seconds.
     ``address``: HOST:PORT. ``clock``: gives seconds."""
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +80,9 @@ class Listening:
                 self._taken = now
         if now - self._taken < GONE:
             return None
-        return f"Ray's controller (GCS) at {self._address} has taken no connection for {now - self._taken:.0f} s"
+        return (
+            f"Ray's controller (GCS) at {self._address} has taken no connection for {now - self._taken:.0f} s"
+        )
 
 
 def check_local() -> None:
@@ -83,4 +91,7 @@ def check_local() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             socket.create_connection(listener.getsockname(), 5.0).close()
     except OSError as error:
-        raise OSError(f"nothing reaches 127.0.0.1 on this machine ({error.strerror or error}): `ip link set lo up` brings it up") from error
+        raise OSError(
+            f"nothing reaches 127.0.0.1 on this machine ({error.strerror or error}): `ip link set lo up` "
+            "brings it up"
+        ) from error

@@ -27,7 +27,8 @@ from rlflow.extras import VERSION
 
 @dataclass(frozen=True)
 class FlowSource:
-    """A flow for another process: the text of its file, or a pickle of a flow that no file defines at its top level."""
+    """A flow for another process: the text of its file, or a pickle of a flow that no file defines at its top
+    level."""
 
     path: str  # of the file
     name: str  # of the flow in the file
@@ -53,13 +54,15 @@ class FlowSource:
         path = Path(self.path)
         if path.parent == algorithms_folder().resolve() and path.is_file() and path.read_text() == self.text:
             return flows_of(load(path))[self.name]
-        if not path.is_file() or path.read_text() != self.text:  # another machine, or the file was changed since: messages show the text
-            path = Path(f"/rlflow-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}") / path.name  # which lies in no file
+        # another machine, or the file was changed since: messages show the text
+        if not path.is_file() or path.read_text() != self.text:
+            # which lies in no file
+            path = Path(f"/rlflow-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}") / path.name
         return flows_of(load_text(path, self.text))[self.name]
 
 
-# The mark of a field without a default is compared by identity. Pickled as the object that it is, it would come back as another one, and a
-# class that is read in its own process would get it.
+# The mark of a field without a default is compared by identity. Pickled as the object that it is, it would
+# come back as another one, and a class that is read in its own process would get it.
 copyreg.pickle(type(dataclasses.MISSING), lambda missing: "MISSING")
 
 
@@ -78,7 +81,8 @@ class Setup:
 
     version: str  # of the driver's rlflow
     flow: FlowSource
-    hp: Mapping[str, Any] | None  # the flow's settings by name; their class is known once the flow's file is loaded
+    # the flow's settings by name; their class is known once the flow's file is loaded
+    hp: Mapping[str, Any] | None
     config: RunConfig
     options: TraceOptions
     graph: str  # identity of the driver's graph
@@ -89,19 +93,31 @@ class Setup:
     ranks: int
     updates: Mapping[str, int]  # role → optimizer steps over the run
     threads: int  # of torch
-    rendezvous: str  # the file in which the pool's ranks meet; a name alone where they are on several machines
-    course: MemorySchedule | None = None  # which parts of models are in memory when; None where memory has no limit
+    # the file in which the pool's ranks meet; a name alone where they are on several machines
+    rendezvous: str
+    # which parts of models are in memory when; None where memory has no limit
+    course: MemorySchedule | None = None
 
     def program(self, flow: Flow | None = None) -> Program:
-        """Trace the flow in this process. ``flow``: the driver's, where this is the driver's process; None: it is loaded. Raises PlanError
-        where the graph or the version of rlflow differs from the driver's."""
+        """Trace the flow in this process. ``flow``: the driver's, where this is the driver's process; None:
+        it is loaded. Raises PlanError where the graph or the version of rlflow differs from the driver's."""
         if self.version != VERSION:
-            raise PlanError.of("worker-version", "a worker has another rlflow than the driver", found=VERSION,
-                               expected=self.version, remedy="install the same version on every node")
+            raise PlanError.of(
+                "worker-version",
+                "a worker has another rlflow than the driver",
+                found=VERSION,
+                expected=self.version,
+                remedy="install the same version on every node",
+            )
         flow = flow or self.flow.load()
         hp = dataclasses.replace(flow.parameters.hp, **self.hp) if self.hp is not None else None
         program = compile_flow(flow, hp, self.options)
         if identity(program.graph) != self.graph:
-            raise PlanError.of("worker-graph", "the flow is another one on a worker", found=identity(program.graph), expected=self.graph,
-                               remedy="let the flow depend on its settings alone")
+            raise PlanError.of(
+                "worker-graph",
+                "the flow is another one on a worker",
+                found=identity(program.graph),
+                expected=self.graph,
+                remedy="let the flow depend on its settings alone",
+            )
         return program

@@ -1,7 +1,7 @@
 """What the raylet of a lean Ray starts in place of an agent: a process that waits until the raylet ends.
 
-A raylet refuses to start without agents, and ends when one of them does. This program starts within milliseconds: it imports the standard
-library alone.
+A raylet refuses to start without agents, and ends when one of them does. This program starts within
+milliseconds: it imports the standard library alone.
 """
 
 from __future__ import annotations

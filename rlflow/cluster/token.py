@@ -22,8 +22,8 @@ def file() -> Path:
 
 
 def guard() -> None:
-    """Make Ray's token of this user with mode 0600, before Ray makes one that others can read. Ray uses it wherever RAY_AUTH_MODE is not
-    set. Raises PlanError where the file cannot be written."""
+    """Make Ray's token of this user with mode 0600, before Ray makes one that others can read. Ray uses it
+    wherever RAY_AUTH_MODE is not set. Raises PlanError where the file cannot be written."""
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
         return
     path = file()
@@ -35,9 +35,13 @@ def guard() -> None:
             _make(path)
         path.chmod(0o600)
     except OSError as error:
-        raise PlanError.of("ray-token", f"Ray's token cannot be kept in '{path}'", found=str(error.strerror),
-                           expected="a file that this user alone reads and writes",
-                           remedy="set RAY_AUTH_TOKEN_PATH to a file that can be written") from error
+        raise PlanError.of(
+            "ray-token",
+            f"Ray's token cannot be kept in '{path}'",
+            found=str(error.strerror),
+            expected="a file that this user alone reads and writes",
+            remedy="set RAY_AUTH_TOKEN_PATH to a file that can be written",
+        ) from error
 
 
 def _make(path: Path) -> None:
@@ -55,7 +59,8 @@ def _make(path: Path) -> None:
 
 
 def make_own(folder: Path) -> None:
-    """Make a token for the Ray that is started next, in the run's private ``folder``, unless the environment names one. Raises OSError."""
+    """Make a token for the Ray that is started next, in the run's private ``folder``, unless the environment
+    names one. Raises OSError."""
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
         return
     if PATH in os.environ:

@@ -1,4 +1,5 @@
-"""Worker: one rank of a pool, with the halves of the roles that are placed there, rewards, and the columns that it keeps."""
+"""Worker: one rank of a pool, with the halves of the roles that are placed there, rewards, and the columns
+that it keeps."""
 
 from __future__ import annotations
 
@@ -56,10 +57,12 @@ from rlflow.training.threads import others_alone
 
 
 class Worker:
-    """Carries out calls of the driver with an engine of its own, the same class that a run in one process uses."""
+    """Carries out calls of the driver with an engine of its own, the same class that a run in one process
+    uses."""
 
     def __init__(self, setup: Setup, flow: Flow | None = None, group: Any = None) -> None:
-        """``flow`` and ``group``: the flow and torch's group of the ranks, where these are threads of the driver's process."""
+        """``flow`` and ``group``: the flow and torch's group of the ranks, where these are threads of the
+        driver's process."""
         self.setup, self.group = setup, group
         self.program = setup.program(flow)
         self.store = ShardStore()
@@ -79,17 +82,37 @@ class Worker:
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
         keeper = MemoryMover(setup.course)
-        models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, self.group)
+        models = make_models(
+            roles.values(),
+            setup.config.options,
+            device,
+            setup.updates,
+            self._wanted,
+            keeper.loaded,
+            self.group,
+        )
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name, self.program.weighed) for name in judges}
         options = setup.config.options
         self.environments = Environments(setup.options.environments, graph, options)
         self.environments.heard_by(self.printed.hear)
-        engine = LocalEngine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
-                        asking=asking(graph, roles, setup.config, setup.options.environments), environments=self.environments.pools)
+        engine = LocalEngine(
+            models,
+            scorers,
+            options.seed,
+            _no_data,
+            reward_timeout=options.reward_timeout,
+            keeper=keeper,
+            asking=asking(graph, roles, setup.config, setup.options.environments),
+            environments=self.environments.pools,
+        )
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         pools_of_judges = reward_pools(graph, setup.placement)
-        self.rewards.load_models(device, setup.config.options, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
+        self.rewards.load_models(
+            device,
+            setup.config.options,
+            [role for role, pools in pools_of_judges.items() if setup.pool in pools],
+        )
         return engine
 
     def _wanted(self, role: BoundRole) -> Halves:
@@ -97,15 +120,18 @@ class Worker:
         placement, pool = self.setup.placement, self.setup.pool
         return Halves(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
-    # -- columns -----------------------------------------------------------------------------------------------------------------
+    # -- columns
+    # --------------------------------------------------------------------------------------------------------
 
     def load(self, key: int, parcel: Parcel, iteration: int) -> Answer:
         """Store a shard, and answer with its columns, for a driver that does not know them."""
         return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, parcel, iteration))
 
-    def slice(self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int) -> Parcel:
-        """The named columns of a shard; ``rows``: which of its rows, None for all. ``shared``: whether the receiver can read this process's
-        shared memory. ``iteration``: the one that they are for."""
+    def slice(
+        self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
+    ) -> Parcel:
+        """The named columns of a shard; ``rows``: which of its rows, None for all. ``shared``: whether the
+        receiver can read this process's shared memory. ``iteration``: the one that they are for."""
         return self.store.slice(key, names, rows, shared, iteration)
 
     def forget(self, keys: tuple[int, ...]) -> None:
@@ -120,10 +146,12 @@ class Worker:
         """The number of shards."""
         return len(self.store)
 
-    # -- calls -------------------------------------------------------------------------------------------------------------------
+    # -- calls
+    # --------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: Parcel) -> bytes | Answer:
-        """Carry out one operation. ``frame``: a packed ``Call``. ``transfers``: rows from other workers. Gives a packed ``Answer``."""
+        """Carry out one operation. ``frame``: a packed ``Call``. ``transfers``: rows from other workers.
+        Gives a packed ``Answer``."""
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
         with MARKS.during(call):
@@ -132,13 +160,18 @@ class Worker:
             batch = self.store.batch(call.inputs, rows, call.iteration)
             answer = OPERATIONS[call.op](self, call, batch)
             received = sum(map(size_of, rows))
-            return answer._replace(ran=(start, time.time()), printed=self.printed.take(), received=received).packed()
+            return answer._replace(
+                ran=(start, time.time()), printed=self.printed.take(), received=received
+            ).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Parcel) -> Iterator[bytes | Answer]:
-        """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
+        """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows,
+        and at last for all rows."""
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
-        role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
+        role, sampling, seed, into, keys = (
+            call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys")
+        )
         with MARKS.during(call):
             start = time.time()
             coming = call.rows(transfers)
@@ -148,14 +181,22 @@ class Worker:
                 assert chunk.axis.index is not None
                 answer = self._keep(call._replace(key=key), chunk)._replace(value=chunk.axis.index.numpy())
                 yield answer._replace(ran=(start, start := time.time())).packed()
-            yield self._keep(call, next(rows))._replace(ran=(start, time.time()), received=sum(map(size_of, coming))).packed()
+            yield (
+                self._keep(call, next(rows))
+                ._replace(ran=(start, time.time()), received=sum(map(size_of, coming)))
+                .packed()
+            )
 
     def _keep(self, call: Call, batch: Batch, tallies: PartialMetrics | None = None) -> Answer:
         """Store a batch under the call's key. Gives the answer about it, with its scalars."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
         self.store.put(call.key, stored, call.iteration)
-        lengths = {data.kind.level.value: data.lengths.numpy() for data in stored.data.values() if data.lengths is not None}
+        lengths = {
+            data.kind.level.value: data.lengths.numpy()
+            for data in stored.data.values()
+            if data.lengths is not None
+        }
         columns = {name: (data.kind, data.nbytes) for name, data in stored.data.items()}
         return Answer(call.key, len(stored), columns, lengths, scalars, tallies or {})
 
@@ -184,7 +225,8 @@ class Worker:
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
     def cut(self, call: Call, batch: Batch) -> Answer:
-        """Store the beginnings of rows to go on from. The answer has how many each row has, and how many tokens are in each."""
+        """Store the beginnings of rows to go on from. The answer has how many each row has, and how many
+        tokens are in each."""
         rows, place = self.engine.cut(batch)
         counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
         return self._keep(call, rows)._replace(value=(counts.numpy(), place.numpy()))
@@ -192,29 +234,39 @@ class Worker:
     def stage(self, call: Call, batch: Batch) -> Answer:
         """Run a stage of the flow, and store its columns."""
         stage = self.program.stage(call.arguments["function"])
-        result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
+        result, tallies = apply_stage(
+            stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
+        )
         return self._keep(call, result, tallies)
 
     def _on(self, stage: Stage) -> Trainer | None:
-        """The trainer of the role that a stage works on, with all its parts in memory; None for other stages."""
+        """The trainer of the role that a stage works on, with all its parts in memory; None for other
+        stages."""
         return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
-        """Split a batch by a dispatch mode of the author. Each piece is stored, and the answer has the keys of its rows."""
+        """Split a batch by a dispatch mode of the author. Each piece is stored, and the answer has the keys
+        of its rows."""
         split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
         pieces = split(batch, self.setup.ranks)
         keys = call.arguments["keys"]
         if len(pieces) > len(keys):
-            raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
-        stored = [(self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
-                for key, piece in zip(keys, pieces, strict=False)]
+            raise ValueError(
+                f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks"
+            )
+        stored = [
+            (self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+            for key, piece in zip(keys, pieces, strict=False)
+        ]
         return Answer(call.key, value=stored)
 
     def piece(self, call: Call, batch: Batch) -> Answer:
         """Run a stage on a piece of a dispatch mode of the author, and store its columns."""
         stage = self.program.stage(call.arguments["function"])
-        result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
+        result, tallies = apply_piece(
+            stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
+        )
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
@@ -223,20 +275,29 @@ class Worker:
         return self._keep(call, merge_pieces(self.program.stage(call.arguments["function"]), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Facts of each row that an update is balanced by: the column that keeps it from being learned from, its tokens that count, all
-        its tokens, its group, and of several losses whether the row is its. The rows stay for the update."""
+        """Facts of each row that an update is balanced by: the column that keeps it from being learned from,
+        its tokens that count, all its tokens, its group, and of several losses whether the row is its. The
+        rows stay for the update."""
         loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
         groups = batch.data["group"].value if "group" in batch else batch.axis.group_numbers
-        facts = torch.stack([broken_columns(batch, loss), mask_counts(batch), token_counts(batch), groups, *own], 1)
+        facts = torch.stack(
+            [broken_columns(batch, loss), mask_counts(batch), token_counts(batch), groups, *own], 1
+        )
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def update(self, call: Call, batch: Batch) -> Answer:
-        """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""
+        """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of
+        the whole minibatch)."""
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
-        shares = [self._share(batch, loss, torch.tensor(rows), MinibatchTotals(*totals)) for rows, totals in call.arguments["steps"]]
+        shares = [
+            self._share(batch, loss, torch.tensor(rows), MinibatchTotals(*totals))
+            for rows, totals in call.arguments["steps"]
+        ]
         trainer = self._trainer(role, learning(role))
-        learned = trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
+        learned = trainer.update_shares(
+            batch, loss, shares, call.arguments["mean"], call.arguments["settings"]
+        )
         self.engine.models[role].version += 1
         return Answer(value=learned)
 
@@ -245,12 +306,17 @@ class Worker:
         if loss.rows != "group" or not len(rows):
             return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
         groups = group_of(batch)[rows]
-        return RankShare(list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals)
+        return RankShare(
+            list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals
+        )
 
     def slices(self, call: Call, batch: Batch) -> Answer:
-        """Rows for other workers on this machine. ``parts``: of each transfer the key, names and rows. The answer has a parcel for each,
-        None for a large one for which shared memory has no room: it is asked for again by Ray."""
-        parcels = [self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]]
+        """Rows for other workers on this machine. ``parts``: of each transfer the key, names and rows. The
+        answer has a parcel for each, None for a large one for which shared memory has no room: it is asked
+        for again by Ray."""
+        parcels = [
+            self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
+        ]
         return Answer(value=[inline(parcel) for parcel in parcels])
 
     def hold(self, call: Call, batch: Batch) -> Answer:
@@ -258,7 +324,8 @@ class Worker:
         return self._keep(call, batch)
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
-        """Summarise the columns of stored records. ``records``: key → names of columns; ``judged``: which are what rewards gave."""
+        """Summarise the columns of stored records. ``records``: key → names of columns; ``judged``: which are
+        what rewards gave."""
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         columns = {name: batch.select(name) for names, batch in records for name in names}
         return Answer(value=summarise(columns, call.arguments["judged"]))
@@ -267,10 +334,12 @@ class Worker:
         """Answer with a batch as bytes."""
         return Answer(value=packed(batch))
 
-    # -- weights -----------------------------------------------------------------------------------------------------------------
+    # -- weights
+    # --------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """The trainer's weights by Hugging Face name from rank 0; from other ranks, which only take part, nothing."""
+        """The trainer's weights by Hugging Face name from rank 0; from other ranks, which only take part,
+        nothing."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
     def _from_rank0(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -305,19 +374,23 @@ class Worker:
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def resize_passes(self, role: str, tokens: int) -> int:
-        """Have the trainer compute at most so many tokens in a pass from now on. Gives the number until now."""
+        """Have the trainer compute at most so many tokens in a pass from now on. Gives the number until
+        now."""
         trainer: Any = self.engine.models[role].trainer
         before: int = trainer.resize_passes(tokens)
         return before
 
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
-        """Set the model's version, and move the trainer's weights to the generator on the same ranks. Gives metrics of the transfer."""
+        """Set the model's version, and move the trainer's weights to the generator on the same ranks. Gives
+        metrics of the transfer."""
         model, options = self.engine.models[role], self.setup.config.options
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
         if role not in self.same_rank_transfers and movable(model, options.weights):
             run = f"{Path(self.setup.rendezvous).parent.name}-{role}"
-            self.same_rank_transfers[role] = SameRankTransfer(model, options.weights, run, device_of(options.device), options.verify_every)
+            self.same_rank_transfers[role] = SameRankTransfer(
+                model, options.weights, run, device_of(options.device), options.verify_every
+            )
         if role in self.same_rank_transfers:
             metrics = self.same_rank_transfers[role](version)
             model.sampled_version = version
@@ -326,7 +399,8 @@ class Worker:
         return {}
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Call a step of a weight transfer between pools: a method of this rank's end. The step "begin" makes a new end."""
+        """Call a step of a weight transfer between pools: a method of this rank's end. The step "begin" makes
+        a new end."""
         if step == "begin":
             if role in self.ends:
                 self.ends.pop(role).close()
@@ -353,8 +427,8 @@ class Worker:
 
 
 def own_process(raw: bytes, address: str = "") -> Worker:
-    """The worker of a process that is a rank by itself. ``raw``: the pickled ``Setup``. ``address``: the rendezvous of ranks on several
-    machines."""
+    """The worker of a process that is a rank by itself. ``raw``: the pickled ``Setup``. ``address``: the
+    rendezvous of ranks on several machines."""
     setup: Setup = content(raw)
     options = setup.config.options
     guard(sys.stdout, sys.stderr)  # which Ray keeps in files
@@ -377,8 +451,8 @@ _loading = threading.Lock()  # transformers changes what holds for the whole pro
 
 
 def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
-    """The worker of a rank that is threads of the driver's process. ``raw``: the pickled ``Setup``. ``flow``: the driver's, whose module a
-    process has once. ``store``: where its pool's ranks meet."""
+    """The worker of a rank that is threads of the driver's process. ``raw``: the pickled ``Setup``. ``flow``:
+    the driver's, whose module a process has once. ``store``: where its pool's ranks meet."""
     setup: Setup = content(raw)
     group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None
     torch.set_num_threads(setup.threads)
@@ -391,8 +465,20 @@ def _no_data(count: int) -> Batch:
 
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
-    "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
-    "encode": Worker.encode, "cut": Worker.cut,
-    "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
-    "update": Worker.update, "slices": Worker.slices, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
+    "generate": Worker.generate,
+    "forward": Worker.forward,
+    "score": Worker.score,
+    "reward": Worker.reward,
+    "stage": Worker.stage,
+    "encode": Worker.encode,
+    "cut": Worker.cut,
+    "facts": Worker.facts,
+    "split": Worker.split,
+    "piece": Worker.piece,
+    "merge": Worker.merge,
+    "update": Worker.update,
+    "slices": Worker.slices,
+    "hold": Worker.hold,
+    "summarise": Worker.summarise,
+    "fetch": Worker.fetch,
 }

@@ -1,4 +1,5 @@
-"""What a model takes on a rank, from its folder's config.json and the headers of its safetensors: no weight is read."""
+"""What a model takes on a rank, from its folder's config.json and the headers of its safetensors: no weight
+is read."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 FLOAT = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-NO_LINEAR = ("embed", "wte", "wpe", "lm_head", "score", "norm")  # in the names of matrices that get no adapter
+# in the names of matrices that get no adapter
+NO_LINEAR = ("embed", "wte", "wpe", "lm_head", "score", "norm")
 GROWTH = 1.5  # buffers of a key-value cache have up to half as much room again
 ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
 
@@ -36,7 +38,8 @@ class ModelFacts:
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
-        """Read the configuration and the headers of the safetensors in a model folder. Raises OSError and ValueError."""
+        """Read the configuration and the headers of the safetensors in a model folder. Raises OSError and
+        ValueError."""
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if not isinstance(config, dict):
             raise ValueError("config.json holds no object")
@@ -70,16 +73,29 @@ class ModelFacts:
         return sum(map(prod, self._adapted(attention)))
 
     def _adapted(self, attention: bool) -> Iterator[tuple[int, ...]]:
-        return (shape for name, shape in self.shapes.items() if len(shape) == 2 and not any(part in name for part in NO_LINEAR)
-                and ("att" in name or not attention))
+        return (
+            shape
+            for name, shape in self.shapes.items()
+            if len(shape) == 2
+            and not any(part in name for part in NO_LINEAR)
+            and ("att" in name or not attention)
+        )
 
     @property
     def cache_numbers(self) -> int | None:
-        """Keys and values of one token; None where the config does not say how many layers and heads there are."""
-        layers, heads, hidden = (self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+        """Keys and values of one token; None where the config does not say how many layers and heads there
+        are."""
+        layers, heads, hidden = (
+            self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+        )
         if not (layers and heads and hidden):
             return None
-        return 2 * layers * (self._number("num_key_value_heads") or heads) * (self._number("head_dim") or hidden // heads)
+        return (
+            2
+            * layers
+            * (self._number("num_key_value_heads") or heads)
+            * (self._number("head_dim") or hidden // heads)
+        )
 
     def _number(self, name: str) -> int | None:
         value = self.config.get(name, self.config.get(ALIASES.get(name, name)))
@@ -117,8 +133,8 @@ class ModelFootprint:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights as a trainer holds them: in float32 where bfloat16 ones are trained; adapters beside them do not
-        count."""
+        """Bytes of the weights as a trainer holds them: in float32 where bfloat16 ones are trained; adapters
+        beside them do not count."""
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
@@ -127,7 +143,9 @@ class ModelFootprint:
         """Numbers of the model. One that gives scores has a head for them in the place of that for tokens."""
         if self.facts is None or self.facts.parameters is None:
             return None
-        return self.facts.parameters + (self._new_head - self.facts.unused_head if self.head == "scores" else 0)
+        return self.facts.parameters + (
+            self._new_head - self.facts.unused_head if self.head == "scores" else 0
+        )
 
     @property
     def _new_head(self) -> int:
@@ -151,14 +169,23 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Bytes of a copy of everything that an iteration may change: weights, with merged layers in float32 at least, what learns beside
-        them, and AdamW's moments."""
+        """Bytes of a copy of everything that an iteration may change: weights, with merged layers in float32
+        at least, what learns beside them, and AdamW's moments."""
         learning = self.learning_bytes
         if self.facts is None or learning is None or self.weight_bytes is None:
             return None
         head = self._new_head * max(FLOAT[self.dtype], 4) if self.head == "values" else 0
-        wider = self.facts.merged(self.attention) * (max(FLOAT[self.dtype], 4) - FLOAT[self.dtype]) if self.lora else 0
-        return self.weight_bytes + wider + (learning if self.lora else head) + (2 * learning if self.trained else 0)
+        wider = (
+            self.facts.merged(self.attention) * (max(FLOAT[self.dtype], 4) - FLOAT[self.dtype])
+            if self.lora
+            else 0
+        )
+        return (
+            self.weight_bytes
+            + wider
+            + (learning if self.lora else head)
+            + (2 * learning if self.trained else 0)
+        )
 
     def trainer(self) -> dict[str, int | None]:
         """Part of a trainer → bytes on a rank; empty where there is no folder."""
@@ -168,21 +195,30 @@ class ModelFootprint:
         if self.trained:
             learning = self.learning_bytes
             sizes |= {"adapters": learning} if self.lora else {}
-            sizes |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
+            sizes |= {
+                "gradient": learning,
+                "optimizer": None if learning is None else (2 + self.copied) * learning,
+            }
         return {name: self._share(size) if name in self.divided else size for name, size in sizes.items()}
 
     def _share(self, size: int | None) -> int | None:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Part of a generator → bytes on a rank: its copy of the weights where it has one, or its part, and at most so much cache while it
-        samples."""
+        """Part of a generator → bytes on a rank: its copy of the weights where it has one, or its part, and
+        at most so much cache while it samples."""
         if self.facts is None:
             return {}
-        weights = None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
+        weights = (
+            None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
+        )
         sizes: dict[str, int | None] = {} if self.lent else {"weights": weights}
         if self.cache_bytes:
             return sizes | {"cache": self.cache_bytes}
         numbers = self.facts.cache_numbers
-        cache = int(numbers * self.batch_tokens * GROWTH) * FLOAT[self.dtype] if numbers and self.batch_tokens else None
+        cache = (
+            int(numbers * self.batch_tokens * GROWTH) * FLOAT[self.dtype]
+            if numbers and self.batch_tokens
+            else None
+        )
         return sizes | {"cache, at most": cache}

@@ -21,7 +21,8 @@ MOST = 1 << 16  # ranks of a pool
 class Parallel:
     """How a trainer or generator is distributed over the ranks of its pool."""
 
-    tensor: int = 1  # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
+    # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
+    tensor: int = 1
     collective: bool = False  # every rank takes part in every call, since each holds a part of the weights
 
     def teams(self, ranks: int) -> list[range]:
@@ -31,23 +32,34 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Placement:
-    """The pool of each half of each role. A reward that is no model has no pool and runs where its input lies."""
+    """The pool of each half of each role. A reward that is no model has no pool and runs where its input
+    lies."""
 
     pools: Mapping[str, int]  # name → ranks, in the order of --pools
-    trainers: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the trainers that the graph uses
-    generators: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the generators that the graph uses
+    # role → pool, for the trainers that the graph uses
+    trainers: Mapping[str, str] = field(default_factory=dict)
+    # role → pool, for the generators that the graph uses
+    generators: Mapping[str, str] = field(default_factory=dict)
     parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, half) → its layout
-    shares: Mapping[str, Fraction] = field(default_factory=dict)  # pool → its part of each of its devices; others have whole ones
+    # pool → its part of each of its devices; others have whole ones
+    shares: Mapping[str, Fraction] = field(default_factory=dict)
     threads: bool = False  # whether ranks are threads of the run's own process, and not processes of Ray
 
     def devices(self) -> list[tuple[str, ...]]:
-        """The pools in groups: rank k of each pool of a group lies on the group's k-th device. A pool with whole devices is a group of its
-        own; of pools with parts, in their order, each takes the first device that has room for it."""
+        """The pools in groups: rank k of each pool of a group lies on the group's k-th device. A pool with
+        whole devices is a group of its own; of pools with parts, in their order, each takes the first device
+        that has room for it."""
         groups: list[list[str]] = []
         for name in self.pools:
             part = self.shares.get(name, Fraction(1))
-            group = next((group for group in groups if sum(map(self._part, group)) + part <= 1
-                          and self.pools[group[0]] == self.pools[name]), None)
+            group = next(
+                (
+                    group
+                    for group in groups
+                    if sum(map(self._part, group)) + part <= 1 and self.pools[group[0]] == self.pools[name]
+                ),
+                None,
+            )
             groups.append([name]) if group is None else group.append(name)
         return [tuple(group) for group in groups]
 
@@ -74,8 +86,8 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 
 
 class Pools(str):
-    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``, and what that says; empty for a run without.
-    Raises PlanError for any other text."""
+    """The pools of a run as ``--pools`` names them, such as ``train=4,rollout=2@gpu0.5``, and what that says;
+    empty for a run without. Raises PlanError for any other text."""
 
     def __init__(self, text: str) -> None:
         named = {name: (ranks, kind, part) for name, ranks, kind, part in self._named()}
@@ -83,13 +95,24 @@ class Pools(str):
         shared = sorted({*kinds.values()} - {"", THREADS})
         apart = [name for name, kind in kinds.items() if kind != THREADS]
         if len(shared) > 1:
-            raise PlanError.of("pools", "pools share devices of several kinds", found=f"--pools {text}",
-                               expected="gpu for all, or cpu for all", remedy="ranks of a run are on one kind of device (--device)")
+            raise PlanError.of(
+                "pools",
+                "pools share devices of several kinds",
+                found=f"--pools {text}",
+                expected="gpu for all, or cpu for all",
+                remedy="ranks of a run are on one kind of device (--device)",
+            )
         if 0 < len(apart) < len(named):
-            raise PlanError.of("pools", "some pools are threads of this process and others are not", found=f"--pools {text}",
-                               expected=f"@{THREADS} after every pool, or after none", remedy=f"add @{THREADS} to {listed(apart)}")
+            raise PlanError.of(
+                "pools",
+                "some pools are threads of this process and others are not",
+                found=f"--pools {text}",
+                expected=f"@{THREADS} after every pool, or after none",
+                remedy=f"add @{THREADS} to {listed(apart)}",
+            )
         self.ranks = {name: ranks for name, (ranks, _, _) in named.items()}  # in their order
-        self.shares = {name: named[name][2] for name in apart if kinds[name]}  # a pool's exact part of each of its devices, where named
+        # a pool's exact part of each of its devices, where named
+        self.shares = {name: named[name][2] for name in apart if kinds[name]}
         self.kind = shared[0] if shared else ""  # of device that pools share: gpu, cpu, or empty
         self.threads = bool(named) and not apart  # whether all ranks are threads of the run's own process
 
@@ -107,22 +130,35 @@ class Pools(str):
             name = match[1] if match else ""
             part = Fraction(match[5]) if match and match[5] else Fraction(1)
             if match is None or not 1 <= int(match[2]) <= MOST or name in names:
-                raise PlanError.of("pools", f"'{item}' names no pool", found=f"--pools {self}",
-                                   expected=f"NAME=RANKS or NAME=RANKS@threads, 1 to {MOST} ranks, several with commas, each name once",
-                                   remedy="--pools all=2, or --pools train=4,rollout=4")
+                raise PlanError.of(
+                    "pools",
+                    f"'{item}' names no pool",
+                    found=f"--pools {self}",
+                    expected=f"NAME=RANKS or NAME=RANKS@threads, 1 to {MOST} ranks, several with commas, "
+                    "each name once",
+                    remedy="--pools all=2, or --pools train=4,rollout=4",
+                )
             if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
-                raise PlanError.of("pools", f"'{item}' names no part of a device", found=f"--pools {self}",
-                                   expected="more than 0 and at most 1, in ten-thousandths",
-                                   remedy=f"{name}={match[2]}@{match[4]}0.5 has half of each of {match[2]} devices")
+                raise PlanError.of(
+                    "pools",
+                    f"'{item}' names no part of a device",
+                    found=f"--pools {self}",
+                    expected="more than 0 and at most 1, in ten-thousandths",
+                    remedy=f"{name}={match[2]}@{match[4]}0.5 has half of each of {match[2]} devices",
+                )
             names.add(name)
             yield name, int(match[2]), match[3] or match[4] or "", part
 
 
 def place(
-    graph: Graph, needs: Mapping[str, tuple[bool, bool]], pools: Mapping[str, int], settings: Mapping[str, Mapping[str, object]]
+    graph: Graph,
+    needs: Mapping[str, tuple[bool, bool]],
+    pools: Mapping[str, int],
+    settings: Mapping[str, Mapping[str, object]],
 ) -> Placement:
-    """Choose a pool for each half of each role. ``needs``: role → whether it needs a trainer, and a generator. ``settings``: role → its
-    settings, of which ``pool``, ``trainer.pool`` and ``generator.pool`` are read. Raises PlanError with the flags that would settle it."""
+    """Choose a pool for each half of each role. ``needs``: role → whether it needs a trainer, and a
+    generator. ``settings``: role → its settings, of which ``pool``, ``trainer.pool`` and ``generator.pool``
+    are read. Raises PlanError with the flags that would settle it."""
     problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in HALVES}
     undecided: list[str] = []
@@ -153,28 +189,50 @@ def _unknown(pools: Mapping[str, int], settings: Mapping[str, Mapping[str, objec
     for role, flags in settings.items():
         for name in ("pool", *(f"{half}.pool" for half in HALVES)):
             if name in flags and str(flags[name]) not in pools:
-                yield Problem("no-pool", f"--{role}.{name} names no pool", found=str(flags[name]), expected=f"one of {listed(pools)}",
-                              nearest=nearest(str(flags[name]), pools), remedy="name a pool of --pools")
+                yield Problem(
+                    "no-pool",
+                    f"--{role}.{name} names no pool",
+                    found=str(flags[name]),
+                    expected=f"one of {listed(pools)}",
+                    nearest=nearest(str(flags[name]), pools),
+                    remedy="name a pool of --pools",
+                )
 
 
 def _undecided(graph: Graph, pools: Mapping[str, int], flags: list[str]) -> Iterable[Problem]:
     first, *_, last = pools
-    yield Problem("pool-undecided", f"nothing says which of {len(pools)} pools runs what of flow '{graph.name}'", found=listed(pools),
-                  expected=f"one pool, two named {REST} and {GENERATORS}, or a pool for each half",
-                  remedy=" ".join(f"{flag} {last if '.generator.' in flag else first}" for flag in flags))
+    yield Problem(
+        "pool-undecided",
+        f"nothing says which of {len(pools)} pools runs what of flow '{graph.name}'",
+        found=listed(pools),
+        expected=f"one pool, two named {REST} and {GENERATORS}, or a pool for each half",
+        remedy=" ".join(f"{flag} {last if '.generator.' in flag else first}" for flag in flags),
+    )
 
 
-# -- where each node runs ----------------------------------------------------------------------------------------------------------
+# -- where each node runs
+# ----------------------------------------------------------------------------------------------------------
 
-TYPICAL = {Level.TOKEN: 1000, Level.PROMPT: 300, Level.TEXT: 1000, Level.ROW: 1, Level.GROUP: 1, Level.SCALAR: 0}  # entries a row
+# entries a row
+TYPICAL = {
+    Level.TOKEN: 1000,
+    Level.PROMPT: 300,
+    Level.TEXT: 1000,
+    Level.ROW: 1,
+    Level.GROUP: 1,
+    Level.SCALAR: 0,
+}
 SIZES = {"bool": 1, "int64": 8, "float64": 8}
 
 
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
-    """The pool of each node, by id. A node of a model runs where that is; any other where most of the bytes lie that it reads, of equals
-    on the pool that was named first; one that reads nothing, as the data's, with the first model."""
+    """The pool of each node, by id. A node of a model runs where that is; any other where most of the bytes
+    lie that it reads, of equals on the pool that was named first; one that reads nothing, as the data's, with
+    the first model."""
     pools: dict[int, str] = {}
-    first = next((pool for node in _all(graph) if (pool := placement.pool_of(node))), next(iter(placement.pools)))
+    first = next(
+        (pool for node in _all(graph) if (pool := placement.pool_of(node))), next(iter(placement.pools))
+    )
     for node in graph.nodes:
         pools[node.id] = placement.pool_of(node) or _heaviest(graph, node, pools, placement) or first
     return pools
@@ -190,7 +248,10 @@ def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]
             inner = {node.role: frozenset([home[node.id]])}
         pools |= {role: pools.get(role, frozenset()) | more for role, more in inner.items()}
     evaluating = reward_pools(graph.evaluation, placement) if graph.evaluation else {}
-    return {role: pools.get(role, frozenset()) | evaluating.get(role, frozenset()) for role in {**pools, **evaluating}}
+    return {
+        role: pools.get(role, frozenset()) | evaluating.get(role, frozenset())
+        for role in {**pools, **evaluating}
+    }
 
 
 def _all(graph: Graph) -> Iterator[Node]:
@@ -200,7 +261,8 @@ def _all(graph: Graph) -> Iterator[Node]:
 
 
 def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
-    """The pool with the most bytes that a node reads. ``home``: the pools of earlier nodes, by id. None where it reads nothing."""
+    """The pool with the most bytes that a node reads. ``home``: the pools of earlier nodes, by id. None where
+    it reads nothing."""
     bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:
         kind = graph.nodes[item.column.node].output(item.column.name).kind
@@ -209,7 +271,8 @@ def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Plac
 
 
 def typical_bytes(kind: Kind | None) -> int:
-    """Bytes of a row of a column of this kind, for responses of a thousand tokens; an unknown kind counts as a number per row."""
+    """Bytes of a row of a column of this kind, for responses of a thousand tokens; an unknown kind counts as
+    a number per row."""
     if kind is None:
         return 4
     return TYPICAL[kind.level] * (1 if kind.level is Level.TEXT else SIZES.get(kind.dtype or "", 4))

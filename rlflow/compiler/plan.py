@@ -30,7 +30,8 @@ class PassNote:
 class JudgedColumns:
     """What rewards gave the rows that an update learns from, and what it reads of that."""
 
-    rewards: Mapping[str, Column] = field(default_factory=dict)  # reward role → its scores, if several roles score these rows
+    # reward role → its scores, if several roles score these rows
+    rewards: Mapping[str, Column] = field(default_factory=dict)
     learned: tuple[Column, ...] = ()  # columns of these rows that the update reads and that scores reach
 
     def __iter__(self) -> Iterator[Column]:
@@ -43,7 +44,8 @@ class Streaming:
 
     chunks: int = 1  # into which rows go; 1: none are streamed
     by: frozenset[str] = frozenset()  # roles whose generator gives rows as they end
-    exact: frozenset[str] = frozenset()  # roles whose scores and forwards of a row have the same bits whatever is computed beside it
+    # roles whose scores and forwards of a row have the same bits whatever is computed beside it
+    exact: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,20 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one iteration: what runs, where, in which order, and what is kept. Its units are nodes and pieces of nodes; a node in
-    pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes."""
+    """The plan of one iteration: what runs, where, in which order, and what is kept. Its units are nodes and
+    pieces of nodes; a node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids
+    of nodes."""
 
     program: Program
     graph: Graph
     live: tuple[int, ...]  # ids of the nodes that run
     columns: frozenset[Column] = frozenset()  # that are stored
     held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
-    priority: Mapping[int, float] = field(default_factory=dict)  # unit → the higher, the sooner it starts among those that may
+    # unit → the higher, the sooner it starts among those that may
+    priority: Mapping[int, float] = field(default_factory=dict)
     lane: Mapping[int, str] = field(default_factory=dict)  # unit → the lane in which it runs
-    ahead: Mapping[int, float] = field(default_factory=dict)  # forward → the most rows that one step of the update reusing its graph takes
+    # forward → the most rows that one step of the update reusing its graph takes
+    ahead: Mapping[int, float] = field(default_factory=dict)
     # forward or update → the rows that begin with one prompt, where its trainer computes that once
     prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
@@ -75,12 +80,15 @@ class Plan:
     placement: Placement | None = None  # of roles on pools; None in one process
     home: Mapping[int, str] = field(default_factory=dict)  # node → the pool that runs it
     streaming: Streaming = Streaming()
-    chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # sampling node → its chunks but the last, which comes with its end
+    # sampling node → its chunks but the last, which comes with its end
+    chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pieces: Mapping[int, Piece] = field(default_factory=dict)  # by id
     residency: tuple[MemorySchedule, ...] = ()  # the memory schedules of pools with a limit
-    turns: Mapping[int, int] = field(default_factory=dict)  # unit → the unit that has its lane before it, where that is settled
+    # unit → the unit that has its lane before it, where that is settled
+    turns: Mapping[int, int] = field(default_factory=dict)
     evaluation: Plan | None = None  # of the flow's own evaluation, where it has one
-    records: Mapping[str, Column] = field(default_factory=dict)  # name → the column that samples and health metrics show
+    # name → the column that samples and health metrics show
+    records: Mapping[str, Column] = field(default_factory=dict)
     # role → likewise, where several trained roles sample
     policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
     # role of ``policies``, or an empty name for all → what scores its first update learns from
@@ -94,13 +102,20 @@ class Plan:
         return html(self.graph, where, [str(note) for note in self.notes])
 
     def before(self, end: int) -> Plan:
-        """The plan of the nodes that come before the node ``end`` in program order. It sets no state and returns nothing."""
+        """The plan of the nodes that come before the node ``end`` in program order. It sets no state and
+        returns nothing."""
         live = tuple(i for i in self.live if i < end)
         pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
-        return replace(self, graph=replace(self.graph, nodes=self.graph.nodes[:end], state=(), results=()), live=live, pieces=pieces,
-                       columns=frozenset(column for column in self.columns if column.node < end),
-                       held_to_end=frozenset(column for column in self.held_to_end if column.node < end),
-                       chunks={i: chunks for i, chunks in self.chunks.items() if i < end}, turns=_turns_of(self.turns, {*live, *pieces}))
+        return replace(
+            self,
+            graph=replace(self.graph, nodes=self.graph.nodes[:end], state=(), results=()),
+            live=live,
+            pieces=pieces,
+            columns=frozenset(column for column in self.columns if column.node < end),
+            held_to_end=frozenset(column for column in self.held_to_end if column.node < end),
+            chunks={i: chunks for i, chunks in self.chunks.items() if i < end},
+            turns=_turns_of(self.turns, {*live, *pieces}),
+        )
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -129,7 +144,10 @@ class Plan:
         """The name of the `repeat` around each node of a body."""
         names: dict[str, str] = {}
         for i, body in self.bodies.items():
-            names |= dict.fromkeys((body.graph.nodes[j].name for j in body.live), self.graph.nodes[i].name) | body.within
+            names |= (
+                dict.fromkeys((body.graph.nodes[j].name for j in body.live), self.graph.nodes[i].name)
+                | body.within
+            )
         return names
 
     def works_in(self, node: int) -> str:
@@ -138,11 +156,14 @@ class Plan:
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """The live nodes that must end before each live node starts. A piece waits as its node does, but of the sampling node for its
-        own chunk alone."""
+        """The live nodes that must end before each live node starts. A piece waits as its node does, but of
+        the sampling node for its own chunk alone."""
         live = set(self.live)
         predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
-        pieces = {i: predecessors[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
+        pieces = {
+            i: predecessors[piece.node] - {piece.source} | {self._chunk(piece)}
+            for i, piece in self.pieces.items()
+        }
         for i, piece in self.pieces.items():
             predecessors[piece.node].add(i)
         predecessors |= pieces
@@ -169,19 +190,33 @@ class Plan:
 
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
-        """The columns that each live node reads. A node in pieces reads for all of them, since it ends after the last."""
-        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces and item.column in self.columns)
-                for i in self.units}  # fmt: skip
+        """The columns that each live node reads. A node in pieces reads for all of them, since it ends after
+        the last."""
+        return {
+            i: frozenset(
+                item.column
+                for item in self.node(i).inputs
+                if i not in self.pieces and item.column in self.columns
+            )
+            for i in self.units
+        }
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:
-        """The columns of each live node that are kept. Columns of pieces are not seen before the node joins them."""
-        return {i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces) for i in self.units}
+        """The columns of each live node that are kept. Columns of pieces are not seen before the node joins
+        them."""
+        return {
+            i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces)
+            for i in self.units
+        }
 
     def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
-        """Seconds of nodes as those of all that is scheduled: of one in pieces each piece has an even share, and joining takes none."""
+        """Seconds of nodes as those of all that is scheduled: of one in pieces each piece has an even share,
+        and joining takes none."""
         own = {i: 0.0 if i in self.in_pieces else seconds[i] for i in self.live}
-        return own | {i: seconds[piece.node] / len(self.in_pieces[piece.node]) for i, piece in self.pieces.items()}
+        return own | {
+            i: seconds[piece.node] / len(self.in_pieces[piece.node]) for i, piece in self.pieces.items()
+        }
 
     @cached_property
     def readers(self) -> dict[Column, set[int]]:

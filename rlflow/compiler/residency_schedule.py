@@ -1,9 +1,10 @@
-"""Memory schedules: which parts of models are in a rank's memory during which step of an iteration, with the fewest moves that fit. Nothing
-is moved here.
+"""Memory schedules: which parts of models are in a rank's memory during which step of an iteration, with the
+fewest moves that fit. Nothing is moved here.
 
-An iteration is a row of steps that is repeated. Between two steps that need it, a part either stays in memory and takes its bytes, or is
-moved out after the first and back before the second. To keep it for a while and then move it out saves nothing, so that a schedule is
-decided by which of these gaps are kept. The search for them is exact.
+An iteration is a row of steps that is repeated. Between two steps that need it, a part either stays in memory
+and takes its bytes, or is moved out after the first and back before the second. To keep it for a while and
+then move it out saves nothing, so that a schedule is decided by which of these gaps are kept. The search for
+them is exact.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def parts(role: str, half: str, *what: str) -> Parts:
 
 
 def computing(role: str) -> Parts:
-    """The parts that a forward pass of a role's trainer needs; writing a file of its weights needs the same."""
+    """The parts that a forward pass of a role's trainer needs; writing a file of its weights needs the
+    same."""
     return parts(role, "trainer", "weights")
 
 
@@ -70,7 +72,8 @@ class MemoryStep:
 
     step: str  # its name
     needs: Parts  # that must be in memory during the step, and could be elsewhere at other times
-    passing: Mapping[ModelPart, int] = field(default_factory=dict)  # part → bytes that are in memory during the step alone
+    # part → bytes that are in memory during the step alone
+    passing: Mapping[ModelPart, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Move:
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """The steps of an iteration on each rank of a pool, and which parts of models are in memory during each."""
+    """The steps of an iteration on each rank of a pool, and which parts of models are in memory during
+    each."""
 
     pool: str
     moments: tuple[MemoryStep, ...]  # in their order; after the last one the first comes again
@@ -97,7 +101,9 @@ class MemorySchedule:
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
         """Bytes on a rank during a step, with these parts of ``sizes`` in memory."""
-        return sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
+        return (
+            sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
+        )
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
@@ -125,7 +131,8 @@ class MemorySchedule:
         return any(set(awake) != set(self.sizes) for awake in self.awake) or self.peak_without > self.limit
 
 
-# -- the fewest moves ----------------------------------------------------------------------------------------------------------------
+# -- the fewest moves
+# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -153,32 +160,43 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
-    """Choose the parts that are in memory at each moment so that the iteration takes the fewest moves and, of such choices, moves the
-    fewest bytes. Every moment must fit by itself."""
+    """Choose the parts that are in memory at each moment so that the iteration takes the fewest moves and, of
+    such choices, moves the fewest bytes. Every moment must fit by itself."""
     count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
     rest = set(all_gaps) - _dropped(course, all_gaps, room)
-    return tuple(course.moments[at].needs | {gap.part for gap in rest if at in gap.over} for at in range(count))
+    return tuple(
+        course.moments[at].needs | {gap.part for gap in rest if at in gap.over} for at in range(count)
+    )
 
 
 Way = tuple[Cost, frozenset[Gap]]  # what it costs so far, and the gaps that are dropped
 
 
 def _dropped(course: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
-    """The gaps that are not kept. Moment by moment of those at which not all fit, each way on is a least set of gaps that makes it fit, of
-    which none could be kept: a best solution has such a set for every moment, and to drop a gap is no worse for the moments before. A few
-    ways alone first say what a solution costs at most."""
+    """The gaps that are not kept. Moment by moment of those at which not all fit, each way on is a least set
+    of gaps that makes it fit, of which none could be kept: a best solution has such a set for every moment,
+    and to drop a gap is no worse for the moments before. A few ways alone first say what a solution costs at
+    most."""
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
-    tight = {at: gaps_here for at, gaps_here in enumerate(covering) if sum(course.sizes[gap.part] for gap in gaps_here) > room[at]}
+    tight = {
+        at: gaps_here
+        for at, gaps_here in enumerate(covering)
+        if sum(course.sizes[gap.part] for gap in gaps_here) > room[at]
+    }
     known = _search(course, tight, room, (math.inf, 0, 0), few=16)
     return _search(course, tight, room, known[0])[1]
 
 
 def _search(
-    course: MemorySchedule, tight: Mapping[int, list[Gap]], room: list[int], most: tuple[float, int, int], few: int | None = None
+    course: MemorySchedule,
+    tight: Mapping[int, list[Gap]],
+    room: list[int],
+    most: tuple[float, int, int],
+    few: int | None = None,
 ) -> Way:
-    """The best way of those that cost no more than ``most``; of ``few`` alone where they are limited. Ways that differ in nothing that a
-    later moment still has to do with go on as the best of them."""
+    """The best way of those that cost no more than ``most``; of ``few`` alone where they are limited. Ways
+    that differ in nothing that a later moment still has to do with go on as the best of them."""
     ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
     moments = list(tight)
     for place, at in enumerate(moments):
@@ -210,13 +228,18 @@ def _plus(course: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
     return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(freed) - len(moved)
 
 
-# -- what does not fit, and that the rest does ---------------------------------------------------------------------------------------
+# -- what does not fit, and that the rest does
+# ---------------------------------------------------------------------------------------
 
 
 def too_large(course: MemorySchedule) -> Iterator[Problem]:
-    """Moments that do not fit by themselves, the one that is farthest from it of those with the same needs."""
+    """Moments that do not fit by themselves, the one that is farthest from it of those with the same
+    needs."""
     reported: set[Parts] = set()
-    over = [(course.held(moment, moment.needs) - course.limit, moment) for moment in (*course.moments, *course.beside)]
+    over = [
+        (course.held(moment, moment.needs) - course.limit, moment)
+        for moment in (*course.moments, *course.beside)
+    ]
     for excess, moment in sorted(over, key=lambda pair: -pair[0]):
         if excess > 0 and moment.needs not in reported:
             reported.add(moment.needs)
@@ -230,16 +253,23 @@ def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Probl
     parts_text = ", and ".join([parts, *always] if parts else always)
     sizes = at_once | dict(course.fixed)
     largest = max(sizes, key=lambda part: sizes[part])
-    less = (f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)" if largest.what == "cache"
-            else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)")  # fmt: skip
-    return Problem("memory", f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
-                   found=parts_text, expected=f"at most {decimal(course.limit)} at once (--memory)",
-                   remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half")
+    less = (
+        f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)"
+        if largest.what == "cache"
+        else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)"
+    )
+    return Problem(
+        "memory",
+        f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
+        found=parts_text,
+        expected=f"at most {decimal(course.limit)} at once (--memory)",
+        remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half",
+    )
 
 
 def prove(course: MemorySchedule) -> int:
-    """Go through the iteration twice and count what is there; the most bytes. Raises PlanError where a part is missing that is needed,
-    or more is there than fits, at whatever moment, moves included."""
+    """Go through the iteration twice and count what is there; the most bytes. Raises PlanError where a part
+    is missing that is needed, or more is there than fits, at whatever moment, moves included."""
     there: set[ModelPart] = set(course.awake[-1]) if course.awake else set()
     most = 0
     for at in [*range(len(course.moments))] * 2:
@@ -248,8 +278,12 @@ def prove(course: MemorySchedule) -> int:
             (there.discard if move.away else there.add)(move.part)
         size = course.held(moment, there)
         if moment.needs - there or size > course.limit:
-            raise PlanError.of("memory-proof", f"the planned moves do not hold at {moment.step} on {course.pool}",
-                               found=f"{decimal(size)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
-                               expected=f"all that it needs within {decimal(course.limit)}", remedy="leave --memory out, and report this")
+            raise PlanError.of(
+                "memory-proof",
+                f"the planned moves do not hold at {moment.step} on {course.pool}",
+                found=f"{decimal(size)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
+                expected=f"all that it needs within {decimal(course.limit)}",
+                remedy="leave --memory out, and report this",
+            )
         most = max(most, size)
     return most

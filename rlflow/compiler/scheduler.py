@@ -1,10 +1,12 @@
 """The scheduler: a pure state machine. Events go in, instructions come out; it does no I/O and never waits.
 
-A node is waiting, ready, running or done. Ready nodes start when their lane has room, the one with most to come after it first, ties in
-program order. A column is freed when its last reader is done. After a failure nothing more starts and, when the last running node has
-ended, everything is freed. A node that samples may let go of chunks of its rows while it runs; pieces of other nodes wait for these.
+A node is waiting, ready, running or done. Ready nodes start when their lane has room, the one with most to
+come after it first, ties in program order. A column is freed when its last reader is done. After a failure
+nothing more starts and, when the last running node has ended, everything is freed. A node that samples may
+let go of chunks of its rows while it runs; pieces of other nodes wait for these.
 
-An event costs what it touches: the nodes that wait for the one that ended, the columns that it read or gave, and their lanes.
+An event costs what it touches: the nodes that wait for the one that ended, the columns that it read or gave,
+and their lanes.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ Instruction = StartNode | Free | Finish
 
 @dataclass(slots=True)
 class _Lane:
-    """A lane: its number, by when it first had a ready node; the places taken; and ready nodes, the one to start first on top."""
+    """A lane: its number, by when it first had a ready node; the places taken; and ready nodes, the one to
+    start first on top."""
 
     number: int
     limit: float
@@ -53,7 +56,8 @@ class _Lane:
 
 
 class Scheduler:
-    """One iteration of a plan. ``room`` is how many nodes each lane runs at once; lanes it does not name have no limit."""
+    """One iteration of a plan. ``room`` is how many nodes each lane runs at once; lanes it does not name have
+    no limit."""
 
     def __init__(self, plan: Plan, room: Mapping[str, int]) -> None:
         self._plan = plan
@@ -77,13 +81,18 @@ class Scheduler:
         lane = self._leave(node)
         self._done.add(node)
         self._stored.update(self._plan.gives[node])
-        touched = [lane, *(self._make_ready(later) for later in self._plan.followers[node] if self._one_less(later))]
+        touched = [
+            lane,
+            *(self._make_ready(later) for later in self._plan.followers[node] if self._one_less(later)),
+        ]
         return [*self._free(node), *self._start(touched), *self._finish()]
 
     def released(self, chunk: int) -> list[Instruction]:
         """A chunk is there of the rows that a running node samples."""
         self._chunks.add(chunk)
-        return self._start([self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)])
+        return self._start(
+            [self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)]
+        )
 
     def failed(self, node: int) -> list[Instruction]:
         """A node has raised: nothing more starts."""
@@ -109,10 +118,16 @@ class Scheduler:
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
         assert self._failed or set().union(*states) == set(self._plan.units), "no node is lost"
         for name, lane in self._lanes.items():
-            assert sum(self._plan.lane[node] == name for node in self._running) == lane.used <= lane.limit, f"lane {name} holds its limit"
-            assert self._failed or not lane.ready or lane.used == lane.limit, f"lane {name} leaves no place empty"
+            assert sum(self._plan.lane[node] == name for node in self._running) == lane.used <= lane.limit, (
+                f"lane {name} holds its limit"
+            )
+            assert self._failed or not lane.ready or lane.used == lane.limit, (
+                f"lane {name} leaves no place empty"
+            )
         for node, left in self._waiting.items():
-            assert left == len(self._plan.waits_for[node] - self._done - self._chunks) > 0, "a node waits for what is not done"
+            assert left == len(self._plan.waits_for[node] - self._done - self._chunks) > 0, (
+                "a node waits for what is not done"
+            )
 
     def _one_less(self, node: int) -> bool:
         """Whether the node now waits for nothing."""
@@ -148,12 +163,16 @@ class Scheduler:
         """Columns whose last reader this was, and its own that nobody reads."""
         for column in self._plan.reads[node]:
             self._unread[column] -= 1
-        columns = [column for column in (*self._plan.reads[node], *self._plan.gives[node]) if self._over(column)]
+        columns = [
+            column for column in (*self._plan.reads[node], *self._plan.gives[node]) if self._over(column)
+        ]
         self._stored.difference_update(columns)
         return [Free(tuple(sorted(columns, key=_place)))] if columns else []
 
     def _over(self, column: Column) -> bool:
-        return not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end
+        return (
+            not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end
+        )
 
     def _finish(self) -> list[Instruction]:
         if self._running or (not self._failed and len(self._done) < len(self._plan.units)):

@@ -1,5 +1,5 @@
-"""The executor in virtual time: the same scheduler, driven by given durations instead of work. Says how long an iteration would take,
-what would decide that, and how far it is from what no schedule can beat."""
+"""The executor in virtual time: the same scheduler, driven by given durations instead of work. Says how long
+an iteration would take, what would decide that, and how far it is from what no schedule can beat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rlflow.errors import PlanError, listed
 
 Seconds = Mapping[int, float] | Callable[[Node], float]
 
-INSTANT = (Op.DATA, Op.STATE)  # columns that are there when an iteration begins; as in a run, they have no span
+# columns that are there when an iteration begins; as in a run, they have no span
+INSTANT = (Op.DATA, Op.STATE)
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,11 @@ class Simulation:
 
     @property
     def bound(self) -> float:
-        """Seconds that no schedule can beat: the longest path, or the work of the busiest lane over its room."""
-        limited = {lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room}
+        """Seconds that no schedule can beat: the longest path, or the work of the busiest lane over its
+        room."""
+        limited = {
+            lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room
+        }
         return max(self.longest, *limited.values(), 0.0)
 
     @property
@@ -61,7 +65,10 @@ class Simulation:
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])
         pairs = zip(path, path[1:], strict=False)
-        return (*first, *(CriticalNode(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs))
+        return (
+            *first,
+            *(CriticalNode(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs),
+        )
 
     @property
     def decided_by(self) -> list[str]:
@@ -84,11 +91,13 @@ def evenly(rows: float) -> float:
     return rows
 
 
-def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Callable[[float], float] = evenly) -> Simulation:
-    """Run a plan, an unrolled one too, in virtual time. ``seconds`` maps node ids to durations, or gives that of a node; `repeat` is
-    one node. ``room`` is how many nodes each lane runs at once. ``ended``: of a node whose rows are streamed the share of its time after
-    which a share of its rows has ended, rising from 0 to 1. Raises PlanError where a node has no duration, and where nodes are left that
-    can never start."""
+def simulate(
+    plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Callable[[float], float] = evenly
+) -> Simulation:
+    """Run a plan, an unrolled one too, in virtual time. ``seconds`` maps node ids to durations, or gives that
+    of a node; `repeat` is one node. ``room`` is how many nodes each lane runs at once. ``ended``: of a node
+    whose rows are streamed the share of its time after which a share of its rows has ended, rising from 0 to
+    1. Raises PlanError where a node has no duration, and where nodes are left that can never start."""
     seconds_of = plan.shared(durations(plan, seconds))
     clock = _Clock(plan, seconds_of, ended)
     scheduler = Scheduler(plan, room)
@@ -104,11 +113,22 @@ def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Calla
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
     """The seconds of each live node."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
-    known = {node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan) for node in nodes if node.op not in INSTANT}
-    wrong = [f"{plan.graph.nodes[i].name} ({value})" for i, value in known.items() if not 0 <= value < math.inf]
+    known = {
+        node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan)
+        for node in nodes
+        if node.op not in INSTANT
+    }
+    wrong = [
+        f"{plan.graph.nodes[i].name} ({value})" for i, value in known.items() if not 0 <= value < math.inf
+    ]
     if wrong:
-        raise PlanError.of("no-duration", "a simulation needs the duration of every node", found=listed(wrong),
-                           expected="finite seconds, 0 or more", remedy="give seconds for each live node that runs something")
+        raise PlanError.of(
+            "no-duration",
+            "a simulation needs the duration of every node",
+            found=listed(wrong),
+            expected="finite seconds, 0 or more",
+            remedy="give seconds for each live node that runs something",
+        )
     return {node.id: known.get(node.id, 0.0) for node in nodes}
 
 
@@ -118,11 +138,13 @@ class _Clock:
 
     plan: Plan  # what runs
     seconds: Mapping[int, float]  # node or piece → how long it takes
-    ended: Callable[[float], float] = evenly  # share of a node's rows → share of its time after which they have ended
+    # share of a node's rows → share of its time after which they have ended
+    ended: Callable[[float], float] = evenly
     now: float = 0.0  # virtual time
     spans: list[Span] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
-    _ends: list[tuple[float, bool, int]] = field(default_factory=list)  # (end, not a chunk, unit) of what runs, a heap
+    # (end, not a chunk, unit) of what runs, a heap
+    _ends: list[tuple[float, bool, int]] = field(default_factory=list)
     _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
@@ -138,22 +160,37 @@ class _Clock:
         heapq.heappush(self._ends, (self.now + self.seconds[unit], True, unit))
         chunks = self.plan.chunks.get(unit, ())
         for number, chunk in enumerate(chunks, 1):
-            heapq.heappush(self._ends, (self.now + self.ended(number / (len(chunks) + 1)) * self.seconds[unit], False, chunk))
+            heapq.heappush(
+                self._ends,
+                (self.now + self.ended(number / (len(chunks) + 1)) * self.seconds[unit], False, chunk),
+            )
 
     def next(self) -> int:
-        """The node or piece that ends next, or the chunk that is there next, with which a part of its source's time ends."""
+        """The node or piece that ends next, or the chunk that is there next, with which a part of its
+        source's time ends."""
         if not self._ends:
             raise self._stuck()
         self.now, _, ended = heapq.heappop(self._ends)
         unit = self.plan.source_of.get(ended, ended)
         node, lane = self.plan.node(unit), self.plan.lane[unit]
         if node.op not in INSTANT and unit not in self.plan.in_pieces:
-            self.spans.append(Span(node.name, lane, self._since[unit], self.now, self.plan.names_before(unit)))
+            self.spans.append(
+                Span(node.name, lane, self._since[unit], self.now, self.plan.names_before(unit))
+            )
             self._since[unit] = self.now
         return ended
 
     def _stuck(self) -> PlanError:
         ran = {span.node for span in self.spans}
-        left = [node.name for i in self.plan.live if (node := self.plan.graph.nodes[i]).name not in ran and node.op not in INSTANT]
-        return PlanError.of("never-starts", "nothing runs and nodes are left", found=listed(left), expected="every node to run",
-                            remedy="give every lane room for at least 1 node")
+        left = [
+            node.name
+            for i in self.plan.live
+            if (node := self.plan.graph.nodes[i]).name not in ran and node.op not in INSTANT
+        ]
+        return PlanError.of(
+            "never-starts",
+            "nothing runs and nodes are left",
+            found=listed(left),
+            expected="every node to run",
+            remedy="give every lane room for at least 1 node",
+        )

@@ -40,9 +40,10 @@ TICK = 1e-9  # what clocks and sums of seconds may differ by
 
 
 def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) -> list[Span]:
-    """The chain of nodes that decided when the iteration ended, first node first: from the node that ended last, back each time to
-    the node that it waited for longest, be it for its columns or for a place in its lane. ``room``: how many nodes each lane runs at
-    once; a lane without a limit keeps nothing waiting. Without ``room`` each lane runs one."""
+    """The chain of nodes that decided when the iteration ended, first node first: from the node that ended
+    last, back each time to the node that it waited for longest, be it for its columns or for a place in its
+    lane. ``room``: how many nodes each lane runs at once; a lane without a limit keeps nothing waiting.
+    Without ``room`` each lane runs one."""
     ended = _Ended(spans, room)
     path: dict[Span, None] = {}
     more = [last] if (last := max(spans, key=lambda span: span.end, default=None)) is not None else []
@@ -53,7 +54,8 @@ def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) 
 
 
 class _Ended:
-    """Spans of each node and of each lane by when they ended; of those that ended at once the first given counts as the last."""
+    """Spans of each node and of each lane by when they ended; of those that ended at once the first given
+    counts as the last."""
 
     def __init__(self, spans: Sequence[Span], room: Mapping[str, int] | None) -> None:
         self._spans, self._room = spans, room
@@ -65,9 +67,9 @@ class _Ended:
             ends.sort()
 
     def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
-        """The span that ended last among all that ``span`` waited for and that are not on the path yet, with the spans of no time that
-        stand between both: these began and ended just as ``span`` began, and what they waited for decided when. Empty where it waited for
-        none."""
+        """The span that ended last among all that ``span`` waited for and that are not on the path yet, with
+        the spans of no time that stand between both: these began and ended just as ``span`` began, and what
+        they waited for decided when. Empty where it waited for none."""
         steps: dict[Span, list[Span]] = {span: []}
         ends: dict[Span, tuple[float, int]] = {}
         at_once = [span]
@@ -84,14 +86,20 @@ class _Ended:
         return steps[max(ends, key=rank)] if ends else []
 
     def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """The ends of what a span waited for: of each node, and of its lane, those just as it began and the last one before."""
-        for ends in (*(self._backwards(("node", name), span.start, path) for name in span.waits_for), self._full(span, path)):
+        """The ends of what a span waited for: of each node, and of its lane, those just as it began and the
+        last one before."""
+        for ends in (
+            *(self._backwards(("node", name), span.start, path) for name in span.waits_for),
+            self._full(span, path),
+        ):
             for end in ends:
                 yield end
                 if end[0] < span.start - TICK:
                     break
 
-    def _backwards(self, key: tuple[str, str], start: float, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
+    def _backwards(
+        self, key: tuple[str, str], start: float, path: Mapping[Span, None]
+    ) -> Iterator[tuple[float, int]]:
         ends = self._of.get(key, [])
         for place in reversed(range(bisect_right(ends, (start + TICK, 0)))):
             if self._spans[-ends[place][1]] not in path:
@@ -106,12 +114,16 @@ class _Ended:
 
     def _beside(self, one: Span) -> int:
         """How many spans of its lane ran when a span was about to end, itself among them."""
-        return sum(s is one or s.start < one.end - TICK and s.end >= one.end - TICK for s in self._spans if s.lane == one.lane)
+        return sum(
+            s is one or s.start < one.end - TICK and s.end >= one.end - TICK
+            for s in self._spans
+            if s.lane == one.lane
+        )
 
 
 def chain(names: Iterable[str]) -> list[str]:
-    """The names along a path without its loops: where a node comes again, what ran since it came before is left out. So each node still
-    stands after one that it waited for."""
+    """The names along a path without its loops: where a node comes again, what ran since it came before is
+    left out. So each node still stands after one that it waited for."""
     path: list[str] = []
     for name in names:
         del path[path.index(name) + 1 if name in path else len(path) :]
@@ -120,17 +132,27 @@ def chain(names: Iterable[str]) -> list[str]:
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
-    """Spans in which no time stands twice. ``within``: by node the one that it runs in, as the body of a `repeat` does. Such a holder
-    stands for what is left of its time: before, between and after what ran in it. What ran first in it then waits for the holder, and
-    the rest of the holder for what ran before that."""
+    """Spans in which no time stands twice. ``within``: by node the one that it runs in, as the body of a
+    `repeat` does. Such a holder stands for what is left of its time: before, between and after what ran in
+    it. What ran first in it then waits for the holder, and the rest of the holder for what ran before
+    that."""
     parts, holders = list(spans), set(within.values())
-    for holder in sorted((span for span in spans if span.node in holders), key=lambda span: span.seconds):  # those within others first
-        inner = {id(span): span for span in parts if holder.node in _holders(span.node, within) and _inside(span, holder)}
+    # those within others first
+    for holder in sorted((span for span in spans if span.node in holders), key=lambda span: span.seconds):
+        inner = {
+            id(span): span
+            for span in parts
+            if holder.node in _holders(span.node, within) and _inside(span, holder)
+        }
         if inner:
             names = {span.node for span in inner.values()}
             parts = [span for span in parts if span is not holder and id(span) not in inner]
-            parts += [span if names.intersection(span.waits_for) else replace(span, waits_for=(*span.waits_for, holder.node))
-                      for span in inner.values()]
+            parts += [
+                span
+                if names.intersection(span.waits_for)
+                else replace(span, waits_for=(*span.waits_for, holder.node))
+                for span in inner.values()
+            ]
             parts += _rest(holder, list(inner.values()))
     return parts
 
@@ -146,8 +168,8 @@ def _inside(span: Span, holder: Span) -> bool:
 
 
 def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
-    """The parts of a holder's time in which nothing ran in it: before the first, after the last and wherever all had ended, if only for
-    a moment."""
+    """The parts of a holder's time in which nothing ran in it: before the first, after the last and wherever
+    all had ended, if only for a moment."""
     since, waits = holder.start, holder.waits_for
     names = tuple(dict.fromkeys((*holder.waits_for, *(span.node for span in inner))))
     for start, end in _covered(inner):
@@ -157,7 +179,8 @@ def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
-    """The stretches of time in which some span ran, each as long as can be; where one ends as another begins they are two."""
+    """The stretches of time in which some span ran, each as long as can be; where one ends as another begins
+    they are two."""
     ordered = sorted((span.start, span.end) for span in spans)
     start, end = ordered[0]
     for first, last in ordered[1:]:
@@ -169,10 +192,13 @@ def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
-    """Node → its part of the seconds from ``start`` to ``end``: where several ran at once, each has an even part of that time."""
+    """Node → its part of the seconds from ``start`` to ``end``: where several ran at once, each has an even
+    part of that time."""
     clipped = [(max(span.start, start), min(span.end, end), span.node) for span in spans]
-    events = sorted([(first, 1, node) for first, last, node in clipped if first < last]
-                    + [(last, -1, node) for first, last, node in clipped if first < last])
+    events = sorted(
+        [(first, 1, node) for first, last, node in clipped if first < last]
+        + [(last, -1, node) for first, last, node in clipped if first < last]
+    )
     parts: dict[str, float] = {}
     running: dict[str, int] = {}
     since = start
@@ -188,8 +214,9 @@ def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]
 
 
 def longest_path(spans: Iterable[Span]) -> float:
-    """Seconds of the longest chain in which each node waits for the one before it for its columns: no number of workers makes an
-    iteration shorter. A node that ran several times followed itself, as the tries of a `repeat` do."""
+    """Seconds of the longest chain in which each node waits for the one before it for its columns: no number
+    of workers makes an iteration shorter. A node that ran several times followed itself, as the tries of a
+    `repeat` do."""
     done: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
         before = max((done.get(name, 0.0) for name in (*span.waits_for, span.node)), default=0.0)
@@ -198,9 +225,12 @@ def longest_path(spans: Iterable[Span]) -> float:
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:
-    """Lane → share of its places that was taken over ``seconds``, of lanes that ran something; a lane without a limit counts as one
-    place, so its share may exceed 1."""
+    """Lane → share of its places that was taken over ``seconds``, of lanes that ran something; a lane without
+    a limit counts as one place, so its share may exceed 1."""
     work: dict[str, float] = {}
     for span in spans:
         work[span.lane] = work.get(span.lane, 0.0) + span.seconds
-    return {lane: seconds_taken / (room.get(lane, 1) * seconds) if seconds else 0.0 for lane, seconds_taken in sorted(work.items())}
+    return {
+        lane: seconds_taken / (room.get(lane, 1) * seconds) if seconds else 0.0
+        for lane, seconds_taken in sorted(work.items())
+    }

@@ -1,4 +1,5 @@
-"""Flags and configuration files as one flat mapping of dotted names to values, and where each name belongs."""
+"""Flags and configuration files as one flat mapping of dotted names to values, and where each name
+belongs."""
 
 from __future__ import annotations
 
@@ -26,13 +27,16 @@ ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.poo
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """``--name value`` and ``--name=value`` → name → text; switches → True; repeated flags → a tuple. Raises PlanError."""
+    """``--name value`` and ``--name=value`` → name → text; switches → True; repeated flags → a tuple. Raises
+    PlanError."""
     flags: dict[str, Any] = {}
     words = list(arguments)
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise PlanError.of("flag", f"'{word}' is not a flag", found=word, expected="--NAME VALUE", remedy="see --help")
+            raise PlanError.of(
+                "flag", f"'{word}' is not a flag", found=word, expected="--NAME VALUE", remedy="see --help"
+            )
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
         if name in SWITCHES and not equals:
@@ -40,15 +44,21 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                raise PlanError.of("flag", f"--{name} has no value", found=words[0] if words else "the end of the line",
-                                   expected="--NAME VALUE", remedy=f"write --{name} VALUE (booleans take true or false)")
+                raise PlanError.of(
+                    "flag",
+                    f"--{name} has no value",
+                    found=words[0] if words else "the end of the line",
+                    expected="--NAME VALUE",
+                    remedy=f"write --{name} VALUE (booleans take true or false)",
+                )
             value = words.pop(0)
         _put(flags, name, value)
     return flags
 
 
 def read_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """The flags of a command, and what the configuration file of ``--config`` says beside them. Raises PlanError."""
+    """The flags of a command, and what the configuration file of ``--config`` says beside them. Raises
+    PlanError."""
     flags = parse_flags(arguments)
     file = flags.pop("config", None)
     return (read_toml(Path(file)) if file else {}) | flags
@@ -59,7 +69,9 @@ def _put(flags: dict[str, Any], name: str, value: str) -> None:
         flags[name] = (*flags.get(name, ()), value)
     elif name in flags:
         both = f"{flags[name]} and {value}"
-        raise PlanError.of("flag", f"--{name} is given twice", found=both, expected="one value", remedy="remove one")
+        raise PlanError.of(
+            "flag", f"--{name} is given twice", found=both, expected="one value", remedy="remove one"
+        )
     else:
         flags[name] = value
 
@@ -70,12 +82,14 @@ def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
 
 
 def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """The rewards of ``--reward`` that training has, and those that judge a set of ``--eval`` alone: REWARD@NAME, with a weight or
-    without. ``values``: of all flags."""
+    """The rewards of ``--reward`` that training has, and those that judge a set of ``--eval`` alone:
+    REWARD@NAME, with a weight or without. ``values``: of all flags."""
     written = {name: values.get(name) or () for name in ("reward", "eval")}
     rewards, sets = ((value,) if isinstance(value, str) else tuple(value) for value in written.values())
     of_a_set = re.compile(f".*@({'|'.join(map(re.escape, evaluation_names(sets)))})(:[^:@/]*)?", re.DOTALL)
-    judges = tuple(reward for reward in rewards if sets and isinstance(reward, str) and of_a_set.fullmatch(reward))
+    judges = tuple(
+        reward for reward in rewards if sets and isinstance(reward, str) and of_a_set.fullmatch(reward)
+    )
     return tuple(reward for reward in rewards if reward not in judges), judges
 
 
@@ -84,12 +98,25 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return flat(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
-        close = nearest(path.name, [p.name for p in path.parent.glob("*.toml")]) if path.parent.is_dir() else None
-        raise PlanError.of("config", f"the configuration file '{path}' cannot be read", found=str(error.strerror), expected="a TOML file",
-                           nearest=close, remedy="name a file that is there") from error
+        close = (
+            nearest(path.name, [p.name for p in path.parent.glob("*.toml")]) if path.parent.is_dir() else None
+        )
+        raise PlanError.of(
+            "config",
+            f"the configuration file '{path}' cannot be read",
+            found=str(error.strerror),
+            expected="a TOML file",
+            nearest=close,
+            remedy="name a file that is there",
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise PlanError.of("config", f"the configuration file '{path}' is not TOML", found=str(error), expected="TOML",
-                           remedy="correct that line") from error
+        raise PlanError.of(
+            "config",
+            f"the configuration file '{path}' is not TOML",
+            found=str(error),
+            expected="TOML",
+            remedy="correct that line",
+        ) from error
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -100,7 +127,9 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             values |= flat(value, f"{name}.")
         elif name in REPEATED:
-            values[name] = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
+            values[name] = (
+                tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
+            )
         else:
             values[name] = value
     return values
@@ -111,7 +140,8 @@ class RoleConfig:
     """The settings of one role, as flags, files and keywords name them: texts are not parsed yet."""
 
     name: str
-    values: Mapping[str, Any]  # by name, such as lr or generator.pool; one of the role's own goes before one for all roles
+    # by name, such as lr or generator.pool; one of the role's own goes before one for all roles
+    values: Mapping[str, Any]
     shared: frozenset[str]  # names that were written without a role, for all roles
     trainer: str  # name of the trainer's backend
     generator: str  # name of the generator's backend
@@ -131,18 +161,25 @@ class RunConfig:
     """Everything that a run is configured with, sorted by what it belongs to."""
 
     options: Options  # of the run itself
-    hp: Mapping[str, Any] = field(default_factory=dict)  # settings of the flow that are not at their defaults (--hp.NAME)
+    # settings of the flow that are not at their defaults (--hp.NAME)
+    hp: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)  # --data.NAME
-    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → settings written for it alone (--ROLE.NAME)
+    # role → settings written for it alone (--ROLE.NAME)
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     every_role: Mapping[str, Any] = field(default_factory=dict)  # settings written for all roles (--NAME)
-    values: Mapping[str, Any] = field(default_factory=dict)  # all of the above by flag, as it came: what a run records
+    # all of the above by flag, as it came: what a run records
+    values: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()  # names of all settings of the flow
-    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in place of the flow's
-    judges: tuple[str, ...] = ()  # rewards that judge a set of --eval alone, which are none of those of the options
+    # call, as actor.generate#2 → settings in place of the flow's
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # rewards that judge a set of --eval alone, which are none of those of the options
+    judges: tuple[str, ...] = ()
     # role, or "" for whichever samples → the environment's settings by name, and its class under ""
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    services: tuple[Service, ...] = ()  # that the run has, whose URLs stand in everything above but ``values``
-    places: Mapping[str, Address] = field(default_factory=dict)  # service → where it listens; nothing where nothing is to be started
+    # that the run has, whose URLs stand in everything above but ``values``
+    services: tuple[Service, ...] = ()
+    # service → where it listens; nothing where nothing is to be started
+    places: Mapping[str, Address] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
         """The settings of one role; a setting of its own goes before one for all roles."""
@@ -153,12 +190,17 @@ class RunConfig:
 
     def with_option(self, name: str, value: Any) -> RunConfig:
         """The same with another value of one option."""
-        return replace(self, options=replace(self.options, **{name: value}), values={**self.values, name: value})
+        return replace(
+            self, options=replace(self.options, **{name: value}), values={**self.values, name: value}
+        )
 
     @property
     def tokenizer_folder(self) -> str | None:
-        """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its own."""
-        return self.options.model or next((role["model"] for role in self.roles.values() if "model" in role), None)
+        """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its
+        own."""
+        return self.options.model or next(
+            (role["model"] for role in self.roles.values() if "model" in role), None
+        )
 
     @property
     def service_variables(self) -> dict[str, str]:
@@ -177,22 +219,31 @@ class RunConfig:
 
 
 def sort_values(
-    values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere,
+    values: Mapping[str, Any],
+    roles: Iterable[str],
+    settings: Any = None,
+    urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere,
     sampling: Callable[[], Sequence[str]] = no_sampling,
 ) -> RunConfig:
-    """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults; ``urls``: gives the URLs of
-    services by name; ``sampling``: the roles that sample, for hints. Settings of environments get the URLs in their own processes
-    (``from_environment``) and those of the flow when its stages are called, since the graph has both as they are written. Raises PlanError
-    for names that belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
+    """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults;
+    ``urls``: gives the URLs of services by name; ``sampling``: the roles that sample, for hints. Settings of
+    environments get the URLs in their own processes (``from_environment``) and those of the flow when its
+    stages are called, since the graph has both as they are written. Raises PlanError for names that belong to
+    nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
     written = values
     _check_texts(values)
     roles = list(roles)
     services, values = split_services(values)
     if services:
         there = urls(services)
-        values = {name: value if _of_graph(name, roles) else in_place(value, there) for name, value in values.items()}
+        values = {
+            name: value if _of_graph(name, roles) else in_place(value, there)
+            for name, value in values.items()
+        }
     own = {f.name for f in fields(Options)}
-    known = Known(tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), tuple(roles), sampling)
+    known = Known(
+        tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), tuple(roles), sampling
+    )
     options: dict[str, Any] = {}
     hp, data, every = {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
@@ -224,31 +275,58 @@ def sort_values(
     rewards, judges = sort_rewards(options)
     if judges:
         options["reward"] = rewards
-    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), known.own, calls, judges, environments,
-                     services)  # fmt: skip
+    return RunConfig(
+        override(Options(), options, ""),
+        hp,
+        data,
+        by_role,
+        every,
+        dict(written),
+        known.own,
+        calls,
+        judges,
+        environments,
+        services,
+    )
 
 
 def pools_of(values: Mapping[str, Any]) -> Any:
-    """The pools as ``--pools`` names them, also where a table of a configuration file does; None where there are none."""
-    table = [f"{name.removeprefix('pools.')}={ranks}" for name, ranks in values.items() if name.startswith("pools.")]
+    """The pools as ``--pools`` names them, also where a table of a configuration file does; None where there
+    are none."""
+    table = [
+        f"{name.removeprefix('pools.')}={ranks}"
+        for name, ranks in values.items()
+        if name.startswith("pools.")
+    ]
     return ",".join(table) or values.get("pools")
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
-    """Raises PlanError for a text with a NUL, which no name of a file and no variable of the environment can have."""
+    """Raises PlanError for a text with a NUL, which no name of a file and no variable of the environment can
+    have."""
     for name, value in values.items():
-        if any(isinstance(each, str) and "\0" in each for each in (value if isinstance(value, list | tuple) else (value,))):
-            raise PlanError.of("setting-range", f"the setting '{name}' does not fit", found=repr(value), expected="a text without NUL",
-                               remedy=f"change --{name}")
+        if any(
+            isinstance(each, str) and "\0" in each
+            for each in (value if isinstance(value, list | tuple) else (value,))
+        ):
+            raise PlanError.of(
+                "setting-range",
+                f"the setting '{name}' does not fit",
+                found=repr(value),
+                expected="a text without NUL",
+                remedy=f"change --{name}",
+            )
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:
-    """Whether the flow's graph has the value of a flag in it, which must not differ from one start of a run to the next."""
+    """Whether the flow's graph has the value of a flag in it, which must not differ from one start of a run
+    to the next."""
     return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
-    """(role, setting) of a flag of an environment: env, env.NAME, ROLE.env and ROLE.env.NAME; None for any other flag."""
+    """(role, setting) of a flag of an environment: env, env.NAME, ROLE.env and ROLE.env.NAME; None for any
+    other flag."""
     head, _, rest = name.partition(".")
     if head == "env":
         return "", rest
@@ -264,7 +342,8 @@ def _of_a_call(name: str, roles: Iterable[str]) -> bool:
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """Flags that only mean something beside --pools, where that is missing: the run would not be what they say."""
+    """Flags that only mean something beside --pools, where that is missing: the run would not be what they
+    say."""
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")
@@ -274,5 +353,12 @@ def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]
     flags += ["--interface"] if config.options.interface else []
     if not flags:
         return []
-    return [Problem("no-pools", f"{flags[0]} is given, but there are no pools", found=listed(flags),
-                    expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")]
+    return [
+        Problem(
+            "no-pools",
+            f"{flags[0]} is given, but there are no pools",
+            found=listed(flags),
+            expected="--pools beside it; without it a run is in one process",
+            remedy="--pools all=2, or leave it out",
+        )
+    ]

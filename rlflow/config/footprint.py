@@ -15,41 +15,63 @@ from rlflow.errors import PlanError
 
 
 def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -> ModelFootprint:
-    """The memory that a role's model takes on its pools. Nothing is known where its trainer does not say what its ranks divide
-    (``divided``). Raises PlanError where the headers of its folder cannot be read."""
+    """The memory that a role's model takes on its pools. Nothing is known where its trainer does not say what
+    its ranks divide (``divided``). Raises PlanError where the headers of its folder cannot be read."""
     trainer, generator, name = role.trainer, role.generator, role.name
     if role.folder is None or trainer.can.divided is None:
         return ModelFootprint(None)
     placed = placement is not None and name in placement.trainers
     ranks = placement.pools[placement.trainers[name]] if placement is not None and placed else 1
     return ModelFootprint(
-        facts(role.folder), role.use.head, role.use.trained, dtype, lora=trainer.settings.lora if role.use.trained else 0,
-        attention=trainer.settings.lora_targets == "attention", batch_tokens=generator.can.batch_tokens, shares=ranks,
-        divided=trainer.can.divided, sampler_shares=generator.can.tensor, cache_bytes=generator.can.cache_bytes,
-        copied=trainer.can.copied, flat=trainer.can.flat, tensor=trainer.can.tensor,
+        facts(role.folder),
+        role.use.head,
+        role.use.trained,
+        dtype,
+        lora=trainer.settings.lora if role.use.trained else 0,
+        attention=trainer.settings.lora_targets == "attention",
+        batch_tokens=generator.can.batch_tokens,
+        shares=ranks,
+        divided=trainer.can.divided,
+        sampler_shares=generator.can.tensor,
+        cache_bytes=generator.can.cache_bytes,
+        copied=trainer.can.copied,
+        flat=trainer.can.flat,
+        tensor=trainer.can.tensor,
     )
 
 
 def facts(folder: Path) -> ModelFacts:
-    """The configuration and the shapes of the weights in a model folder. They are read once, and again only where a file of the folder has
-    another size or time. Raises PlanError where its headers cannot be read."""
+    """The configuration and the shapes of the weights in a model folder. They are read once, and again only
+    where a file of the folder has another size or time. Raises PlanError where its headers cannot be read."""
     try:
-        return _facts(folder, tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())))
+        return _facts(
+            folder,
+            tuple(
+                (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())
+            ),
+        )
     except Exception as error:
-        raise PlanError.of("model-folder", f"the model folder '{folder}' cannot be read", found=f"{type(error).__name__}: {error}",
-                           expected="config.json, and weights as safetensors", remedy="name another folder with --model") from error
+        raise PlanError.of(
+            "model-folder",
+            f"the model folder '{folder}' cannot be read",
+            found=f"{type(error).__name__}: {error}",
+            expected="config.json, and weights as safetensors",
+            remedy="name another folder with --model",
+        ) from error
 
 
 @lru_cache(maxsize=16)
 def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
-    """``files``: name, bytes and time of each file when the folder was read, so that a changed folder is read again."""
+    """``files``: name, bytes and time of each file when the folder was read, so that a changed folder is read
+    again."""
     return ModelFacts.of(folder)
 
 
 def reward_models(
     graph: Graph, roles: Roles, placement: Placement, rewards: RewardNames, dtype: str
 ) -> Iterator[tuple[str, str, ModelFootprint]]:
-    """(pool, name, memory) of reward models of their own folder: every rank of the pools that score with them loads them."""
+    """(pool, name, memory) of reward models of their own folder: every rank of the pools that score with them
+    loads them."""
     for role, pools in reward_pools(graph, placement).items():
         for spec in rewards.of_role(role) if role not in roles else ():
             if spec.kind == "model":

@@ -1,4 +1,5 @@
-"""What the pass ``residency`` needs to know of a run: how much each rank holds, and which parts of that can be elsewhere."""
+"""What the pass ``residency`` needs to know of a run: how much each rank holds, and which parts of that can
+be elsewhere."""
 
 from __future__ import annotations
 
@@ -19,24 +20,37 @@ PARTS = {"adapters": "weights", "cache, at most": "cache"}  # what is called oth
 
 
 def within_memory(
-    plan: Plan, roles: Roles, rewards: RewardNames, placement: Placement, options: Options, evaluated: str | None
+    plan: Plan,
+    roles: Roles,
+    rewards: RewardNames,
+    placement: Placement,
+    options: Options,
+    evaluated: str | None,
 ) -> Plan:
-    """Add to a plan which parts of models lie in memory when, so that each rank stays within ``--memory``; without that flag the plan stays
-    as it is. ``placement``: the plan's, or that of one process; ``evaluated``: the role that samples held-out prompts. Raises PlanError
-    where it cannot be done."""
+    """Add to a plan which parts of models lie in memory when, so that each rank stays within ``--memory``;
+    without that flag the plan stays as it is. ``placement``: the plan's, or that of one process;
+    ``evaluated``: the role that samples held-out prompts. Raises PlanError where it cannot be done."""
     if options.memory is None:
         return plan
     committed = plan.graph.changed_roles if options.copies_every == 1 else ()
-    canaries = tuple(name for name, role in roles.items() if has_canary(role, options)) if options.canary == 1 else ()
+    canaries = (
+        tuple(name for name, role in roles.items() if has_canary(role, options))
+        if options.canary == 1
+        else ()
+    )
     holdings = tuple(_holdings(plan, roles, rewards, placement, options.dtype))
     return residency(plan, placement, MemoryLimit(options.memory, holdings, committed, canaries, evaluated))
 
 
-def _holdings(plan: Plan, roles: Roles, rewards: RewardNames, placement: Placement, dtype: str) -> Iterator[Holding]:
+def _holdings(
+    plan: Plan, roles: Roles, rewards: RewardNames, placement: Placement, dtype: str
+) -> Iterator[Holding]:
     for name, role in roles.items():
         size = footprint(role, dtype, placement)
         pools_of_half = (placement.trainers, placement.generators)
-        for half, pools, parts in zip(role.halves, pools_of_half, (size.trainer(), size.generator()), strict=True):
+        for half, pools, parts in zip(
+            role.halves, pools_of_half, (size.trainer(), size.generator()), strict=True
+        ):
             if name in pools:
                 yield from _half(name, half, pools[name], parts)
     for pool, name, size in reward_models(plan.graph, roles, placement, rewards, dtype):

@@ -26,13 +26,20 @@ class Known:
 
     own: tuple[str, ...] = ()  # its settings, without hp.
     roles: tuple[str, ...] = ()
-    sampling: Callable[[], Sequence[str]] = field(default=no_sampling, compare=False)  # gives the roles that sample
+    # gives the roles that sample
+    sampling: Callable[[], Sequence[str]] = field(default=no_sampling, compare=False)
 
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
-    """A flag without a role that is neither the run's nor a setting of any backend of its roles (``settings``)."""
-    return Problem("unknown-flag", f"there is no flag {dashed(name)}", found=dashed(name), expected="a flag of the run, or of a backend",
-                   **_remedy(meant(name, settings, known)))
+    """A flag without a role that is neither the run's nor a setting of any backend of its roles
+    (``settings``)."""
+    return Problem(
+        "unknown-flag",
+        f"there is no flag {dashed(name)}",
+        found=dashed(name),
+        expected="a flag of the run, or of a backend",
+        **_remedy(meant(name, settings, known)),
+    )
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
@@ -40,23 +47,39 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
     settings = sorted(settings)
     half, dot, rest = name.rpartition(".")
     fitting = [each.removeprefix(half + dot) for each in settings if each.startswith(half + dot)]
-    return Problem("unknown-setting", f"role '{role}' has no setting '{name}'", found=f"--{role}.{name}",
-                   expected=f"one of {listed(settings)}", **_remedy(meant(rest, fitting, known, f"{role}.{half}" if half else role)))
+    return Problem(
+        "unknown-setting",
+        f"role '{role}' has no setting '{name}'",
+        found=f"--{role}.{name}",
+        expected=f"one of {listed(settings)}",
+        **_remedy(meant(rest, fitting, known, f"{role}.{half}" if half else role)),
+    )
 
 
 def unknown_own(name: str, known: Known) -> Problem:
     """A flag --hp.NAME that is no setting of the flow."""
-    return Problem("unknown-setting", f"there is no setting 'hp.{name}'", found=name, expected=f"one of {listed(known.own)}",
-                   **_remedy(meant(name, (), known)))
+    return Problem(
+        "unknown-setting",
+        f"there is no setting 'hp.{name}'",
+        found=name,
+        expected=f"one of {listed(known.own)}",
+        **_remedy(meant(name, (), known)),
+    )
 
 
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
-    """A flag with a dot and nothing of the flow before it; ``heads`` are what may be there. A key of another project ends in its word."""
+    """A flag with a dot and nothing of the flow before it; ``heads`` are what may be there. A key of another
+    project ends in its word."""
     head, _, rest = name.partition(".")
     near = nearest(head, heads)
     flag = f"--{near}.{rest}" if near else meant(rest.rpartition(".")[2], (), known)
-    return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
-                   expected=f"one of {listed(heads)} before the dot", **_remedy(flag))
+    return Problem(
+        "unknown-flag",
+        f"--{name} belongs to nothing in this flow",
+        found=head,
+        expected=f"one of {listed(heads)} before the dot",
+        **_remedy(flag),
+    )
 
 
 def _remedy(flag: str | None) -> dict[str, Any]:
@@ -66,12 +89,16 @@ def _remedy(flag: str | None) -> dict[str, Any]:
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:
-    """The flag that was probably meant, or several that belong together; None without one. It is the one that is spelled most alike, and
-    of several the first among settings of the flow, of `generate`, of the run, of roles, and words of other projects. Where that is a word
-    for which this flow has nothing, no flag is meant. ``settings``: those of backends; ``role``: the one that the flag was written for, or
-    its half."""
+    """The flag that was probably meant, or several that belong together; None without one. It is the one that
+    is spelled most alike, and of several the first among settings of the flow, of `generate`, of the run, of
+    roles, and words of other projects. Where that is a word for which this flow has nothing, no flag is
+    meant. ``settings``: those of backends; ``role``: the one that the flag was written for, or its half."""
     seek = _Search(set(settings), known, role)
-    near = [(apart, each) for each in seek.names() if (apart := misspelt(name, each.rpartition(".")[2])) is not None]
+    near = [
+        (apart, each)
+        for each in seek.names()
+        if (apart := misspelt(name, each.rpartition(".")[2])) is not None
+    ]
     closest = min(near, key=lambda pair: pair[0])[1] if near else ""
     return seek.flag(closest) or seek.word(closest)
 
@@ -83,7 +110,8 @@ class _Search:
     role: str
 
     def names(self) -> Iterator[str]:
-        """All names that may have been misspelt, in the order in which they come where several are as near."""
+        """All names that may have been misspelt, in the order in which they come where several are as
+        near."""
         yield from (f"hp.{name}" for name in self.known.own)
         yield from (f"generate.{name}" for name in TYPES)
         yield from (*OF_THE_RUN, *sorted(name for name in self.settings if "." not in name), *SETTINGS)
@@ -97,7 +125,8 @@ class _Search:
         return None
 
     def flag(self, name: str) -> str | None:
-        """How a name of ``names`` or of the words is written as a flag; None where the flow has no such thing."""
+        """How a name of ``names`` or of the words is written as a flag; None where the flow has no such
+        thing."""
         head, _, rest = name.rpartition(".")
         if head == "hp":
             return f"--{name}" if rest in self.known.own else None

@@ -1,4 +1,5 @@
-"""How roles sample, where the run says it in place of the flow: --ROLE.generate.NAME, and --ROLE.generate#2.NAME for the second call."""
+"""How roles sample, where the run says it in place of the flow: --ROLE.generate.NAME, and
+--ROLE.generate#2.NAME for the second call."""
 
 from __future__ import annotations
 
@@ -12,14 +13,24 @@ from rlflow.author.settings import parse
 from rlflow.author.verbs import GENERATE
 from rlflow.errors import Problem, listed, nearest
 
-TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "stop_token_ids": tuple, "min_tokens": int,
-                         "lengths": tuple, "skip_special_tokens": bool}
-SEVERAL: dict[str, type] = {"stop": str, "stop_token_ids": int}  # settings that are a tuple, and the type of what is in it
+TYPES: dict[str, Any] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "stop": tuple,
+    "stop_token_ids": tuple,
+    "min_tokens": int,
+    "lengths": tuple,
+    "skip_special_tokens": bool,
+}
+# settings that are a tuple, and the type of what is in it
+SEVERAL: dict[str, type] = {"stop": str, "stop_token_ids": int}
 CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
 def addresses_call(setting: str) -> bool:
-    """Whether a role's setting, such as ``generate.stop`` or ``generate#2.top_p``, speaks of a call of `generate`."""
+    """Whether a role's setting, such as ``generate.stop`` or ``generate#2.top_p``, speaks of a call of
+    `generate`."""
     return CALL.fullmatch(setting.partition(".")[0]) is not None
 
 
@@ -30,7 +41,8 @@ def repeatable(flag: str) -> bool:
 
 
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value as `generate` takes it. Gives the problems too."""
+    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value as `generate` takes it. Gives
+    the problems too."""
     settings: dict[str, dict[str, Any]] = {}
     problems = []
     for flag, value in values.items():
@@ -52,7 +64,10 @@ def _value(name: str, value: Any) -> Any:
         return _lengths(value)
     try:
         if name in SEVERAL:
-            return tuple(parse(SEVERAL[name], each) for each in (value if isinstance(value, list | tuple) else (value,)))
+            return tuple(
+                parse(SEVERAL[name], each)
+                for each in (value if isinstance(value, list | tuple) else (value,))
+            )
         return parse(TYPES[name], value)
     except ValueError:
         return None
@@ -71,13 +86,37 @@ def _lengths(value: Any) -> Any:
 
 def _unfit(flag: str, name: str, value: Any) -> Problem:
     """The problem of a value that a setting does not take."""
-    expected = GENERATE[name].expected if name != "lengths" else 'a JSON file with {"lengths": [NUMBER, …]}, integers of at least 1'
-    remedy = f"change --{flag}" if name != "lengths" else "`rlflow bench record RUN -o FILE` writes one from the rows of a run"
-    return Problem("setting-range", f"--{flag} is out of range", found=repr(value), expected=f"{name}: {expected}", remedy=remedy)
+    expected = (
+        GENERATE[name].expected
+        if name != "lengths"
+        else 'a JSON file with {"lengths": [NUMBER, …]}, integers of at least 1'
+    )
+    remedy = (
+        f"change --{flag}"
+        if name != "lengths"
+        else "`rlflow bench record RUN -o FILE` writes one from the rows of a run"
+    )
+    return Problem(
+        "setting-range",
+        f"--{flag} is out of range",
+        found=repr(value),
+        expected=f"{name}: {expected}",
+        remedy=remedy,
+    )
 
 
 def _unknown(flag: str, name: str) -> Problem:
     close = nearest(name, TYPES)
-    remedy = f"write --{flag.removesuffix(name)}{close}" if close else "samples and max_tokens shape the rows: they are the flow's settings"
-    return Problem("unknown-setting", f"--{flag} is nothing that a run sets of `generate`", found=name, expected=f"one of {listed(TYPES)}",
-                   nearest=close, remedy=remedy)
+    remedy = (
+        f"write --{flag.removesuffix(name)}{close}"
+        if close
+        else "samples and max_tokens shape the rows: they are the flow's settings"
+    )
+    return Problem(
+        "unknown-setting",
+        f"--{flag} is nothing that a run sets of `generate`",
+        found=name,
+        expected=f"one of {listed(TYPES)}",
+        nearest=close,
+        remedy=remedy,
+    )

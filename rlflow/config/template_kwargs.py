@@ -1,4 +1,5 @@
-"""Variables of the chat template, as ``--data.template_kwargs`` and ``--data.template_kwargs.NAME`` give them."""
+"""Variables of the chat template, as ``--data.template_kwargs`` and ``--data.template_kwargs.NAME`` give
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ TEMPLATE = "template_kwargs"  # as a JSON object, or each variable by its name b
 
 
 def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of the chat template among the values of ``--data.NAME``. Raises PlanError for what is no JSON object."""
+    """The variables of the chat template among the values of ``--data.NAME``. Raises PlanError for what is no
+    JSON object."""
     whole = values.get(TEMPLATE) or {}
     if isinstance(whole, str):
         try:
@@ -20,9 +22,21 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             whole = None
     if not isinstance(whole, Mapping):
-        raise PlanError.of("flag", f"--data.{TEMPLATE} is a JSON object", found=str(values[TEMPLATE]), expected='{"NAME": VALUE, …}',
-                           remedy=f"--data.{TEMPLATE} '{{\"enable_thinking\": false}}'")
-    return {**whole, **{name.partition(".")[2]: number(value) for name, value in values.items() if name.startswith(f"{TEMPLATE}.")}}
+        raise PlanError.of(
+            "flag",
+            f"--data.{TEMPLATE} is a JSON object",
+            found=str(values[TEMPLATE]),
+            expected='{"NAME": VALUE, …}',
+            remedy=f"--data.{TEMPLATE} '{{\"enable_thinking\": false}}'",
+        )
+    return {
+        **whole,
+        **{
+            name.partition(".")[2]: number(value)
+            for name, value in values.items()
+            if name.startswith(f"{TEMPLATE}.")
+        },
+    }
 
 
 def number(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Data: records from files, folders or reasoning-gym tasks, and the cursor that serves them as rows.
 
-Here: reading and judging records, chat templates in a process of their own, tokens of prompts, the scorer that a task brings.
-Not here: which data set a run has (`rlflow.config.roles.opened_data`), batches (`rlflow.author.batch`), rewards (`rlflow.rewards`).
+Here: reading and judging records, chat templates in a process of their own, tokens of prompts, the scorer
+that a task brings. Not here: which data set a run has (`rlflow.config.roles.opened_data`), batches
+(`rlflow.author.batch`), rewards (`rlflow.rewards`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
     from rlflow.data.prompts import Prompts
     from rlflow.data.source import open_data
 
-_LAZY = {"Dataset": "dataset", "Prompts": "prompts", "Wording": "encode", "open_data": "source", "prompts_of": "mixed"}
+_LAZY = {
+    "Dataset": "dataset",
+    "Prompts": "prompts",
+    "Wording": "encode",
+    "open_data": "source",
+    "prompts_of": "mixed",
+}
 
 __all__ = ["Dataset", "Prompts", "Wording", "open_data", "prompts_of"]
 

@@ -1,7 +1,8 @@
-"""Control tokens that text of others holds. Such text is written with ordinary tokens: decoding gives back what was said, and nothing that
-a page, a tool or another model says begins or ends a turn.
+"""Control tokens that text of others holds. Such text is written with ordinary tokens: decoding gives back
+what was said, and nothing that a page, a tool or another model says begins or ends a turn.
 
-While a chat template renders what was said, a character that nothing else has stands in the place of each control token's text.
+While a chat template renders what was said, a character that nothing else has stands in the place of each
+control token's text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 from rlflow.errors import PlanError
 from rlflow.training import pretrained
 
-PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))  # code points that no text is meant to have
+# code points that no text is meant to have
+PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
@@ -39,7 +41,9 @@ class StandIns:
 
     @cached_property
     def _written(self) -> dict[str, str]:
-        return dict(self.texts) | {json.dumps(mark)[1:-1]: json.dumps(text)[1:-1] for mark, text in self.texts.items()}
+        return dict(self.texts) | {
+            json.dumps(mark)[1:-1]: json.dumps(text)[1:-1] for mark, text in self.texts.items()
+        }
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -47,16 +51,25 @@ class StandIns:
 
 
 class Controls:
-    """The control tokens of a tokenizer: those that it marks as special, and others beside its vocabulary that ``template``, its chat
-    template, writes itself."""
+    """The control tokens of a tokenizer: those that it marks as special, and others beside its vocabulary
+    that ``template``, its chat template, writes itself."""
 
     def __init__(self, tokenizer: Any, template: str) -> None:
         self.tokenizer = tokenizer
-        named = {str(token): number for token, number in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)}
-        added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special or str(token) in template}
+        named = {
+            str(token): number
+            for token, number in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+        }
+        added = {
+            str(token): number
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special or str(token) in template
+        }
         self.ids = {text: int(number) for text, number in {**named, **added}.items() if text.strip()}
         self.numbers = frozenset(self.ids.values())
-        self._flags = {str(token): (token.lstrip, token.rstrip) for token in tokenizer.added_tokens_decoder.values()}
+        self._flags = {
+            str(token): (token.lstrip, token.rstrip) for token in tokenizer.added_tokens_decoder.values()
+        }
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -64,20 +77,29 @@ class Controls:
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, said: Sequence[Any], beside: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
-        """Texts, or messages, with a stand-in for each control token in them. ``beside``: other texts that a template writes."""
+        """Texts, or messages, with a stand-in for each control token in them. ``beside``: other texts that a
+        template writes."""
         texts = [*_texts(list(said))]
         found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
         if not found:
             return list(said), StandIns()
         used = "\n".join([*texts, *beside])
-        free = (mark for mark in map(chr, itertools.chain(*PRIVATE)) if mark not in used and json.dumps(mark)[1:-1] not in used)
+        free = (
+            mark
+            for mark in map(chr, itertools.chain(*PRIVATE))
+            if mark not in used and json.dumps(mark)[1:-1] not in used
+        )
         marks = dict(zip(found, free, strict=False))
-        hidden = [_replaced(each, lambda text: self.pattern.sub(lambda match: marks[match[0]], text)) for each in said]
+        hidden = [
+            _replaced(each, lambda text: self.pattern.sub(lambda match: marks[match[0]], text))
+            for each in said
+        ]
         return hidden, StandIns({mark: text for text, mark in marks.items()})
 
     def encoded(self, texts: Sequence[str], hidden: StandIns, encode: Encode) -> list[list[int]]:
-        """The ids of texts in which control tokens are those that a template wrote, and no others. ``encode``: the tokenizer's own way, in
-        which every control token that stands in a text becomes one. Raises PlanError."""
+        """The ids of texts in which control tokens are those that a template wrote, and no others.
+        ``encode``: the tokenizer's own way, in which every control token that stands in a text becomes one.
+        Raises PlanError."""
         rows = encode(texts) if texts else []
         for place, text in enumerate(texts):
             written = len(self.pattern.findall(text))
@@ -86,7 +108,8 @@ class Controls:
         return rows
 
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
-        """The ids of a text, stretch by stretch: between control tokens of the template those of ordinary tokens."""
+        """The ids of a text, stretch by stretch: between control tokens of the template those of ordinary
+        tokens."""
         stretch = ""
         for piece, control in self._divided(text):
             if not control and (hidden.within(piece) or self.numbers.intersection(encode([piece])[0])):
@@ -100,7 +123,8 @@ class Controls:
             yield encode([stretch])[0]
 
     def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The parts of a text, and whether each is a control token, with the white space that it takes along."""
+        """The parts of a text, and whether each is a control token, with the white space that it takes
+        along."""
         at = 0
         for match in self.pattern.finditer(text):
             left, right = self._flags.get(match[0], (False, False))
@@ -114,30 +138,45 @@ class Controls:
             yield text[at:], False
 
     def _plain(self, text: str) -> list[int]:
-        """The ids of a text in which nothing is a control token. Raises PlanError where the tokenizer has no others for it."""
+        """The ids of a text in which nothing is a control token. Raises PlanError where the tokenizer has no
+        others for it."""
         ids = self._without(text)
         if self.numbers.intersection(ids):
-            raise PlanError.of("control-tokens", "the tokenizer has no other tokens for the text of a control token",
-                               found=repr(text[:80]), expected="a tokenizer with ordinary tokens for each character",
-                               remedy="another model; where what an environment says may be control tokens, --env.control_tokens allow")
+            raise PlanError.of(
+                "control-tokens",
+                "the tokenizer has no other tokens for the text of a control token",
+                found=repr(text[:80]),
+                expected="a tokenizer with ordinary tokens for each character",
+                remedy="another model; where what an environment says may be control tokens, "
+                "--env.control_tokens allow",
+            )
         return ids
 
     @cached_property
     def _without(self) -> Callable[[str], list[int]]:
         """Encodes as the tokenizer would without its control tokens."""
         if not self.tokenizer.is_fast:
-            return lambda text: list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+            return lambda text: list(
+                self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            )
         return _inner(json.loads(self.tokenizer.backend_tokenizer.to_str()), self.numbers)
 
 
 def unwritable(folder: Path) -> list[str]:
-    """The control tokens of a model folder whose text its tokenizer has no ordinary tokens for, by the folder's files: no tokenizer of
-    transformers is loaded. Empty where there is no tokenizer.json, and for one that cannot be read: whoever loads it says so."""
-    state, templates = pretrained.read_tokenizer_file(folder), "".join(pretrained.read_templates(folder).values())
+    """The control tokens of a model folder whose text its tokenizer has no ordinary tokens for, by the
+    folder's files: no tokenizer of transformers is loaded. Empty where there is no tokenizer.json, and for
+    one that cannot be read: whoever loads it says so."""
+    state, templates = (
+        pretrained.read_tokenizer_file(folder),
+        "".join(pretrained.read_templates(folder).values()),
+    )
     named = {text for text in pretrained.read_special_tokens(folder).values() if text}
     try:
-        ids = {token["content"]: int(token["id"]) for token in state["added_tokens"]
-               if token["special"] or token["content"] in named or token["content"] in templates}  # fmt: skip
+        ids = {
+            token["content"]: int(token["id"])
+            for token in state["added_tokens"]
+            if token["special"] or token["content"] in named or token["content"] in templates
+        }
         ids |= {text: int(number) for text, number in _vocabulary(state).items() if text in named}
         encode, numbers = _inner(state, frozenset(ids.values())), frozenset(ids.values())
         return [text for text in ids if numbers.intersection(encode(text))]
@@ -156,14 +195,24 @@ def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], li
 def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
     """Text → id of the tokens of the vocabulary proper."""
     vocabulary = state["model"]["vocab"]
-    return vocabulary if isinstance(vocabulary, dict) else {entry[0]: number for number, entry in enumerate(vocabulary)}
+    return (
+        vocabulary
+        if isinstance(vocabulary, dict)
+        else {entry[0]: number for number, entry in enumerate(vocabulary)}
+    )
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
-    """A tokenizer, as its JSON, that finds none of these added tokens in a text. Every other token keeps its id."""
+    """A tokenizer, as its JSON, that finds none of these added tokens in a text. Every other token keeps its
+    id."""
     known = _vocabulary(state)
-    tokens = [token for token in state["added_tokens"] if token["id"] not in ids or token["content"] not in known]
-    renamed = [{**token, "content": f"{chr(PRIVATE[-1][-1])}{token['id']}"} if token["id"] in ids else token for token in tokens]
+    tokens = [
+        token for token in state["added_tokens"] if token["id"] not in ids or token["content"] not in known
+    ]
+    renamed = [
+        {**token, "content": f"{chr(PRIVATE[-1][-1])}{token['id']}"} if token["id"] in ids else token
+        for token in tokens
+    ]
     inside = {**state, "added_tokens": renamed, "post_processor": None, "truncation": None, "padding": None}
     return dict(_within(inside))
 
@@ -172,7 +221,9 @@ def _within(part: Any) -> Any:
     """The part of a tokenizer for text that does not begin what is encoded: no space is put before it."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
-        return {name: value if name in ("vocab", "merges") else _within(value) for name, value in part.items()} | changed
+        return {
+            name: value if name in ("vocab", "merges") else _within(value) for name, value in part.items()
+        } | changed
     return [_within(each) for each in part] if isinstance(part, list) else part
 
 

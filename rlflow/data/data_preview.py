@@ -1,4 +1,5 @@
-"""What a model will really read of a data set: the fields taken, lengths over all records, what is left out, and a few rows in full."""
+"""What a model will really read of a data set: the fields taken, lengths over all records, what is left out,
+and a few rows in full."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from rlflow.data.pairs import equal_pairs, told
 from rlflow.data.spoken import special_tokens
 
 if TYPE_CHECKING:
-
     from rlflow.author.batch import Batch
 
 STEP = 1024  # records that are encoded at once
@@ -34,7 +34,8 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Text:
-    """A text as a model reads it: decoded from its ids, with the ids, and those of them that are special tokens."""
+    """A text as a model reads it: decoded from its ids, with the ids, and those of them that are special
+    tokens."""
 
     text: str
     ids: tuple[int, ...]
@@ -83,15 +84,26 @@ class Preview:
 
 
 def preview(data: Dataset, rows: int) -> Preview:
-    """Preview ``data`` as a run would read them. All records are encoded once. ``rows``: the number of records to show in full, from the
-    first."""
+    """Preview ``data`` as a run would read them. All records are encoded once. ``rows``: the number of
+    records to show in full, from the first."""
     faults = {**data.faulty(range(len(data)))}
     usable = [index for index in range(len(data)) if index not in faults]
     prompts, responses = _lengths(data, usable)
     shown = tuple(_rows(data, usable[:rows]))
-    return Preview(data.name, len(usable), data.shape, dict(data.fields), data.unread, _wording(data), _summary(prompts),
-                   _summary(responses), tuple(_left_out(data, [*data.faults, *faults.values()])), told(data, equal_pairs(data)), shown,
-                   tuple(_warnings(data)))
+    return Preview(
+        data.name,
+        len(usable),
+        data.shape,
+        dict(data.fields),
+        data.unread,
+        _wording(data),
+        _summary(prompts),
+        _summary(responses),
+        tuple(_left_out(data, [*data.faults, *faults.values()])),
+        told(data, equal_pairs(data)),
+        shown,
+        tuple(_warnings(data)),
+    )
 
 
 def _warnings(data: Dataset) -> Iterator[str]:
@@ -131,13 +143,19 @@ def _left_out(data: Dataset, faults: Sequence[Fault]) -> Iterator[LeftOut]:
     if data.doubles:
         yield LeftOut("a question that the task drew before", data.doubles, ())
     for alike in counted(faults).values():
-        yield LeftOut(_cause(data, alike[0]), len(alike), tuple(str(fault.place) for fault in alike[:PLACES] if fault.place))
+        yield LeftOut(
+            _cause(data, alike[0]),
+            len(alike),
+            tuple(str(fault.place) for fault in alike[:PLACES] if fault.place),
+        )
 
 
 def _cause(data: Dataset, fault: Fault) -> str:
     if fault.cause == "too_long":
         return f"too long: {data.room} are taken"
-    return {"wording": "refused by the tokenizer or its chat template", "empty": "without a prompt"}.get(fault.cause, fault.cause)
+    return {"wording": "refused by the tokenizer or its chat template", "empty": "without a prompt"}.get(
+        fault.cause, fault.cause
+    )
 
 
 def _rows(data: Dataset, index: Sequence[int]) -> Iterator[PreviewRow]:
@@ -145,14 +163,25 @@ def _rows(data: Dataset, index: Sequence[int]) -> Iterator[PreviewRow]:
         return
     batch, each = data.batch(index), 2 if data.shape == "pairs" else 1
     special = _special(data.encoder)
-    prompts, responses = _ids(batch, "prompt_tokens"), _ids(batch, "tokens") if "tokens" in batch else [None] * len(batch)
-    others = [name for name in batch.columns if name not in ("prompt", "prompt_tokens", "tokens", "mask", "completion", "finish", "group")]
+    prompts, responses = (
+        _ids(batch, "prompt_tokens"),
+        _ids(batch, "tokens") if "tokens" in batch else [None] * len(batch),
+    )
+    others = [
+        name
+        for name in batch.columns
+        if name not in ("prompt", "prompt_tokens", "tokens", "mask", "completion", "finish", "group")
+    ]
     values = {name: _values(batch[name]) for name in others}
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         place = data.records[index[row // each]].place
-        asked, answered = (None if ids is None else _text(ids, data.encoder, special) for ids in (prompt, response))
+        asked, answered = (
+            None if ids is None else _text(ids, data.encoder, special) for ids in (prompt, response)
+        )
         assert asked is not None
-        yield PreviewRow(str(place or ""), asked, answered, {name: column[row] for name, column in values.items()})
+        yield PreviewRow(
+            str(place or ""), asked, answered, {name: column[row] for name, column in values.items()}
+        )
 
 
 def _ids(batch: Batch, column: str) -> list[Any]:
@@ -171,7 +200,11 @@ def _special(encoder: Encoder) -> dict[int, str]:
 
 
 def _text(ids: tuple[int, ...], encoder: Encoder, special: Mapping[int, str]) -> Text:
-    return Text(_decoded(ids, encoder), ids, {place: special[number] for place, number in enumerate(ids) if number in special})
+    return Text(
+        _decoded(ids, encoder),
+        ids,
+        {place: special[number] for place, number in enumerate(ids) if number in special},
+    )
 
 
 def _decoded(ids: Sequence[int], encoder: Encoder) -> str:

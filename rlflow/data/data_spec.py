@@ -1,4 +1,5 @@
-"""Sources of data as a user names them: ``[NAME=]FILE[:WEIGHT]``, where FILE may be a folder or a reasoning-gym task too."""
+"""Sources of data as a user names them: ``[NAME=]FILE[:WEIGHT]``, where FILE may be a folder or a
+reasoning-gym task too."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class SourceSpec:
 
 
 def parse_source(written: str) -> SourceSpec:
-    """The source that the text names. A path that is there is taken whole, whatever it has in it. Raises PlanError for a weight that is
-    none."""
+    """The source that the text names. A path that is there is taken whole, whatever it has in it. Raises
+    PlanError for a weight that is none."""
     body, weight = _split_weight(written)
     head, equals, path = body.partition("=")
     if not equals or not NAME.fullmatch(head) or _exists(body):
@@ -44,21 +45,32 @@ def parse_source(written: str) -> SourceSpec:
 
 
 def parse_sources(written: Sequence[str]) -> tuple[SourceSpec, ...]:
-    """The sources of a run. Raises PlanError for two of one name, a name that no metric can have, and weights that only some have."""
+    """The sources of a run. Raises PlanError for two of one name, a name that no metric can have, and weights
+    that only some have."""
     sources = tuple(map(parse_source, written))
     names = [source.name for source in sources]
     for source in sources if len(sources) > 1 else ():
         if names.count(source.name) > 1 or not NAME.fullmatch(source.name):
             twice = names.count(source.name) > 1
-            raise PlanError.of("source-name", f"two sources of data are called '{source.name}'" if twice else
-                               f"'{source.name}' is no name for a source of data", found=", ".join(each.path for each in sources),
-                               expected="a name of its own for each, of letters, digits, _, - and .",
-                               remedy=f"--data NAME={source.path}{source.after}")  # fmt: skip
+            raise PlanError.of(
+                "source-name",
+                f"two sources of data are called '{source.name}'"
+                if twice
+                else f"'{source.name}' is no name for a source of data",
+                found=", ".join(each.path for each in sources),
+                expected="a name of its own for each, of letters, digits, _, - and .",
+                remedy=f"--data NAME={source.path}{source.after}",
+            )
     lacking = [source for source in sources if source.weight is None]
     if 0 < len(lacking) < len(sources):
-        raise PlanError.of("source-weight", f"the source '{lacking[0].name}' has no weight, but others have",
-                           found=f"--data {lacking[0].at(lacking[0].path)}", expected="a weight for each source, or for none",
-                           remedy=f"--data {lacking[0].at(lacking[0].path)}:1.0, or leave all out: each then counts by its records")
+        raise PlanError.of(
+            "source-weight",
+            f"the source '{lacking[0].name}' has no weight, but others have",
+            found=f"--data {lacking[0].at(lacking[0].path)}",
+            expected="a weight for each source, or for none",
+            remedy=f"--data {lacking[0].at(lacking[0].path)}:1.0, or leave all out: each then counts by "
+            "its records",
+        )
     return sources
 
 
@@ -89,5 +101,10 @@ def _split_weight(text: str) -> tuple[str, Fraction | None]:
 
 
 def _no_weight(body: str, text: str) -> PlanError:
-    return PlanError.of("source-weight", f"the weight of the data '{body}' does not fit", found=text or "nothing after the colon",
-                        expected="a number above 0", remedy=f"--data {body}:0.5, or leave the weights of all sources out")
+    return PlanError.of(
+        "source-weight",
+        f"the weight of the data '{body}' does not fit",
+        found=text or "nothing after the colon",
+        expected="a number above 0",
+        remedy=f"--data {body}:0.5, or leave the weights of all sources out",
+    )

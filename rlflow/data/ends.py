@@ -1,5 +1,6 @@
-"""The tokens at which replies of a model end: one set for each model folder, of what its chat template, its configs and its tokenizer
-name. Sampling ends at them, rows of the data end in one of them, and between two turns stands what the template writes after them."""
+"""The tokens at which replies of a model end: one set for each model folder, of what its chat template, its
+configs and its tokenizer name. Sampling ends at them, rows of the data end in one of them, and between two
+turns stands what the template writes after them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Ends:
     named: Mapping[str, tuple[int, ...]]  # what names ends → the tokens, of sources that name any
     words: Mapping[int, str]  # the texts of tokens, as far as they are known
     space: str = ""  # what the chat template writes between a reply and the token that ends it
-    always: bool = False  # whether the template's end stands after every reply; else it is what the next turn begins with
+    # whether the template's end stands after every reply; else it is what the next turn begins with
+    always: bool = False
     chats: bool = False  # whether there is a chat template that writes a reply
 
     @property
@@ -41,47 +43,95 @@ class Ends:
 
     @property
     def of_text(self) -> int | None:
-        """The token that ends a response to plain text: the tokenizer's end of text, else the first that a config names."""
+        """The token that ends a response to plain text: the tokenizer's end of text, else the first that a
+        config names."""
         sources = (TEXT, pretrained.GENERATION, pretrained.CONFIG)
         return next((token for source in sources for token in self.named.get(source, ())), None)
 
     @property
     def served(self) -> tuple[int, ...]:
         """The tokens at which other programs end a reply when they sample from the folder as it is."""
-        return next((tokens for name in (pretrained.GENERATION, pretrained.CONFIG, TEXT) if (tokens := self.named.get(name))), ())
+        return next(
+            (
+                tokens
+                for name in (pretrained.GENERATION, pretrained.CONFIG, TEXT)
+                if (tokens := self.named.get(name))
+            ),
+            (),
+        )
 
     def written(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The generation config with all ends, where that of ``files`` (name → content) names fewer; else nothing."""
+        """The generation config with all ends, where that of ``files`` (name → content) names fewer; else
+        nothing."""
         try:
             own = json.loads(files.get(pretrained.GENERATION, b"{}"))
             config = json.loads(files[pretrained.CONFIG])
         except (ValueError, KeyError):
             return {}  # no model folder that others could read
-        if not self.ids or set(self.ids) <= set(self.served) or not isinstance(own, dict) or not isinstance(config, dict):
+        if (
+            not self.ids
+            or set(self.ids) <= set(self.served)
+            or not isinstance(own, dict)
+            or not isinstance(config, dict)
+        ):
             return {}
-        first = {name: config[name] for name in ("bos_token_id", "pad_token_id") if config.get(name) is not None}
-        return {pretrained.GENERATION: json.dumps({**first, **own, "eos_token_id": list(self.ids)}, indent=2).encode() + b"\n"}
+        first = {
+            name: config[name] for name in ("bos_token_id", "pad_token_id") if config.get(name) is not None
+        }
+        return {
+            pretrained.GENERATION: json.dumps(
+                {**first, **own, "eos_token_id": list(self.ids)}, indent=2
+            ).encode()
+            + b"\n"
+        }
 
     @property
     def problems(self) -> list[Problem]:
         """Where the folder contradicts itself, as warnings."""
-        found = "; ".join(f"{name}: {self._spoken(tokens)}" for name, tokens in self.named.items()) or "no end of any kind"
+        found = (
+            "; ".join(f"{name}: {self._spoken(tokens)}" for name, tokens in self.named.items())
+            or "no end of any kind"
+        )
         problems, file = [], self.folder / pretrained.GENERATION
         if {token for name in (CHAT, TEXT) for token in self.named.get(name, ())} - set(self.served):
-            remedy = (f'"eos_token_id": {list(self.ids)} in {file}; rlflow ends replies at each of them, and names them all in what it '
-                      "writes into final/")
-            problems.append(Problem("model-ends", f"the files of {self.folder} do not agree on what ends a reply", found=found,
-                                    expected=f"{file.name} to name each of them: other programs go on after one that it does not name",
-                                    remedy=remedy, severity="warning"))
+            remedy = (
+                f'"eos_token_id": {list(self.ids)} in {file}; rlflow ends replies at each of them, and '
+                "names them all in what it "
+                "writes into final/"
+            )
+            problems.append(
+                Problem(
+                    "model-ends",
+                    f"the files of {self.folder} do not agree on what ends a reply",
+                    found=found,
+                    expected=f"{file.name} to name each of them: other programs go on after one that it "
+                    "does not name",
+                    remedy=remedy,
+                    severity="warning",
+                )
+            )
         if self.chats and self.of_chat is None:
-            remedy = ("a template that writes one of these after each message of the assistant; with this one, the token that ends a "
-                      "reply stands before what it writes")
-            problems.append(Problem("model-ends", f"the chat template of {self.folder} writes no token that ends a reply", found=found,
-                                    expected="a token between a reply and the next turn", remedy=remedy, severity="warning"))
+            remedy = (
+                "a template that writes one of these after each message of the assistant; with this one, "
+                "the token that ends a "
+                "reply stands before what it writes"
+            )
+            problems.append(
+                Problem(
+                    "model-ends",
+                    f"the chat template of {self.folder} writes no token that ends a reply",
+                    found=found,
+                    expected="a token between a reply and the next turn",
+                    remedy=remedy,
+                    severity="warning",
+                )
+            )
         return problems
 
     def _spoken(self, tokens: Sequence[int]) -> str:
-        return ", ".join(f"{self.words[token]} ({token})" if token in self.words else str(token) for token in tokens)
+        return ", ".join(
+            f"{self.words[token]} ({token})" if token in self.words else str(token) for token in tokens
+        )
 
 
 Variables = Mapping[str, Any]  # that a run gives the chat template beside messages
@@ -89,10 +139,12 @@ NONE: Variables = MappingProxyType({})
 _known: dict[tuple[Path, str], tuple[object, Ends]] = {}  # by folder and variables
 
 
-def ends_of(folder: Path, variables: Variables = NONE, rendering: Callable[[], ChatTemplate] | None = None) -> Ends:
-    """The ends of a model folder, by its files; the tokenizer is loaded only where these do not say what its end of text is. What cannot be
-    read names nothing: whoever loads it says so. ``variables``: those of the chat template; ``rendering``: gives the folder's chat template
-    with them, where one is in use."""
+def ends_of(
+    folder: Path, variables: Variables = NONE, rendering: Callable[[], ChatTemplate] | None = None
+) -> Ends:
+    """The ends of a model folder, by its files; the tokenizer is loaded only where these do not say what its
+    end of text is. What cannot be read names nothing: whoever loads it says so. ``variables``: those of the
+    chat template; ``rendering``: gives the folder's chat template with them, where one is in use."""
     folder = folder.absolute()
     key = (folder, repr(sorted(variables.items())))
     stamp, (known, ends) = _stamp(folder), _known.get(key, (None, None))
@@ -108,7 +160,14 @@ def ends_of(folder: Path, variables: Variables = NONE, rendering: Callable[[], C
 
 def _stamp(folder: Path) -> tuple[object, ...]:
     """What changes when a file changes that has a say in it."""
-    names = (pretrained.CONFIG, pretrained.GENERATION, pretrained.TOKENIZER, pretrained.VOCABULARY, pretrained.TOKENS, pretrained.TEMPLATE)
+    names = (
+        pretrained.CONFIG,
+        pretrained.GENERATION,
+        pretrained.TOKENIZER,
+        pretrained.VOCABULARY,
+        pretrained.TOKENS,
+        pretrained.TEMPLATE,
+    )
     stats = [path.stat() if (path := folder / name).is_file() else None for name in names]
     return tuple((each.st_mtime_ns, each.st_size) if each else None for each in stats)
 
@@ -125,29 +184,36 @@ def _ends(folder: Path, template: ChatTemplate | None) -> Ends:
     after, alone = _after_reply(template)
     space, token = closing(after or "", added)
     always = alone is None or closing(alone, added)[1] == token
-    own = token is not None and (always or any(token in tokens for tokens in (*configs.values(), *text.values())))
+    own = token is not None and (
+        always or any(token in tokens for tokens in (*configs.values(), *text.values()))
+    )
     of_chat: dict[str, tuple[int, ...]] = {CHAT: (token,)} if own and token is not None else {}
     return Ends(folder, of_chat | configs | text, words, space if own else "", always, after is not None)
 
 
 def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | None:
-    """The chat template of a folder that needs no tools, by its files, with these variables; None if it has no template."""
+    """The chat template of a folder that needs no tools, by its files, with these variables; None if it has
+    no template."""
     templates = pretrained.read_templates(folder)
     text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
-    return ChatTemplate(folder, text, {**pretrained.read_special_tokens(folder), **variables}) if text is not None else None
+    return (
+        ChatTemplate(folder, text, {**pretrained.read_special_tokens(folder), **variables})
+        if text is not None
+        else None
+    )
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
-    """(space before it, id) of the token with which the text after a reply begins; no id where it begins with other text. ``added``: the
-    tokens beside the vocabulary proper."""
+    """(space before it, id) of the token with which the text after a reply begins; no id where it begins with
+    other text. ``added``: the tokens beside the vocabulary proper."""
     rest = after.lstrip()
     word = max((word for word in added if rest.startswith(word)), key=len, default=None)
     return (after[: len(after) - len(rest)], added[word]) if word is not None else ("", None)
 
 
 def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
-    """What the template writes after a reply where the user goes on, and where nothing follows; None where it refuses such a
-    conversation."""
+    """What the template writes after a reply where the user goes on, and where nothing follows; None where it
+    refuses such a conversation."""
     texts: list[str | None] = []
     for more, prompting in (([{"role": "user", "content": QUESTION}], True), ([], False)):
         try:
@@ -158,7 +224,8 @@ def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
 
 
 def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str]:
-    """The added tokens and the end of text of the tokenizer itself, whose class may know what its files do not say."""
+    """The added tokens and the end of text of the tokenizer itself, whose class may know what its files do
+    not say."""
     if not any((folder / name).is_file() for name in (pretrained.TOKENIZER, pretrained.VOCABULARY)):
         return dict(added), ""  # transformers would make up a tokenizer for some models
     try:
@@ -166,5 +233,12 @@ def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str
     except Exception:  # whatever its files make of transformers: whoever encodes with it says so
         return dict(added), ""
     end = tokenizer.eos_token
-    own = {**added, **{str(word): int(number) for word, number in tokenizer.added_tokens_encoder.items() if str(word).strip()}}
+    own = {
+        **added,
+        **{
+            str(word): int(number)
+            for word, number in tokenizer.added_tokens_encoder.items()
+            if str(word).strip()
+        },
+    }
     return {**own, **({str(end): int(tokenizer.eos_token_id)} if end is not None else {})}, str(end or "")

@@ -14,7 +14,9 @@ from rlflow.errors import Place, PlanError, Problem
 
 Cause = Literal["unreadable", "empty", "wording", "too_long"]
 CAUSES: Mapping[Cause, str] = {  # cause → words, in the order of messages
-    "unreadable": "unreadable", "empty": "without a prompt", "wording": "refused by the tokenizer or its chat template",
+    "unreadable": "unreadable",
+    "empty": "without a prompt",
+    "wording": "refused by the tokenizer or its chat template",
     "too_long": "too long",
 }
 CHARACTERS = 2**20  # most characters of records that are encoded at once
@@ -32,7 +34,14 @@ class Room:
 
     def __str__(self) -> str:
         limits = {"a prompt": self.prompt, "a prompt and its response": self.row}
-        return ", ".join(f"at most {limit} tokens of {subject}" for subject, limit in limits.items() if limit is not None) + self.why
+        return (
+            ", ".join(
+                f"at most {limit} tokens of {subject}"
+                for subject, limit in limits.items()
+                if limit is not None
+            )
+            + self.why
+        )
 
 
 @dataclass(frozen=True)
@@ -69,8 +78,8 @@ def faults(
 def lengths(
     records: Sequence[Record], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> Iterator[tuple[int, int]]:
-    """The tokens of each record's prompt, and of its prompt with its longest response, of the records that can be given to a model. The
-    arguments are those of ``faults``."""
+    """The tokens of each record's prompt, and of its prompt with its longest response, of the records that
+    can be given to a model. The arguments are those of ``faults``."""
     judge = _Judge(encoder, wording, room, name)
     for part in _parts(records, range(len(records))):
         sound = [records[i] for i in part]
@@ -116,7 +125,8 @@ class _Judge:
     name: str
 
     def all_sound(self, records: Sequence[Record]) -> bool:
-        """Whether nothing is wrong with any of the records. False also where it takes a closer look to know."""
+        """Whether nothing is wrong with any of the records. False also where it takes a closer look to
+        know."""
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
         try:
@@ -133,12 +143,27 @@ class _Judge:
             prompt, longest = self.lengths([record])[0]
         except PlanError as error:
             first = error.problems[0]
-            return Fault("wording", replace(first, place=record.place, message=f"{self._which(record, number)}{first.message}"))
+            return Fault(
+                "wording",
+                replace(first, place=record.place, message=f"{self._which(record, number)}{first.message}"),
+            )
         if not prompt:
-            return self._fault(record, number, "empty", "its prompt has no tokens", repr(record.question[:60]), "one token or more")
+            return self._fault(
+                record,
+                number,
+                "empty",
+                "its prompt has no tokens",
+                repr(record.question[:60]),
+                "one token or more",
+            )
         if self._fits(prompt, longest):
             return None
-        return self._too_long(record, number, longest, f"a prompt of {prompt} tokens" + (" and its response" if record.responses else ""))
+        return self._too_long(
+            record,
+            number,
+            longest,
+            f"a prompt of {prompt} tokens" + (" and its response" if record.responses else ""),
+        )
 
     def _empty(self, record: Record) -> bool:
         """Whether a record has no question. A record with responses needs none."""
@@ -147,8 +172,16 @@ class _Judge:
     def lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
         """The tokens of each record's prompt, and of its prompt with its longest response."""
         wordings = [self.wording.of(record) for record in records]
-        turns = iter(answered(self.encoder, [(wording, response) for record, wording in zip(records, wordings, strict=True)
-                                             for response in record.responses]))  # fmt: skip
+        turns = iter(
+            answered(
+                self.encoder,
+                [
+                    (wording, response)
+                    for record, wording in zip(records, wordings, strict=True)
+                    for response in record.responses
+                ],
+            )
+        )
         lengths = []
         for record, prompt in zip(records, self.encoder.prompts(wordings), strict=True):
             rows = [joined(next(turns))[0] for _ in record.responses]
@@ -160,8 +193,8 @@ class _Judge:
         return prompt > 0 and not _over(prompt, self.room.prompt) and not _over(longest, self.room.row)
 
     def _surely_longer(self, record: Record) -> int:
-        """A number of tokens that the record has at least, if that is already too many; else 0. It follows from the characters, since a
-        token stands for a limited number of them."""
+        """A number of tokens that the record has at least, if that is already too many; else 0. It follows
+        from the characters, since a token stands for a limited number of them."""
         prompt = _length(record.prompt)
         row = prompt + max((_length(response) for response in record.responses), default=0)
         if not _over(prompt, self.room.prompt) and not _over(row, self.room.row):
@@ -170,12 +203,18 @@ class _Judge:
         return row if _over(prompt, self.room.prompt) or _over(row, self.room.row) else 0
 
     def _too_long(self, record: Record, number: int, tokens: int, finding: str) -> Fault:
-        fault = self._fault(record, number, "too_long", f"it is too long ({tokens} tokens)", finding, str(self.room))
+        fault = self._fault(
+            record, number, "too_long", f"it is too long ({tokens} tokens)", finding, str(self.room)
+        )
         return replace(fault, tokens=tokens)
 
-    def _fault(self, record: Record, number: int, cause: Cause, message: str, finding: str, expected: str) -> Fault:
+    def _fault(
+        self, record: Record, number: int, cause: Cause, message: str, finding: str, expected: str
+    ) -> Fault:
         which = self._which(record, number)
-        return Fault(cause, Problem("data-record", f"{which}{message}", record.place, found=finding, expected=expected))
+        return Fault(
+            cause, Problem("data-record", f"{which}{message}", record.place, found=finding, expected=expected)
+        )
 
     def _which(self, record: Record, number: int) -> str:
         """The beginning of a message that names a record which stands in no file."""
@@ -185,7 +224,11 @@ class _Judge:
 def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
     """Cause → its faults, in the order of CAUSES."""
     faults = list(faults)
-    return {cause: of_cause for cause in CAUSES if (of_cause := [fault for fault in faults if fault.cause == cause])}
+    return {
+        cause: of_cause
+        for cause in CAUSES
+        if (of_cause := [fault for fault in faults if fault.cause == cause])
+    }
 
 
 def spoken(faults: Iterable[Fault]) -> str:
@@ -194,12 +237,15 @@ def spoken(faults: Iterable[Fault]) -> str:
 
 
 def _spoken(cause: Cause, of_cause: Sequence[Fault]) -> str:
-    longest = f", the longest of {max(fault.tokens for fault in of_cause)} tokens" if cause == "too_long" else ""
+    longest = (
+        f", the longest of {max(fault.tokens for fault in of_cause)} tokens" if cause == "too_long" else ""
+    )
     return f"{len(of_cause)} {CAUSES[cause]}{longest}{places_of([fault.place for fault in of_cause])}"
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """The first PLACES of the places where records stand, in parentheses after a space; empty where they stand in no file."""
+    """The first PLACES of the places where records stand, in parentheses after a space; empty where they
+    stand in no file."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
@@ -215,14 +261,18 @@ def _short(places: Sequence[str]) -> Iterator[str]:
 
 
 def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> PlanError:
-    """The error for data with faulty records: the first few in full, then all of them in a line. ``judged``: how many records were looked
-    at."""
+    """The error for data with faulty records: the first few in full, then all of them in a line. ``judged``:
+    how many records were looked at."""
     too_long = any(fault.cause == "too_long" for fault in faults)
     shorter = f", --data.max_prompt {room.prompt} drops what is too long" if too_long and room.prompt else ""
     by_message: dict[str, Problem] = {}
     for fault in faults:
         by_message.setdefault(fault.problem.message, fault.problem)
-    summary = Problem("data-records", f"{len(faults)} of {judged} records of {name} cannot be used", found=spoken(faults),
-                   expected=str(room) if too_long else "records that every model of the run can be given",
-                   remedy=f"correct them; or --bad-records skip leaves them out and counts them{shorter}")
+    summary = Problem(
+        "data-records",
+        f"{len(faults)} of {judged} records of {name} cannot be used",
+        found=spoken(faults),
+        expected=str(room) if too_long else "records that every model of the run can be given",
+        remedy=f"correct them; or --bad-records skip leaves them out and counts them{shorter}",
+    )
     return PlanError(*[*by_message.values()][:SHOWN], summary)

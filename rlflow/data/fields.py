@@ -17,9 +17,12 @@ Shape = Literal["prompts", "completions", "pairs"]
 Response = str | tuple[Message, ...]
 
 FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
-OTHER_NAMES = {"prompt": ("question", "problem", "instruction", "input"),
-               "answer": ("solution", "ground_truth", "reward_model.ground_truth", "target", "label")}  # fmt: skip
-OF_PROJECTS = {"reward_model.ground_truth": "verl", "input": "OpenRLHF", "label": "OpenRLHF"}  # fields by which its records are known
+OTHER_NAMES = {
+    "prompt": ("question", "problem", "instruction", "input"),
+    "answer": ("solution", "ground_truth", "reward_model.ground_truth", "target", "label"),
+}
+# fields by which its records are known
+OF_PROJECTS = {"reward_model.ground_truth": "verl", "input": "OpenRLHF", "label": "OpenRLHF"}
 TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
 
@@ -29,10 +32,13 @@ class Record:
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer
-    responses: tuple[Response, ...] = ()  # a completion, or (chosen, rejected); messages begin and end with the assistant's
-    more: Mapping[str, Any] = field(default_factory=dict)  # declared column → value; column of a field that rewards read → its JSON
+    # a completion, or (chosen, rejected); messages begin and end with the assistant's
+    responses: tuple[Response, ...] = ()
+    # declared column → value; column of a field that rewards read → its JSON
+    more: Mapping[str, Any] = field(default_factory=dict)
     place: Place | None = field(default=None, compare=False)  # where the record stands in a file
-    number: int = field(default=0, compare=False)  # its place among all records of the data, from 0, those that cannot be read included
+    # its place among all records of the data, from 0, those that cannot be read included
+    number: int = field(default=0, compare=False)
 
     @property
     def question(self) -> str:
@@ -51,7 +57,13 @@ class Mapped:
     @property
     def shape(self) -> Shape:
         """Whether the records are prompts alone, prompts with completions, or pairs of responses."""
-        return "completions" if "completion" in self.fields else "pairs" if "chosen" in self.fields else "prompts"
+        return (
+            "completions"
+            if "completion" in self.fields
+            else "pairs"
+            if "chosen" in self.fields
+            else "prompts"
+        )
 
     @property
     def responses(self) -> tuple[str, ...]:
@@ -59,9 +71,12 @@ class Mapped:
         return {"prompts": (), "completions": ("completion",), "pairs": ("chosen", "rejected")}[self.shape]
 
     def record(self, raw: Raw) -> Record:
-        """The record of one line or row of the file. Raises PlanError where a field is missing or of a wrong type."""
+        """The record of one line or row of the file. Raises PlanError where a field is missing or of a wrong
+        type."""
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
-        responses = tuple(_response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses)
+        responses = tuple(
+            _response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses
+        )
         declared = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
         for column in self.json_fields.required:
             _value(raw, self.json_fields.columns[column])
@@ -71,20 +86,27 @@ class Mapped:
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:
             return _prompt(_value(raw, self.fields["prompt"]), raw, self.fields["prompt"])
-        first, *other_prompts = [_value(raw, self.fields[name])[:-1] for name in self.responses]  # whole conversations hold their prompt
+        # whole conversations hold their prompt
+        first, *other_prompts = [_value(raw, self.fields[name])[:-1] for name in self.responses]
         if any(prompt != first for prompt in other_prompts):
             raise _bad_field(raw, "chosen and rejected answer different conversations", "one prompt for both")
         return _prompt(first, raw, self.responses[0])
 
 
 def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
-    """Decide by the first record which field each name is read from. ``chosen``: name → field as the user maps it, None for no field.
-    Raises PlanError."""
+    """Decide by the first record which field each name is read from. ``chosen``: name → field as the user
+    maps it, None for no field. Raises PlanError."""
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:
         if name not in names:
-            raise PlanError.of("data-fields", f"'{name}' is no column of the data", place=first.place, expected=listed(names),
-                               nearest=nearest(name, names), remedy="map rlflow's name to the file's: prompt=question")
+            raise PlanError.of(
+                "data-fields",
+                f"'{name}' is no column of the data",
+                place=first.place,
+                expected=listed(names),
+                nearest=nearest(name, names),
+                remedy="map rlflow's name to the file's: prompt=question",
+            )
     sources = {name: _field(first, name, chosen) for name in names}
     fields = {name: source for name, source in sources.items() if source is not None}
     _check_shape(first, fields, columns)
@@ -97,21 +119,31 @@ def _field(first: Raw, name: str, chosen: Mapping[str, str | None]) -> str | Non
         if source and not _has(first, source):
             raise _missing_field(first, source, f"the field for '{name}'", column=name)
         return source or None
-    return next((candidate for candidate in (name, *OTHER_NAMES.get(name, ())) if _has(first, candidate)), None)
+    return next(
+        (candidate for candidate in (name, *OTHER_NAMES.get(name, ())) if _has(first, candidate)), None
+    )
 
 
 def _check_shape(first: Raw, fields: Mapping[str, str], columns: Mapping[str, Kind]) -> None:
     for name, kind in columns.items():
         if kind.level not in (Level.TEXT, Level.ROW):
-            raise _bad_field(first, f"the declared column '{name}' is of kind {kind}", "text, or a row column of numbers")
+            raise _bad_field(
+                first, f"the declared column '{name}' is of kind {kind}", "text, or a row column of numbers"
+            )
         if name not in fields:
             raise _missing_field(first, name, f"a field for the declared column '{name}'")
     if ("chosen" in fields) != ("rejected" in fields):
         raise _bad_field(first, "a pair needs both 'chosen' and 'rejected'", "both, or neither")
     if "chosen" in fields and "completion" in fields:
-        raise _bad_field(first, "the data has both a completion and a pair", "one of them; leave one out with fields={'completion': None}")
+        raise _bad_field(
+            first,
+            "the data has both a completion and a pair",
+            "one of them; leave one out with fields={'completion': None}",
+        )
     if "prompt" not in fields and not ("chosen" in fields and _conversation(first, fields["chosen"])):
-        raise _missing_field(first, "prompt", f"a field 'prompt' (also taken: {listed(OTHER_NAMES['prompt'])})")
+        raise _missing_field(
+            first, "prompt", f"a field 'prompt' (also taken: {listed(OTHER_NAMES['prompt'])})"
+        )
 
 
 def _conversation(raw: Raw, name: str) -> bool:
@@ -127,7 +159,8 @@ def _has(raw: Raw, name: str) -> bool:
 
 
 def _value(raw: Raw, name: str) -> Any:
-    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises PlanError where it is missing."""
+    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises
+    PlanError where it is missing."""
     try:
         return value_of(raw.fields, name)
     except KeyError:
@@ -139,24 +172,42 @@ def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
         return _unicode(value, raw, name)
     if isinstance(value, Sequence) and value:
         return _messages(value, raw, name)
-    raise _bad_field(raw, f"the field '{name}' is no prompt: {_short(value)}",
-                     'a text, or a list of messages such as {"role": "user", "content": "…"}')
+    raise _bad_field(
+        raw,
+        f"the field '{name}' is no prompt: {_short(value)}",
+        'a text, or a list of messages such as {"role": "user", "content": "…"}',
+    )
 
 
 def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
-    """Messages with all their keys but those that are None. Raises PlanError for what no chat template can be given, by its key."""
-    whole = [_without_none(message, raw.filled) if isinstance(message, Mapping) else message for message in value]
+    """Messages with all their keys but those that are None. Raises PlanError for what no chat template can be
+    given, by its key."""
+    whole = [
+        _without_none(message, raw.filled) if isinstance(message, Mapping) else message for message in value
+    ]
     for number, message in enumerate(whole, 1):
         if problem := fault(message):
-            raise _bad_field(raw, f"message {number} of the field '{name}' is none: {problem}",
-                             'messages such as {"role": "user", "content": "…"}, of which every other key is plain JSON too')
-    return tuple({**message, **({"content": _unicode(text, raw, name)} if (text := message.get("content")) else {})} for message in whole)
+            raise _bad_field(
+                raw,
+                f"message {number} of the field '{name}' is none: {problem}",
+                'messages such as {"role": "user", "content": "…"}, of which every other key is plain '
+                "JSON too",
+            )
+    return tuple(
+        {**message, **({"content": _unicode(text, raw, name)} if (text := message.get("content")) else {})}
+        for message in whole
+    )
 
 
 def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
-    """The message without keys that are None; where it was ``filled``, without those inside its values either. A content that is None
+    """The message without keys that are None; where it was ``filled``, without those inside its values
+    either. A content that is None
     stays: that is how a message says that it only calls tools."""
-    return {key: _dense(item) if filled else item for key, item in message.items() if item is not None or key == "content"}
+    return {
+        key: _dense(item) if filled else item
+        for key, item in message.items()
+        if item is not None or key == "content"
+    }
 
 
 def _dense(value: Any) -> Any:
@@ -167,8 +218,8 @@ def _dense(value: Any) -> Any:
 
 
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
-    """The response in a field: a text, or messages. Messages that the assistant begins are kept where the prompt stands in another field;
-    of any other conversation the assistant's last message is the response."""
+    """The response in a field: a text, or messages. Messages that the assistant begins are kept where the
+    prompt stands in another field; of any other conversation the assistant's last message is the response."""
     value = _value(raw, name)
     if isinstance(value, str):
         return _unicode(value, raw, name)
@@ -177,7 +228,11 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
         if prompted and len(turns) > 1 and turns[0]["role"] == "assistant":
             return turns
         return turns[-1]["content"] if is_plain(turns[-1]) else turns[-1:]
-    raise _bad_field(raw, f"the field '{name}' is no response: {_short(value)}", "a text, or messages that end with the assistant's")
+    raise _bad_field(
+        raw,
+        f"the field '{name}' is no response: {_short(value)}",
+        "a text, or messages that end with the assistant's",
+    )
 
 
 def _text(raw: Raw, name: str) -> str:
@@ -185,15 +240,23 @@ def _text(raw: Raw, name: str) -> str:
     value = _value(raw, name)
     if value is None:
         raise _bad_field(raw, f"the field '{name}' is null", "a text or a number")
-    return _unicode(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), raw, name)
+    return _unicode(
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), raw, name
+    )
 
 
 def _declared(raw: Raw, name: str, kind: Kind) -> Any:
     if kind.level is Level.TEXT:
         return _text(raw, name)
     value, family = _value(raw, name), kind.family or "float"
-    if not isinstance(value, TYPES.get(family, ())) or (isinstance(value, bool) and family != "bool") or _too_large(value, family):
-        raise _bad_field(raw, f"the field '{name}' is {_short(value)}", f"a value for a column of kind {kind}")
+    if (
+        not isinstance(value, TYPES.get(family, ()))
+        or (isinstance(value, bool) and family != "bool")
+        or _too_large(value, family)
+    ):
+        raise _bad_field(
+            raw, f"the field '{name}' is {_short(value)}", f"a value for a column of kind {kind}"
+        )
     return value
 
 
@@ -208,7 +271,9 @@ def _unicode(text: str, raw: Raw, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _bad_field(raw, f"the field '{name}' is not valid Unicode: {error.reason}", "text without lone surrogates") from error
+        raise _bad_field(
+            raw, f"the field '{name}' is not valid Unicode: {error.reason}", "text without lone surrogates"
+        ) from error
     return text
 
 
@@ -218,12 +283,20 @@ def _short(value: Any) -> str:
 
 
 def _bad_field(raw: Raw, message: str, expected: str) -> PlanError:
-    return PlanError.of("data-field", message, place=raw.place, found=f"fields {listed(raw.fields)}", expected=expected)
+    return PlanError.of(
+        "data-field", message, place=raw.place, found=f"fields {listed(raw.fields)}", expected=expected
+    )
 
 
 def _missing_field(raw: Raw, name: str, expected: str, column: str = "") -> PlanError:
     names = [str(field) for field in raw.fields]
     close = nearest(name, names)
-    return PlanError.of("data-field", f"the record has no field '{name}'", place=raw.place, found=f"fields {listed(names)}",
-                        expected=expected, nearest=close,
-                        remedy=f"map it: --data.{column or name} {close or 'FIELD'}")
+    return PlanError.of(
+        "data-field",
+        f"the record has no field '{name}'",
+        place=raw.place,
+        found=f"fields {listed(names)}",
+        expected=expected,
+        nearest=close,
+        remedy=f"map it: --data.{column or name} {close or 'FIELD'}",
+    )

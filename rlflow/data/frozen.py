@@ -1,4 +1,5 @@
-"""Python values in the types of JSON, and back without change. Tuples, sets, and mappings with keys that are not text are marked."""
+"""Python values in the types of JSON, and back without change. Tuples, sets, and mappings with keys that are
+not text are marked."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from rlflow.errors import PlanError
 
 
 def frozen(value: Any) -> Any:
-    """The value in the types of JSON; ``thawed`` gives an equal value back. Raises PlanError for a type that is not supported."""
+    """The value in the types of JSON; ``thawed`` gives an equal value back. Raises PlanError for a type that
+    is not supported."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list):
@@ -22,8 +24,12 @@ def frozen(value: Any) -> Any:
         if all(isinstance(key, str) and not key.startswith("__") for key in value):
             return {key: frozen(item) for key, item in value.items()}
         return {"__dict__": [[frozen(key), frozen(item)] for key, item in value.items()]}
-    raise PlanError.of("task-entry", "a reasoning-gym entry holds a value that has no text form", found=type(value).__name__,
-                       expected="numbers, text, lists, tuples, sets and mappings of them")
+    raise PlanError.of(
+        "task-entry",
+        "a reasoning-gym entry holds a value that has no text form",
+        found=type(value).__name__,
+        expected="numbers, text, lists, tuples, sets and mappings of them",
+    )
 
 
 def thawed(value: Any) -> Any:

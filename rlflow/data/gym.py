@@ -1,4 +1,5 @@
-"""reasoning-gym tasks as data: questions drawn by a seed, each with the entry that the task's own scorer needs."""
+"""reasoning-gym tasks as data: questions drawn by a seed, each with the entry that the task's own scorer
+needs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from rlflow.extras import require
 PREFIX = "reasoning_gym:"
 SIZE = 1000  # items drawn where the task's parameters name no size
 COLUMNS: dict[str, Kind] = {"entry": text}
-# (task, its settings) → what was drawn last: runs of one process mostly have the same data, and drawing takes long
+# (task, its settings) → what was drawn last: runs of one process mostly have the same data, and drawing takes
+# long
 _LAST: dict[tuple[str, str], tuple[tuple[Record, ...], int]] = {}
 
 
@@ -28,8 +30,8 @@ def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
 
 
 def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Record, ...], int]:
-    """Draw questions of a task by a seed, as many as ``parameters["size"]`` says. Gives (records, how many repeated questions were
-    dropped). Raises PlanError for an unknown task or parameter."""
+    """Draw questions of a task by a seed, as many as ``parameters["size"]`` says. Gives (records, how many
+    repeated questions were dropped). Raises PlanError for an unknown task or parameter."""
     settings = {"size": SIZE, "seed": seed, **parameters}
     key = (task, repr(sorted(settings.items())))
     if (before := _LAST.get(key)) is not None:
@@ -38,7 +40,8 @@ def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Rec
     records: dict[str, Record] = {}
     for index in range(len(entries)):
         entry = entries[index]
-        if entry["question"] not in records:  # of small tasks half are repeated, and a record takes longer than its entry
+        # of small tasks half are repeated, and a record takes longer than its entry
+        if entry["question"] not in records:
             records[entry["question"]] = _record(entry, index)
     drawn = tuple(records.values()), len(entries) - len(records)
     _LAST.clear()
@@ -55,24 +58,43 @@ def _record(entry: Mapping[str, Any], number: int) -> Record:
 def _make(task: str, parameters: Mapping[str, Any]) -> Any:
     tasks = require("reasoning_gym.factory", extra="tasks").DATASETS
     if task not in tasks:
-        raise PlanError.of("task-unknown", f"no data and no reasoning-gym task is named '{task}'", found=task,
-                           expected="a file, a folder, or one of reasoning-gym's tasks", nearest=nearest(task, tasks),
-                           remedy="list them: python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'")
+        raise PlanError.of(
+            "task-unknown",
+            f"no data and no reasoning-gym task is named '{task}'",
+            found=task,
+            expected="a file, a folder, or one of reasoning-gym's tasks",
+            nearest=nearest(task, tasks),
+            remedy="list them: python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'",
+        )
     kind, config = tasks[task]
     _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
     size = parameters["size"]
     if not (isinstance(size, int) and size >= 1):
-        raise PlanError.of("task-parameter", f"the reasoning-gym task '{task}' has at least one question", found=f"size = {size}",
-                           expected="size: an integer of at least 1", remedy=f"--data.size {SIZE}")
+        raise PlanError.of(
+            "task-parameter",
+            f"the reasoning-gym task '{task}' has at least one question",
+            found=f"size = {size}",
+            expected="size: an integer of at least 1",
+            remedy=f"--data.size {SIZE}",
+        )
     try:
         return kind(config=config(**parameters))  # which validates them
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
-        raise PlanError.of("task-parameter", f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",
-                           found=str(dict(parameters)), expected=f"values for {config.__name__}") from error
+        raise PlanError.of(
+            "task-parameter",
+            f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",
+            found=str(dict(parameters)),
+            expected=f"values for {config.__name__}",
+        ) from error
 
 
 def _check_names(task: str, parameters: Mapping[str, Any], names: list[str]) -> None:
     for name in parameters:
         if name not in names:
-            raise PlanError.of("task-parameter", f"the reasoning-gym task '{task}' has no parameter '{name}'", found=name,
-                               expected=listed(names), nearest=nearest(name, names))
+            raise PlanError.of(
+                "task-parameter",
+                f"the reasoning-gym task '{task}' has no parameter '{name}'",
+                found=name,
+                expected=listed(names),
+                nearest=nearest(name, names),
+            )

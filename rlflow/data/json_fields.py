@@ -1,4 +1,5 @@
-"""Fields of records that rewards read: each in a text column of its own, as JSON, from which a reward gets the value back."""
+"""Fields of records that rewards read: each in a text column of its own, as JSON, from which a reward gets
+the value back."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 
 from rlflow.author.columns import FIELD, field_column
 
-OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}  # name → fields that it is looked up as
+# name → fields that it is looked up as
+OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}
 ABSENT = ""  # the text of a record that has not the field; never JSON
 
 
@@ -39,23 +41,31 @@ class JsonFields:
 
 
 def choose_fields(
-    records: Sequence[Mapping[str, Any]], wanted: Wanted, chosen: Mapping[str, str | None], columns: Collection[str]
+    records: Sequence[Mapping[str, Any]],
+    wanted: Wanted,
+    chosen: Mapping[str, str | None],
+    columns: Collection[str],
 ) -> JsonFields:
-    """Decide which fields to carry: those that one record or more has. ``chosen``: name → field as the user maps it. ``columns``: names
-    that are columns of the data, which rewards read instead."""
+    """Decide which fields to carry: those that one record or more has. ``chosen``: name → field as the user
+    maps it. ``columns``: names that are columns of the data, which rewards read instead."""
     names = dict(wanted.names)
     if wanted.everything:
         names |= {str(name): False for record in records for name in record if name not in names}
     sources = {name: _source(records, name, chosen) for name in names if name not in columns}
     fields = {name: source for name, source in sources.items() if source}
-    return JsonFields({field_column(name): source for name, source in fields.items()},
-                frozenset(field_column(name) for name in fields if names[name]))
+    return JsonFields(
+        {field_column(name): source for name, source in fields.items()},
+        frozenset(field_column(name) for name in fields if names[name]),
+    )
 
 
 def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str, str | None]) -> str | None:
     """The field that a name is read from; None where no record has it."""
     candidates = (chosen[name],) if name in chosen else OTHER_NAMES.get(name, (name,))
-    return next((source for source in candidates if source and any(present(record, source) for record in records)), None)
+    return next(
+        (source for source in candidates if source and any(present(record, source) for record in records)),
+        None,
+    )
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:
@@ -68,7 +78,8 @@ def present(record: Mapping[str, Any], name: str) -> bool:
 
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises KeyError where it is missing."""
+    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises
+    KeyError where it is missing."""
     if name in record:
         return record[name]
     value: Any = record
@@ -80,13 +91,14 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def packed(record: Mapping[str, Any], name: str) -> str:
-    """The field's value as JSON; ABSENT where the record has not the field. What JSON has no form for, such as a date, becomes text."""
+    """The field's value as JSON; ABSENT where the record has not the field. What JSON has no form for, such
+    as a date, becomes text."""
     return json.dumps(value_of(record, name), default=str) if present(record, name) else ABSENT
 
 
 def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's values by the names that a reward uses: those of fields are made of their JSON, and left out where the record has
-    none."""
+    """A row's values by the names that a reward uses: those of fields are made of their JSON, and left out
+    where the record has none."""
     values = {}
     for name, value in row.items():
         if not name.startswith(FIELD):

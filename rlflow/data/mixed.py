@@ -24,35 +24,60 @@ if TYPE_CHECKING:
 
 
 def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:
-    """One data set of several, by the name of each. Its rows have the column SOURCE; text columns that a source has not are empty there.
-    ``weights``: shares of the prompts, which need not add up to 1; without them each source counts by its records. Raises PlanError for
-    sources that cannot stand side by side."""
+    """One data set of several, by the name of each. Its rows have the column SOURCE; text columns that a
+    source has not are empty there.
+    ``weights``: shares of the prompts, which need not add up to 1; without them each source counts by its
+    records. Raises PlanError for sources that cannot stand side by side."""
     first = next(iter(parts.values()))
-    declared = {name: kind for part in parts.values() for name, kind in part.declared.items()} | {SOURCE: text}
+    declared = {name: kind for part in parts.values() for name, kind in part.declared.items()} | {
+        SOURCE: text
+    }
     _same_shape(parts)
     _same_kinds(parts, declared)
     absent = dict.fromkeys((name for name, kind in declared.items() if kind == text), ABSENT)
-    records = [replace(record, more={**absent, **record.more, SOURCE: name}) for name, part in parts.items() for record in part.records]
+    records = [
+        replace(record, more={**absent, **record.more, SOURCE: name})
+        for name, part in parts.items()
+        for record in part.records
+    ]
     shares = dict(weights) if weights else {name: Fraction(len(part)) for name, part in parts.items()}
     return Dataset(
-        ", ".join(parts), records, first.encoder, first.wording, declared,
+        ", ".join(parts),
+        records,
+        first.encoder,
+        first.wording,
+        declared,
         fields={column: field for part in parts.values() for column, field in part.fields.items()},
-        dropped=sum(part.dropped for part in parts.values()), doubles=sum(part.doubles for part in parts.values()),
-        faults=tuple(fault for part in parts.values() for fault in part.faults), room=first.room,
-        alone=sum(part.alone for part in parts.values()), unread=tuple(name for part in parts.values() for name in part.unread),
-        parts=dict(parts), weights=shares, model_prompt=any(part.model_prompt for part in parts.values()))  # fmt: skip
+        dropped=sum(part.dropped for part in parts.values()),
+        doubles=sum(part.doubles for part in parts.values()),
+        faults=tuple(fault for part in parts.values() for fault in part.faults),
+        room=first.room,
+        alone=sum(part.alone for part in parts.values()),
+        unread=tuple(name for part in parts.values() for name in part.unread),
+        parts=dict(parts),
+        weights=shares,
+        model_prompt=any(part.model_prompt for part in parts.values()),
+    )
 
 
 def _same_shape(parts: Mapping[str, Dataset]) -> None:
     for name, part in parts.items():
         if not len(part):
-            raise PlanError.of("data-empty", f"the source '{name}' has no records", found=part.name, expected="one record or more")
+            raise PlanError.of(
+                "data-empty",
+                f"the source '{name}' has no records",
+                found=part.name,
+                expected="one record or more",
+            )
     shapes = {name: part.shape for name, part in parts.items()}
     if len(set(shapes.values())) > 1:
-        raise PlanError.of("source-shape", "the sources of data are of different shapes",
-                           found=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
-                           expected="prompts alone, prompts with completions, or pairs in all of them",
-                           remedy="map the fields of a source: --data.NAME.completion FIELD")
+        raise PlanError.of(
+            "source-shape",
+            "the sources of data are of different shapes",
+            found=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
+            expected="prompts alone, prompts with completions, or pairs in all of them",
+            remedy="map the fields of a source: --data.NAME.completion FIELD",
+        )
 
 
 def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> None:
@@ -60,20 +85,26 @@ def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> N
     for name, part in parts.items():
         for column, kind in declared.items():
             if column not in part.declared and kind != text:
-                raise PlanError.of("source-field", f"the source '{name}' has no '{column}'", found=part.name,
-                                   expected=f"a field for the column '{column}' of kind {kind} in every source",
-                                   remedy=f"--data.{name}.{column} FIELD")
+                raise PlanError.of(
+                    "source-field",
+                    f"the source '{name}' has no '{column}'",
+                    found=part.name,
+                    expected=f"a field for the column '{column}' of kind {kind} in every source",
+                    remedy=f"--data.{name}.{column} FIELD",
+                )
 
 
 def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
-    """A cursor over the records, of one source or several. Each epoch has an order of its own, drawn by ``seed``."""
+    """A cursor over the records, of one source or several. Each epoch has an order of its own, drawn by
+    ``seed``."""
     return MixedPrompts(data, seed) if data.parts else Prompts(data, seed)
 
 
 class MixedPrompts(Prompts):
-    """Serves the records of several sources without end. Whose turn it is follows from the weights alone (``shares.turns``); each source
-    has an order of its own in each epoch of its own. A record that cannot be used is passed over for the next one of its source, so the
-    shares are those of usable records. A row's position in the stream is how many rows came before it."""
+    """Serves the records of several sources without end. Whose turn it is follows from the weights alone
+    (``shares.turns``); each source has an order of its own in each epoch of its own. A record that cannot be
+    used is passed over for the next one of its source, so the shares are those of usable records. A row's
+    position in the stream is how many rows came before it."""
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         super().__init__(data, seed)
@@ -88,16 +119,24 @@ class MixedPrompts(Prompts):
         self._orders: dict[int, tuple[int, Any]] = {}
         for name, records in by_name.items():
             if not records:
-                raise PlanError.of("data-empty", f"nothing of the source '{name}' is left to train on", found="all of it is held out",
-                                   expected="one record or more", remedy="a smaller --held-out, or more records")
+                raise PlanError.of(
+                    "data-empty",
+                    f"nothing of the source '{name}' is left to train on",
+                    found="all of it is held out",
+                    expected="one record or more",
+                    remedy="a smaller --held-out, or more records",
+                )
 
     @property
     def epoch(self) -> int:
         """How many times all sources were gone through."""
-        return min(cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True))
+        return min(
+            cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True)
+        )
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` records that can be used, as rows (two for a pair). Raises PlanError where a source has no usable record."""
+        """The next ``count`` records that can be used, as rows (two for a pair). Raises PlanError where a
+        source has no usable record."""
         sources = list(itertools.islice(turns(self._weights, self._counts), count))
         usable = {source: self._usable(source, number) for source, number in Counter(sources).items()}
         for source, (cursor, records) in usable.items():
@@ -118,7 +157,8 @@ class MixedPrompts(Prompts):
             cursor += len(ahead)
             if usable := [record for record in ahead if record not in self.faults]:
                 records, since = records + usable, cursor
-            elif cursor - since >= 2 * len(self._records[source]):  # as many as may stand between two draws of one record
+            # as many as may stand between two draws of one record
+            elif cursor - since >= 2 * len(self._records[source]):
                 own = [self.faults[record] for record in self._records[source] if record in self.faults]
                 raise refused(self._names[source], own, len(own), self.data.room)
         return cursor, records
@@ -137,28 +177,41 @@ class MixedPrompts(Prompts):
             return {}
         causes: Counter[str] = Counter()
         for source, first in enumerate(self._places(since)):
-            passed = (self.faults.get(self._at(source, place)) for place in range(first, self._cursors[source]))
+            passed = (
+                self.faults.get(self._at(source, place)) for place in range(first, self._cursors[source])
+            )
             causes.update(fault.cause for fault in passed if fault)
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
         """The state of all cursors, from which ``load`` goes on."""
-        each = {name: {"epoch": cursor // len(records), "cursor": cursor % len(records), "turns": count}
-                for name, cursor, records, count in zip(self._names, self._cursors, self._records, self._counts, strict=True)}
-        return {"position": self.position, "sources": each, "weights": [str(weight) for weight in self._weights], "seed": self.seed,
-                "digest": self.data.digest}
+        each = {
+            name: {"epoch": cursor // len(records), "cursor": cursor % len(records), "turns": count}
+            for name, cursor, records, count in zip(
+                self._names, self._cursors, self._records, self._counts, strict=True
+            )
+        }
+        return {
+            "position": self.position,
+            "sources": each,
+            "weights": [str(weight) for weight in self._weights],
+            "seed": self.seed,
+            "digest": self.data.digest,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``. With other weights than it has, turns are counted anew. Raises PlanError where the data or the seed
-        differ from those of the state."""
+        """Go on from a ``state``. With other weights than it has, turns are counted anew. Raises PlanError
+        where the data or the seed differ from those of the state."""
         self._check_same(state)
         self.position, self._cursors = int(state["position"]), self._places(state)
         same = state["weights"] == [str(weight) for weight in self._weights]
         self._counts = [int(state["sources"][name]["turns"]) if same else 0 for name in self._names]
 
     def _places(self, state: Mapping[str, Any]) -> list[int]:
-        return [int(state["sources"][name]["epoch"]) * len(records) + int(state["sources"][name]["cursor"])
-                for name, records in zip(self._names, self._records, strict=True)]
+        return [
+            int(state["sources"][name]["epoch"]) * len(records) + int(state["sources"][name]["cursor"])
+            for name, records in zip(self._names, self._records, strict=True)
+        ]
 
 
 def _number(name: str) -> int:
@@ -167,11 +220,13 @@ def _number(name: str) -> int:
 
 
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
-    """Source → how many of its questions to hold out: its share of ``held_out`` by weight, one or more, at most a fifth of them."""
+    """Source → how many of its questions to hold out: its share of ``held_out`` by weight, one or more, at
+    most a fifth of them."""
     total = sum(data.weights.values())
     questions: dict[str, set[str]] = {name: set() for name in data.parts}
     for record in data.records:
         questions[record.more[SOURCE]].add(record.question)
-    return {name: min(max(round(held_out * data.weights[name] / total), 1), len(own) // 5) for name, own in questions.items()}
-
-
+    return {
+        name: min(max(round(held_out * data.weights[name] / total), 1), len(own) // 5)
+        for name, own in questions.items()
+    }

@@ -1,4 +1,5 @@
-"""Pairs whose two responses are the same tokens: there is nothing to prefer, and nothing is learned of them."""
+"""Pairs whose two responses are the same tokens: there is nothing to prefer, and nothing is learned of
+them."""
 
 from __future__ import annotations
 
@@ -16,40 +17,66 @@ TOGETHER = 256  # pairs that are encoded at once
 
 
 def equal_pairs(data: Dataset, seconds: float = math.inf) -> list[Record]:
-    """The records of pairs whose two responses have equal ids. After so many seconds, of the rest those whose responses are equal as the
-    file has them."""
+    """The records of pairs whose two responses have equal ids. After so many seconds, of the rest those whose
+    responses are equal as the file has them."""
     limit = time.monotonic() + seconds
-    return [record for start in range(0, len(data) if data.shape == "pairs" else 0, TOGETHER)
-            for record in _equal(data, data.records[start : start + TOGETHER], time.monotonic() > limit)]  # fmt: skip
+    return [
+        record
+        for start in range(0, len(data) if data.shape == "pairs" else 0, TOGETHER)
+        for record in _equal(data, data.records[start : start + TOGETHER], time.monotonic() > limit)
+    ]
 
 
 def _equal(data: Dataset, records: Sequence[Record], hasty: bool) -> Iterator[Record]:
     same = {number for number, record in enumerate(records) if record.responses[0] == record.responses[1]}
     others = [] if hasty else [number for number in range(len(records)) if number not in same]
-    ids = _ids(data, [(records[number], response) for number in others for response in records[number].responses])
-    same |= {number for place, number in enumerate(others) if ids[2 * place] is not None and ids[2 * place] == ids[2 * place + 1]}
+    ids = _ids(
+        data, [(records[number], response) for number in others for response in records[number].responses]
+    )
+    same |= {
+        number
+        for place, number in enumerate(others)
+        if ids[2 * place] is not None and ids[2 * place] == ids[2 * place + 1]
+    }
     yield from (records[number] for number in sorted(same))
 
 
 def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[list[int] | None]:
-    """The ids of responses of records; None for those that cannot be encoded, which are faults of their own."""
+    """The ids of responses of records; None for those that cannot be encoded, which are faults of their
+    own."""
     try:
-        turns = answered(data.encoder, [(data.wording.of(record), response) for record, response in responses])
+        turns = answered(
+            data.encoder, [(data.wording.of(record), response) for record, response in responses]
+        )
         return [joined(each)[0] for each in turns]
     except PlanError:
-        return [None] * len(responses) if len(responses) == 1 else [ids for each in responses for ids in _ids(data, [each])]
+        return (
+            [None] * len(responses)
+            if len(responses) == 1
+            else [ids for each in responses for ids in _ids(data, [each])]
+        )
 
 
 def told(data: Dataset, equal: Sequence[Record]) -> str:
     """A line about pairs with equal responses; empty where there are none."""
     where = places_of([record.place for record in equal])
-    return f"{len(equal)} of {len(data)} pairs have the same ids in both responses, so that they teach nothing{where}" if equal else ""
+    return (
+        f"{len(equal)} of {len(data)} pairs have the same ids in both responses, so that they teach "
+        f"nothing{where}"
+        if equal
+        else ""
+    )
 
 
 def check_pairs(data: Dataset, equal: Sequence[Record]) -> None:
     """Raises PlanError where no pair of the data has two different responses."""
     if equal and len(equal) == len(data):
         fields = " and ".join(f"'{data.fields.get(name, name)}'" for name in ("chosen", "rejected"))
-        raise PlanError.of("data-pairs", f"all {len(data)} pairs of {data.name} have the same ids in both responses", place=equal[0].place,
-                           found=f"equal responses in {fields}", expected="responses of which one is to be preferred",
-                           remedy="map the fields that differ: --data.chosen FIELD --data.rejected FIELD")
+        raise PlanError.of(
+            "data-pairs",
+            f"all {len(data)} pairs of {data.name} have the same ids in both responses",
+            place=equal[0].place,
+            found=f"equal responses in {fields}",
+            expected="responses of which one is to be preferred",
+            remedy="map the fields that differ: --data.chosen FIELD --data.rejected FIELD",
+        )

@@ -1,4 +1,5 @@
-"""Prompts: a cursor over a data set. Order and rows follow from seed, epoch and position alone, so that a run resumes exactly."""
+"""Prompts: a cursor over a data set. Order and rows follow from seed, epoch and position alone, so that a run
+resumes exactly."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ TOGETHER = 512  # records that ``check`` looks at in one step
 
 
 class Prompts:
-    """Serves the records of a data set without end: a new order in each epoch, a new position in the stream for each record. A record that
-    cannot be used is passed over, and its position has no row. Whether it can be used follows from the data alone, so that a resumed cursor
-    passes over the same records. Raises PlanError for an empty data set."""
+    """Serves the records of a data set without end: a new order in each epoch, a new position in the stream
+    for each record. A record that cannot be used is passed over, and its position has no row. Whether it can
+    be used follows from the data alone, so that a resumed cursor passes over the same records. Raises
+    PlanError for an empty data set."""
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         if not len(data):
-            raise PlanError.of("data-empty", f"{data.name} has no records to draw from", expected="one record or more")
+            raise PlanError.of(
+                "data-empty", f"{data.name} has no records to draw from", expected="one record or more"
+            )
         self.data, self.seed, self.position = data, seed, 0
         self.faults: dict[int, Fault] = {}
         self._judged = bytearray(len(data))  # for each record whether it was looked at
@@ -43,8 +47,8 @@ class Prompts:
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` records that can be used, as rows (two for a pair). Goes on into the next epoch where one ends. Raises
-        PlanError where a whole epoch has no usable record."""
+        """The next ``count`` records that can be used, as rows (two for a pair). Goes on into the next epoch
+        where one ends. Raises PlanError where a whole epoch has no usable record."""
         pairs: list[tuple[int, int]] = []
         position, since = self.position, self.position
         while len(pairs) < count:
@@ -59,8 +63,8 @@ class Prompts:
         return self.data.batch([record for _, record in pairs], at=[place for place, _ in pairs])
 
     def check(self, seconds: float) -> int:
-        """Look for unusable records, in the order of the data, for about so many seconds. Gives how many records were looked at so far; the
-        unusable ones are in ``faults``."""
+        """Look for unusable records, in the order of the data, for about so many seconds. Gives how many
+        records were looked at so far; the unusable ones are in ``faults``."""
         limit = time.monotonic() + seconds
         for start in range(0, len(self), TOGETHER):
             if time.monotonic() > limit:
@@ -78,15 +82,25 @@ class Prompts:
         if not self.faults:
             return {}
         first = self._position(since)
-        causes = Counter(fault.cause for place in range(first, self.position) if (fault := self.faults.get(self._record(place))))
+        causes = Counter(
+            fault.cause
+            for place in range(first, self.position)
+            if (fault := self.faults.get(self._record(place)))
+        )
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
         """The cursor's state, from which ``load`` goes on."""
-        return {"epoch": self.epoch, "cursor": self.position % len(self), "seed": self.seed, "digest": self.data.digest}
+        return {
+            "epoch": self.epoch,
+            "cursor": self.position % len(self),
+            "seed": self.seed,
+            "digest": self.data.digest,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``. Raises PlanError where the data or the seed differ from those of the state."""
+        """Go on from a ``state``. Raises PlanError where the data or the seed differ from those of the
+        state."""
         self._check_same(state)
         self.position = self._position(state)
 
@@ -94,8 +108,13 @@ class Prompts:
         now = self.state()
         for name in ("digest", "seed"):
             if state[name] != now[name]:
-                raise PlanError.of("data-changed", f"the {name} of {self.data.name} is not that of the saved run", found=str(now[name]),
-                                   expected=str(state[name]), remedy="resume with the same data and seed")
+                raise PlanError.of(
+                    "data-changed",
+                    f"the {name} of {self.data.name} is not that of the saved run",
+                    found=str(now[name]),
+                    expected=str(state[name]),
+                    remedy="resume with the same data and seed",
+                )
 
     def _position(self, state: Mapping[str, Any]) -> int:
         return int(state["epoch"]) * len(self) + int(state["cursor"])
@@ -117,7 +136,7 @@ class Prompts:
 
 
 def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
-    """A shuffle of 0 … count-1, int64 [count]. It sorts raw bits, the one stream that numpy promises never to change. ``source``: a number
-    of the source, where there are several."""
+    """A shuffle of 0 … count-1, int64 [count]. It sorts raw bits, the one stream that numpy promises never to
+    change. ``source``: a number of the source, where there are several."""
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch, *source])).random_raw(count)
     return np.argsort(bits, kind="stable")

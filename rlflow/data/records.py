@@ -1,4 +1,5 @@
-"""Reads the records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder. Each record is a mapping with its place."""
+"""Reads the records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder. Each record is a
+mapping with its place."""
 
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One record as the file has it. In a Parquet file or dataset folder the line of its place is the row's number, from 1."""
+    """One record as the file has it. In a Parquet file or dataset folder the line of its place is the row's
+    number, from 1."""
 
     fields: Mapping[str, Any]
     place: Place
     number: int = 0  # its place among all records, from 0, those that are none included
-    filled: bool = False  # whether it comes from Arrow, which fills in None for what a part of a record does not have
+    # whether it comes from Arrow, which fills in None for what a part of a record does not have
+    filled: bool = False
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """(records, problems) of a file or folder; a problem is a line that holds no record. ``part``: the split of a folder that has several.
-    Raises PlanError where nothing can be read."""
+    """(records, problems) of a file or folder; a problem is a line that holds no record. ``part``: the split
+    of a folder that has several. Raises PlanError where nothing can be read."""
     if not path.exists():
         raise no_such_file(path)
     items = list(_folder(path, part) if path.is_dir() else _file(path))
@@ -43,9 +46,13 @@ def _file(path: Path) -> Iterator[Raw | Problem]:
             return _jsonl(path)
         case ".parquet":
             return _parquet(path)
-    raise PlanError.of("data-format", f"cannot read {path} as data", found=path.suffix or "no suffix",
-                       expected=f"{listed(SUFFIXES)}, or a Hugging Face dataset folder",
-                       remedy="write one JSON object per line to a .jsonl file")
+    raise PlanError.of(
+        "data-format",
+        f"cannot read {path} as data",
+        found=path.suffix or "no suffix",
+        expected=f"{listed(SUFFIXES)}, or a Hugging Face dataset folder",
+        remedy="write one JSON object per line to a .jsonl file",
+    )
 
 
 def _jsonl(path: Path) -> Iterator[Raw | Problem]:
@@ -59,10 +66,21 @@ def _object(line: bytes, place: Place) -> Raw | Problem:
     try:
         value = json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
-        return Problem("data-json", f"not valid JSON: {error}", place, found=repr(line[:60]), expected="one JSON object per line")
+        return Problem(
+            "data-json",
+            f"not valid JSON: {error}",
+            place,
+            found=repr(line[:60]),
+            expected="one JSON object per line",
+        )
     if not isinstance(value, dict):
-        return Problem("data-json", "the line is not a JSON object", place, found=type(value).__name__,
-                       expected='an object such as {"prompt": "…", "answer": "…"}')
+        return Problem(
+            "data-json",
+            "the line is not a JSON object",
+            place,
+            found=type(value).__name__,
+            expected='an object such as {"prompt": "…", "answer": "…"}',
+        )
     return Raw(value, place)
 
 
@@ -71,17 +89,25 @@ def _parquet(path: Path) -> Iterator[Raw | Problem]:
     try:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise PlanError.of("data-parquet", f"{path} is not a readable Parquet file: {error}", expected="a Parquet file") from error
+        raise PlanError.of(
+            "data-parquet", f"{path} is not a readable Parquet file: {error}", expected="a Parquet file"
+        ) from error
     return _numbered(table.to_pylist(), str(path))
 
 
 def _folder(path: Path, part: str | None) -> Iterator[Raw | Problem]:
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         return _saved(path, part)
-    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path)))
+    files = sorted(
+        file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path))
+    )
     if not files:
-        raise PlanError.of("data-folder", f"{path} holds no data", found=listed(sorted(item.name for item in path.iterdir())),
-                           expected="a folder written by datasets' save_to_disk, or one with .parquet or .jsonl files")
+        raise PlanError.of(
+            "data-folder",
+            f"{path} holds no data",
+            found=listed(sorted(item.name for item in path.iterdir())),
+            expected="a folder written by datasets' save_to_disk, or one with .parquet or .jsonl files",
+        )
     return (record for file in _of_part(path, files, part) for record in _file(file))
 
 
@@ -90,15 +116,23 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
-    """The files of one split of one configuration: the split ``part``, or "train" where files are named after splits, else all."""
+    """The files of one split of one configuration: the split ``part``, or "train" where files are named after
+    splits, else all."""
     split_files = [file for file in files if _split_of(file)]
-    part_files = [file for file in files if _split_of(file) == (part or "train")] if part or split_files else files
+    part_files = (
+        [file for file in files if _split_of(file) == (part or "train")] if part or split_files else files
+    )
     if not part_files:
         raise _no_part(path, part or "train", {_split_of(file) for file in split_files})
     folders = sorted({str(file.parent) for file in part_files})
     if len(folders) > 1 and split_files:
-        raise PlanError.of("data-folder", f"{path} holds several configurations", found=listed(folders),
-                           expected="one configuration", remedy=f"name one, such as {folders[0]}")
+        raise PlanError.of(
+            "data-folder",
+            f"{path} holds several configurations",
+            found=listed(folders),
+            expected="one configuration",
+            remedy=f"name one, such as {folders[0]}",
+        )
     return part_files
 
 
@@ -125,14 +159,24 @@ def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw | Pr
 
 
 def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
-    return PlanError.of("data-split", f"{path} has no split '{part}'", found=listed(sorted(parts)), expected=part,
-                        nearest=nearest(part, parts), remedy="name one of the splits found")
+    return PlanError.of(
+        "data-split",
+        f"{path} has no split '{part}'",
+        found=listed(sorted(parts)),
+        expected=part,
+        nearest=nearest(part, parts),
+        remedy="name one of the splits found",
+    )
 
 
 def no_such_file(path: Path) -> PlanError:
     """The error for a path that does not exist, with the file that was probably meant."""
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    return PlanError.of("data-missing", f"no such data: {path}", found=f"{path.parent} holds {listed(sorted(siblings))}",
-                        expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a reasoning-gym task",
-                        nearest=nearest(path.name, siblings))
-
+    return PlanError.of(
+        "data-missing",
+        f"no such data: {path}",
+        found=f"{path.parent} holds {listed(sorted(siblings))}",
+        expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a "
+        "reasoning-gym task",
+        nearest=nearest(path.name, siblings),
+    )

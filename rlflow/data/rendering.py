@@ -1,9 +1,11 @@
-"""A program that renders chat templates. These are programs of a model's author, so it limits their time, memory and output.
+"""A program that renders chat templates. These are programs of a model's author, so it limits their time,
+memory and output.
 
-It is started by its file and imports nothing of rlflow but the walls of `rlflow.processes.sandbox`. Each line of standard input is a JSON
-object with ``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages, most characters of their
-text). It answers each conversation with a line: ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where
-it takes too much. When the time for all conversations is over, the kernel kills the process.
+It is started by its file and imports nothing of rlflow but the walls of `rlflow.processes.sandbox`. Each line
+of standard input is a JSON object with ``template``, ``variables``, ``seconds`` of processor time, and
+``conversations``: a list of (messages, most characters of their text). It answers each conversation with a
+line: ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it takes too
+much. When the time for all conversations is over, the kernel kills the process.
 
 Templates have the sandbox, filters and functions of transformers 5, so that they render the same text.
 """
@@ -26,11 +28,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rlflow.processes.sandbox import limits, walls
 
 MEMORY = 1 << 30  # most bytes of this process
-LIMITS = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
+LIMITS = {
+    resource.RLIMIT_AS: MEMORY,
+    resource.RLIMIT_FSIZE: 0,
+    resource.RLIMIT_NPROC: 0,
+    resource.RLIMIT_CORE: 0,
+}
 
 
 class Generation(Extension):
-    """The tag ``{% generation %}``, which marks the assistant's text; its content is rendered as it stands."""
+    """The tag ``{% generation %}``, which marks the assistant's text; its content is rendered as it
+    stands."""
 
     tags = {"generation"}
 
@@ -49,9 +57,17 @@ def refuse(message: str) -> None:
     raise TemplateError(message)
 
 
-def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     """The filter ``tojson`` of templates, which does not escape HTML as jinja2's own does."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def now(form: str) -> str:
@@ -62,7 +78,9 @@ def now(form: str) -> str:
 @lru_cache(maxsize=8)
 def compiled(text: str) -> Template:
     """The template of a text, in a sandbox."""
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
     sandbox.filters["tojson"] = to_json
     sandbox.globals |= {"raise_exception": refuse, "strftime_now": now}
     return sandbox.from_string(text)
@@ -79,12 +97,18 @@ def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
     """The text of one conversation, or why there is none. Raises MemoryError."""
     try:
-        text = compiled(request["template"]).render(**{"tools": None, "documents": None, **request["variables"], "messages": messages})
+        text = compiled(request["template"]).render(
+            **{"tools": None, "documents": None, **request["variables"], "messages": messages}
+        )
     except MemoryError:
         raise
     except Exception as error:  # the template may raise whatever it likes
         return {"error": str(error)[:2000] or type(error).__name__}
-    return {"text": text} if len(text) <= longest else {"limit": f"it makes {len(text)} characters of it, of {longest} that it may"}
+    return (
+        {"text": text}
+        if len(text) <= longest
+        else {"limit": f"it makes {len(text)} characters of it, of {longest} that it may"}
+    )
 
 
 def limit() -> None:
@@ -97,7 +121,8 @@ def limit() -> None:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    compiled("{{ messages | tojson }}").render(messages=[{}])  # jinja2 imports modules when it first renders: before the walls stand
+    # jinja2 imports modules when it first renders: before the walls stand
+    compiled("{{ messages | tojson }}").render(messages=[{}])
     limit()
     for line in sys.stdin.buffer:
         request = json.loads(line)

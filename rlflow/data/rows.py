@@ -27,12 +27,19 @@ def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False
 
 
 def batch(
-    records: Sequence[Record], like: Record, positions: Sequence[int], encoder: Encoder, wording: Wording, declared: Mapping[str, Kind],
-    numbered: bool = False, model_prompt: bool = False,
+    records: Sequence[Record],
+    like: Record,
+    positions: Sequence[int],
+    encoder: Encoder,
+    wording: Wording,
+    declared: Mapping[str, Kind],
+    numbered: bool = False,
+    model_prompt: bool = False,
 ) -> Batch:
-    """The records as rows, each at its position of the data stream. ``like``: a record of the same shape, which gives the columns where
-    there are no records. ``numbered``: whether rows say which record they are from, as ``prompt_id``. ``model_prompt``: whether they have
-    the prompt's text as the model reads it, as MODEL_PROMPT."""
+    """The records as rows, each at its position of the data stream. ``like``: a record of the same shape,
+    which gives the columns where there are no records. ``numbered``: whether rows say which record they are
+    from, as ``prompt_id``. ``model_prompt``: whether they have the prompt's text as the model reads it, as
+    MODEL_PROMPT."""
     copies = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(copies)]
     wordings = [wording.of(record) for record in records]
@@ -41,7 +48,9 @@ def batch(
     if like.answer is not None:
         data["answer"] = _text([record.answer or "" for record in repeated])
     data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(copies)])
-    data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
+    data |= {
+        name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()
+    }
     if model_prompt:
         data[MODEL_PROMPT] = _text([text for text in encoder.worded(wordings) for _ in range(copies)])
     if numbered:
@@ -59,12 +68,23 @@ def _axis(positions: Sequence[int], pairs: bool) -> Axis:
 def _responses(
     records: Sequence[Record], wordings: Sequence[str | list[Message]], encoder: Encoder, axis: Axis
 ) -> Iterator[tuple[str, Data]]:
-    exchanges = [(prompt, response) for prompt, record in zip(wordings, records, strict=True) for response in record.responses]
+    exchanges = [
+        (prompt, response)
+        for prompt, record in zip(wordings, records, strict=True)
+        for response in record.responses
+    ]
     rows = list(map(joined, answered(encoder, exchanges)))
     tokens = _ragged("tokens", [ids for ids, _ in rows])
     yield "completion", _text([as_text(response) for _, response in exchanges])
     yield "tokens", tokens
-    yield "mask", Data(TABLE["mask"].kind, torch.tensor([counts for _, mask in rows for counts in mask], dtype=torch.bool), tokens.lengths)
+    yield (
+        "mask",
+        Data(
+            TABLE["mask"].kind,
+            torch.tensor([counts for _, mask in rows for counts in mask], dtype=torch.bool),
+            tokens.lengths,
+        ),
+    )
     yield "finish", _text(["stop"] * len(exchanges))
     if axis.grouped:
         yield "group", Data(TABLE["group"].kind, axis.keys[:, 0].clone())
@@ -90,7 +110,9 @@ def _declared(kind: Kind, values: Sequence[Any]) -> Data:
 
 def _settled(kind: Kind) -> Kind:
     """The kind with a dtype; numbers without one are float32."""
-    if kind.level is Level.TEXT or kind.dtype in {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}:
+    if kind.level is Level.TEXT or kind.dtype in {
+        str(dtype).removeprefix("torch.") for dtype in DTYPES.values()
+    }:
         return kind
     dtype = DTYPES.get(kind.family or "float", torch.float32)
     return Kind(kind.level, kind.dtype or str(dtype).removeprefix("torch."))

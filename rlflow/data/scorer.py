@@ -30,7 +30,8 @@ class ScorerSpec:
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits of a SHA-256 over kind and settings, by which a process knows a scorer that it has loaded."""
+        """16 hex digits of a SHA-256 over kind and settings, by which a process knows a scorer that it has
+        loaded."""
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
 

@@ -1,4 +1,5 @@
-"""The order in which several sources of data take turns by their weights: without chance, and never a whole prompt away from them."""
+"""The order in which several sources of data take turns by their weights: without chance, and never a whole
+prompt away from them."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from fractions import Fraction
 
 
 def turns(weights: Sequence[Fraction], counts: Sequence[int]) -> Iterator[int]:
-    """The sources whose turns come next, without end. ``counts``: the turns that each has had, by this rule from the start.
+    """The sources whose turns come next, without end. ``counts``: the turns that each has had, by this rule
+    from the start.
 
-    After n turns a source of share w has had within 1 - 1/(2k - 2) of w n turns, for k sources (Tijdeman, "The chairman assignment
-    problem", Discrete Mathematics 32, 1980): of those that are behind by 1/(2k - 2) of a turn or more, the one goes next that would first
-    be behind by more than the bound; ties go to the first.
+    After n turns a source of share w has had within 1 - 1/(2k - 2) of w n turns, for k sources (Tijdeman,
+    "The chairman assignment problem", Discrete Mathematics 32, 1980): of those that are behind by 1/(2k - 2)
+    of a turn or more, the one goes next that would first be behind by more than the bound; ties go to the
+    first.
     """
     scale = math.lcm(*(weight.denominator for weight in weights))
     shares = [int(weight * scale) for weight in weights]

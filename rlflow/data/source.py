@@ -46,16 +46,18 @@ def open_data(
     bad: Literal["stop", "skip"] = "stop",
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a reasoning-gym task.
+    """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a
+    reasoning-gym task.
 
-    tokenizer: a model folder; without one prompts are encoded as bytes. fields: rlflow's name → the file's, None for none.
+    tokenizer: a model folder; without one prompts are encoded as bytes. fields: rlflow's name → the file's,
+    None for none.
     columns: declared columns beyond the standard ones. wanted: fields that rewards ask for, carried as JSON.
-    chat, system, template, template_kwargs: see ``Wording``; without ``chat``, prompts are a chat where the tokenizer has a chat template,
-    else plain text.
-    max_prompt: records with a longer prompt, in tokens, are dropped and counted. split: of a folder that has several.
-    task, seed: a reasoning-gym task's parameters and what its questions are drawn by. bad: whether lines that are no record are an error,
-    or left out and told by ``Dataset.faults``. telling: the encoder → one that puts more into prompts, as what tools there are. Raises
-    PlanError.
+    chat, system, template, template_kwargs: see ``Wording``; without ``chat``, prompts are a chat where the
+    tokenizer has a chat template, else plain text.
+    max_prompt: records with a longer prompt, in tokens, are dropped and counted. split: of a folder that has
+    several. task, seed: a reasoning-gym task's parameters and what its questions are drawn by. bad: whether
+    lines that are no record are an error, or left out and told by ``Dataset.faults``. telling: the encoder →
+    one that puts more into prompts, as what tools there are. Raises PlanError.
     """
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())
@@ -78,15 +80,24 @@ def open_data(
 
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
-    """The records with prompts of one user's message as plain text, for a tokenizer that has no chat template, and how many these are."""
-    alone = [not isinstance(record.prompt, str) and [(message["role"], is_plain(message)) for message in record.prompt] == [("user", True)]
-             for record in questions]  # fmt: skip
-    return [replace(record, prompt=record.question) if lone else record for record, lone in zip(questions, alone, strict=True)], sum(alone)
+    """The records with prompts of one user's message as plain text, for a tokenizer that has no chat
+    template, and how many these are."""
+    alone = [
+        not isinstance(record.prompt, str)
+        and [(message["role"], is_plain(message)) for message in record.prompt] == [("user", True)]
+        for record in questions
+    ]
+    return [
+        replace(record, prompt=record.question) if lone else record
+        for record, lone in zip(questions, alone, strict=True)
+    ], sum(alone)
 
 
 def _is_task(name: str) -> bool:
     if not name:
-        raise PlanError.of("data-missing", "no data is named", expected="a file, a folder, or a reasoning-gym task")
+        raise PlanError.of(
+            "data-missing", "no data is named", expected="a file, a folder, or a reasoning-gym task"
+        )
     if name.startswith(gym.PREFIX):
         return True
     path = Path(name)
@@ -96,33 +107,65 @@ def _is_task(name: str) -> bool:
 def _unused(settings: Mapping[str, object], why: str) -> None:
     for name, value in settings.items():
         if value:
-            raise PlanError.of("data-setting", f"'{name}' has no effect: {why}", found=f"{name} = {value}", expected=f"no '{name}'")
+            raise PlanError.of(
+                "data-setting",
+                f"'{name}' has no effect: {why}",
+                found=f"{name} = {value}",
+                expected=f"no '{name}'",
+            )
 
 
 def _no_setting(setting: str, name: str) -> PlanError:
     known = [*FIELDS, "chat", "system", "template", "max_prompt", "split"]
-    return PlanError.of("data-setting", f"'{setting}' has no effect: {name} is a file or a folder", found=f"--data.{setting}",
-                        expected=f"one of {listed(known)}, or a column that the flow declares", nearest=nearest(setting, known))
+    return PlanError.of(
+        "data-setting",
+        f"'{setting}' has no effect: {name} is a file or a folder",
+        found=f"--data.{setting}",
+        expected=f"one of {listed(known)}, or a column that the flow declares",
+        nearest=nearest(setting, known),
+    )
 
 
-def _drawn(task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int) -> dict[str, Any]:
+def _drawn(
+    task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int
+) -> dict[str, Any]:
     for name in columns:
         if name not in gym.COLUMNS:
-            raise PlanError.of("data-field", f"the reasoning-gym task '{task}' gives no column '{name}'", found="prompt, answer, entry",
-                               expected=f"data with a field '{name}'")
+            raise PlanError.of(
+                "data-field",
+                f"the reasoning-gym task '{task}' gives no column '{name}'",
+                found="prompt, answer, entry",
+                expected=f"data with a field '{name}'",
+            )
     questions, doubles = gym.draw(task, parameters, seed)
-    return {"name": task, "records": questions, "declared": gym.COLUMNS, "task": gym.scorer(task, parameters), "doubles": doubles}
+    return {
+        "name": task,
+        "records": questions,
+        "declared": gym.COLUMNS,
+        "task": gym.scorer(task, parameters),
+        "doubles": doubles,
+    }
 
 
 def _read(
-    path: Path, fields: Mapping[str, str | None], columns: Mapping[str, Kind], wanted: Wanted, split: str | None,
+    path: Path,
+    fields: Mapping[str, str | None],
+    columns: Mapping[str, Kind],
+    wanted: Wanted,
+    split: str | None,
     bad: Literal["stop", "skip"],
 ) -> dict[str, Any]:
     raw, problems = records.read(path, split)
-    own = {name: source for name, source in fields.items() if name in (*FIELDS, *columns) or name not in wanted.names}
+    own = {
+        name: source
+        for name, source in fields.items()
+        if name in (*FIELDS, *columns) or name not in wanted.names
+    }
     mapping = _mapping(raw, own, columns, bad) if raw else None
     if mapping and wanted.any:
-        json_fields = choose_fields([item.fields for item in raw], wanted, fields, {"prompt", *mapping.fields, *columns})
+        json_fields = choose_fields(
+            [item.fields for item in raw], wanted, fields, {"prompt", *mapping.fields, *columns}
+        )
         mapping = replace(mapping, json_fields=json_fields)
     usable: list[Record] = []
     for item in raw if mapping else ():
@@ -135,19 +178,31 @@ def _read(
         raise refused(str(path), faults, len(usable) + len(faults), Room())
     sources = {**mapping.fields, **mapping.json_fields.columns} if mapping else {}
     declared = {**columns, **dict.fromkeys((name for name in sources if name.startswith(FIELD)), text)}
-    return {"name": str(path), "records": usable, "declared": declared, "fields": sources, "faults": tuple(faults),
-            "unread": _unread(raw, sources) if mapping else ()}
+    return {
+        "name": str(path),
+        "records": usable,
+        "declared": declared,
+        "fields": sources,
+        "faults": tuple(faults),
+        "unread": _unread(raw, sources) if mapping else (),
+    }
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Fields of the first record that no name is read from. A field of which one part is read counts as read."""
+    """Fields of the first record that no name is read from. A field of which one part is read counts as
+    read."""
     needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
     return tuple(str(name) for name in raw[0].fields if name not in needed)
 
 
-def _mapping(raw: Sequence[Raw], fields: Mapping[str, str | None], columns: Mapping[str, Kind], bad: Literal["stop", "skip"]) -> Mapped:
-    """The mapping of fields by the first record, or, where bad records are left out, by the first record that has all that is needed.
-    Raises PlanError."""
+def _mapping(
+    raw: Sequence[Raw],
+    fields: Mapping[str, str | None],
+    columns: Mapping[str, Kind],
+    bad: Literal["stop", "skip"],
+) -> Mapped:
+    """The mapping of fields by the first record, or, where bad records are left out, by the first record that
+    has all that is needed. Raises PlanError."""
     errors: list[PlanError] = []
     for item in raw:
         try:
@@ -164,7 +219,8 @@ def _line(problem: Problem) -> tuple[str, int]:
 
 
 def _check_wording(data: Dataset) -> None:
-    """Raises PlanError for settings that suit none of the first TRIED records, so that a run ends before anything is computed."""
+    """Raises PlanError for settings that suit none of the first TRIED records, so that a run ends before
+    anything is computed."""
     errors: list[PlanError] = []
     for record in data.records[:TRIED]:
         try:
@@ -177,13 +233,20 @@ def _check_wording(data: Dataset) -> None:
 
 
 def _short_enough(data: Dataset, limit: int) -> Dataset:
-    """The data set without prompts of more than ``limit`` tokens. Records that cannot be encoded stay, to be reported with other faults."""
+    """The data set without prompts of more than ``limit`` tokens. Records that cannot be encoded stay, to be
+    reported with other faults."""
     limited = replace(data, room=Room(limit))
     long: dict[int, int] = {}
     for start in range(0, len(data), STEP):
         faults = limited.faulty(range(start, min(start + STEP, len(data))))
         long |= {i: fault.tokens for i, fault in faults.items() if fault.cause == "too_long"}
     if long and len(long) == len(data):
-        raise PlanError.of("data-empty", f"every prompt of {data.name} is longer than max_prompt", found=f"max_prompt = {limit}",
-                           expected=f"at least {min(long.values())}, the length of its shortest prompt")
-    return replace(data, records=[record for i, record in enumerate(data.records) if i not in long], dropped=len(long))
+        raise PlanError.of(
+            "data-empty",
+            f"every prompt of {data.name} is longer than max_prompt",
+            found=f"max_prompt = {limit}",
+            expected=f"at least {min(long.values())}, the length of its shortest prompt",
+        )
+    return replace(
+        data, records=[record for i, record in enumerate(data.records) if i not in long], dropped=len(long)
+    )

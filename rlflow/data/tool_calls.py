@@ -1,5 +1,5 @@
-"""Calls of tools in what a model said. transformers parses them where the tokenizer has a response template; else the chat template tells
-how its family of models writes them."""
+"""Calls of tools in what a model said. transformers parses them where the tokenizer has a response template;
+else the chat template tells how its family of models writes them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ MARKS = {"<tool_call>": TAGGED, "[TOOL_CALLS]": LISTED, "ipython": ALONE}  # of 
 def calls_by(
     tokenizer: Any, template: str, folder: object, opening: str = "", tools: Sequence[Mapping[str, Any]] = ()
 ) -> Callable[[Sequence[int]], list[ToolCall]]:
-    """A function from sampled ids to the calls in them. ``template``: the chat template; ``opening``: a prompt as it writes it, up to where
-    a reply begins. Raises PlanError for a family of models whose calls are not known."""
+    """A function from sampled ids to the calls in them. ``template``: the chat template; ``opening``: a
+    prompt as it writes it, up to where a reply begins. Raises PlanError for a family of models whose calls
+    are not known."""
     if parses_itself(tokenizer):
-        newer = {"prefix": opening, "tools": list(tools)} if getattr(tokenizer, "response_template", None) else {}
+        newer = (
+            {"prefix": opening, "tools": list(tools)} if getattr(tokenizer, "response_template", None) else {}
+        )
         return lambda ids: list(_by_tokenizer(tokenizer, ids, newer))
     pattern = calls_pattern(template, folder)
 
@@ -41,13 +44,17 @@ def parses_itself(tokenizer: Any) -> bool:
 
 
 def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
-    """How models whose chat template is ``template`` write calls. Raises PlanError where that is not known."""
+    """How models whose chat template is ``template`` write calls. Raises PlanError where that is not
+    known."""
     pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
     if pattern is None:
-        raise PlanError.of("env-tools", f"how models of {folder} write a call of a tool is not known",
-                           found="a chat template without a mark of calls",
-                           expected=f"a {PARSERS[0]} of the tokenizer, or one of {', '.join(MARKS)} in its template",
-                           remedy="name a model that was trained to call tools, or write an environment with step")
+        raise PlanError.of(
+            "env-tools",
+            f"how models of {folder} write a call of a tool is not known",
+            found="a chat template without a mark of calls",
+            expected=f"a {PARSERS[0]} of the tokenizer, or one of {', '.join(MARKS)} in its template",
+            remedy="name a model that was trained to call tools, or write an environment with step",
+        )
     return pattern
 
 

@@ -1,5 +1,5 @@
-"""Responses of several turns. Tokens of the assistant's turns are in the mask; tokens of messages between them, of a tool or a user, are
-not."""
+"""Responses of several turns. Tokens of the assistant's turns are in the mask; tokens of messages between
+them, of a tool or a user, are not."""
 
 from __future__ import annotations
 
@@ -19,20 +19,29 @@ def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
     return [token for ids, _ in turns for token in ids], [by_policy for ids, by_policy in turns for _ in ids]
 
 
-def answered(encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]) -> list[list[Turn]]:
-    """The turns of each (prompt as it is worded, response); a response that is a text is one turn. Raises PlanError."""
-    alone = {place: (response, not isinstance(prompt, str)) for place, (prompt, response) in enumerate(exchanges)
-             if isinstance(response, str)}  # fmt: skip
+def answered(
+    encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]
+) -> list[list[Turn]]:
+    """The turns of each (prompt as it is worded, response); a response that is a text is one turn. Raises
+    PlanError."""
+    alone = {
+        place: (response, not isinstance(prompt, str))
+        for place, (prompt, response) in enumerate(exchanges)
+        if isinstance(response, str)
+    }
     ids: dict[int, list[int]] = {}
     for chat in (False, True):
         texts = {place: text for place, (text, of_chat) in alone.items() if of_chat == chat}
         ids |= zip(texts, encoder.responses(list(texts.values()), chat), strict=True) if texts else ()
-    return [[(ids[place], True)] if isinstance(response, str) else encoder.turns(prompt, response)
-            for place, (prompt, response) in enumerate(exchanges)]
+    return [
+        [(ids[place], True)] if isinstance(response, str) else encoder.turns(prompt, response)
+        for place, (prompt, response) in enumerate(exchanges)
+    ]
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one before, the message)."""
+    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one
+    before, the message)."""
     exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:

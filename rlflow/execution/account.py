@@ -1,9 +1,11 @@
-"""The account of an iteration: how many rows and tokens were sampled, and what became of each of them, exactly one thing.
+"""The account of an iteration: how many rows and tokens were sampled, and what became of each of them,
+exactly one thing.
 
-Whoever says how much was trained on or dropped reads this account; nothing counts for itself. That a response was cut, clipped or has no
-score is an attribute of a row and no fate. Sums close: what was sampled, with what earlier iterations left and what stages put in the place
-of sampled rows, is what all fates have together. Tokens that a stage's own mask leaves out of a row that is trained on are left out by
-that stage, apart from their row.
+Whoever says how much was trained on or dropped reads this account; nothing counts for itself. That a response
+was cut, clipped or has no score is an attribute of a row and no fate. Sums close: what was sampled, with what
+earlier iterations left and what stages put in the place of sampled rows, is what all fates have together.
+Tokens that a stage's own mask leaves out of a row that is trained on are left out by that stage, apart from
+their row.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.tally import PartialMetrics, known
 from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
 
-REPLACED = "replaced by a stage"  # a column of what a `repeat` body returns: which rows have other tokens than were sampled; no author's
+# a column of what a `repeat` body returns: which rows have other tokens than were sampled; no author's
+REPLACED = "replaced by a stage"
 
 
 class Fate(StrEnum):
     """The end that a sampled row came to."""
 
-    TRAINED = "trained"  # by the update that is named; of several by the first of the role that sampled the row
+    # by the update that is named; of several by the first of the role that sampled the row
+    TRAINED = "trained"
     READ = "read only"  # for a baseline, a judge, a stage: no update was given it
     LEFT_OUT = "left out"  # of an update, or before it, by the cause that is named
     SURPLUS = "surplus"  # kept by a `repeat` beyond its groups, and dropped
@@ -40,7 +44,8 @@ class Fate(StrEnum):
 
 
 class End(NamedTuple):
-    """A fate, the node where it was decided, and for what was left out the cause and the setting that decided it."""
+    """A fate, the node where it was decided, and for what was left out the cause and the setting that decided
+    it."""
 
     fate: Fate
     node: str = ""
@@ -60,9 +65,11 @@ class Count(NamedTuple):
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
     @staticmethod
-    def of(axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None) -> Count:
-        """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows], which rows count; groups of
-        rows that are ``elsewhere``, bool [rows], are counted there."""
+    def of(
+        axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None
+    ) -> Count:
+        """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows],
+        which rows count; groups of rows that are ``elsewhere``, bool [rows], are counted there."""
         slots = axis.slots
         own = slots if chosen is None else slots[chosen]
         groups = own if elsewhere is None else own[~torch.isin(own, slots[elsewhere])]
@@ -77,7 +84,8 @@ class Account:
 
     sampled: dict[str, Count] = field(default_factory=dict)  # all that it sampled
     opened: dict[str, Count] = field(default_factory=dict)  # what earlier iterations had left of it
-    placed: dict[str, Count] = field(default_factory=dict)  # rows that a stage put in the place of sampled ones, by the stage
+    # rows that a stage put in the place of sampled ones, by the stage
+    placed: dict[str, Count] = field(default_factory=dict)
     ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # how its rows ended
 
     def sample(self, source: str, count: Count) -> None:
@@ -126,13 +134,22 @@ class Account:
 
     @property
     def closes(self) -> bool:
-        """Whether every row and token has exactly one fate. A group may be torn: its rows then end in several."""
-        return not any(self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened, *self.placed})
+        """Whether every row and token has exactly one fate. A group may be torn: its rows then end in
+        several."""
+        return not any(
+            self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened, *self.placed}
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, in one order whatever was counted first."""
-        ends = [{"source": source, **{name: text for name, text in end._asdict().items() if text}, **count._asdict()}
-                for (source, end), count in sorted(self.ends.items())]  # fmt: skip
+        ends = [
+            {
+                "source": source,
+                **{name: text for name, text in end._asdict().items() if text},
+                **count._asdict(),
+            }
+            for (source, end), count in sorted(self.ends.items())
+        ]
         placed = {"placed": _plain(self.placed)} if self.placed else {}
         return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), **placed, "fates": ends}
 
@@ -140,8 +157,12 @@ class Account:
     def from_json(values: Mapping[str, Any]) -> Account:
         """The opposite of ``as_json``. Raises ValueError for values that are no account."""
         try:
-            account = Account(*({name: _count(count) for name, count in values.get(which, {}).items()}
-                                for which in ("sampled", "opened", "placed")))
+            account = Account(
+                *(
+                    {name: _count(count) for name, count in values.get(which, {}).items()}
+                    for which in ("sampled", "opened", "placed")
+                )
+            )
             for entry in values["fates"]:
                 end = End(Fate(entry["fate"]), *(str(entry.get(name, "")) for name in End._fields[1:]))
                 account.end(str(entry["source"]), end, _count(entry))
@@ -161,7 +182,8 @@ def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
     return {source: count._asdict() for source, count in sorted(counts.items())}
 
 
-# -- from a run of a plan ----------------------------------------------------------------------------------------------------------
+# -- from a run of a plan
+# ----------------------------------------------------------------------------------------------------------
 
 CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
 
@@ -170,8 +192,8 @@ CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"
 class UpdateRows:
     """The outcome of each row of an update."""
 
-    # int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column among ``columns``, counted from 1, that
-    # is not finite there
+    # int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column among
+    # ``columns``, counted from 1, that is not finite there
     broken: Tensor
     columns: tuple[str, ...]
     waits: bool = False  # whether the update was not due yet
@@ -180,7 +202,8 @@ class UpdateRows:
 
     @property
     def metrics(self) -> PartialMetrics:
-        """The number of rows that the update did not learn from, as ``left_out``; nothing of an update that was not due."""
+        """The number of rows that the update did not learn from, as ``left_out``; nothing of an update that
+        was not due."""
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
@@ -200,15 +223,19 @@ CHOSEN_AWAY, OWN = 1, 4  # what is decided later counts more; most an update of 
 
 
 class Ledger:
-    """Fates of the rows that one run of a plan samples, while its nodes are done. ``axes``: the real rows of the graph's."""
+    """Fates of the rows that one run of a plan samples, while its nodes are done. ``axes``: the real rows of
+    the graph's."""
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
         """``longest``: the most tokens of a prompt that is asked."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
-        self.failed: dict[int, Sequence[str]] = {}  # node → why each of its rows' episodes failed, empty where it did not
-        self.placed: dict[int, PlacedRows] = {}  # stage → which of its rows have other tokens than were sampled
-        self.marked: dict[int, Tensor] = {}  # `repeat` → bool [rows]: which of its rows a stage in its body put in the place of others
+        # node → why each of its rows' episodes failed, empty where it did not
+        self.failed: dict[int, Sequence[str]] = {}
+        # stage → which of its rows have other tokens than were sampled
+        self.placed: dict[int, PlacedRows] = {}
+        # `repeat` → bool [rows]: which of its rows a stage in its body put in the place of others
+        self.marked: dict[int, Tensor] = {}
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
@@ -220,13 +247,19 @@ class Ledger:
             self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
     def account(self) -> Account:
-        """The account of all rows, without rows that a `repeat` body returns: the `repeat` accounts for these."""
+        """The account of all rows, without rows that a `repeat` body returns: the `repeat` accounts for
+        these."""
         total = Account()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
         fates = {i: _Fates(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()}
         returned = self._returned(fates)
         for node in self.graph.nodes:
-            if node.op is Op.CHOOSE and node.makes is not None and node.makes in self.axes and self._trains(node.makes):
+            if (
+                node.op is Op.CHOOSE
+                and node.makes is not None
+                and node.makes in self.axes
+                and self._trains(node.makes)
+            ):
                 self._chosen(node, fates)
             elif node.op is Op.ASK and node.makes in self.axes:
                 self._asked(node, fates)
@@ -264,8 +297,8 @@ class Ledger:
     def _sources(
         self, node: Node, here: Tensor | None, elsewhere: Tensor | None
     ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-        """The names under which rows of a node are counted, with the rows of each: of a `repeat` also the stage in its body that put some
-        in the place of sampled ones."""
+        """The names under which rows of a node are counted, with the rows of each: of a `repeat` also the
+        stage in its body that put some in the place of sampled ones."""
         marked = self.marked.get(node.id)
         if marked is None:
             yield source_of(node), here, elsewhere
@@ -285,25 +318,37 @@ class Ledger:
         return where
 
     def replaced(self) -> Tensor | None:
-        """bool [rows]: which of the rows that a `repeat` body returns a stage put in the place of sampled ones; None if it has no such
-        stage."""
+        """bool [rows]: which of the rows that a `repeat` body returns a stage put in the place of sampled
+        ones; None if it has no such stage."""
         maker = result_maker(self.graph)
-        where = self.placed[maker].where if maker in self.placed else self.marked.get(maker) if maker is not None else None
+        where = (
+            self.placed[maker].where
+            if maker in self.placed
+            else self.marked.get(maker)
+            if maker is not None
+            else None
+        )
         index = self._index(self.graph.rows, self.graph.nodes[maker].rows_axis) if maker is not None else None
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
         """Whether rows of an axis are learned from, here or by whoever takes what a `repeat` body returns."""
-        axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [self.graph.rows] * self._in_body
+        axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
+            self.graph.rows
+        ] * self._in_body
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
         """The last node that reads what a source gave; the source itself where none does."""
         later = reversed(self.graph.nodes[source.id + 1 :])
-        return next((node.name for node in later if any(item.column.node == source.id for item in node.inputs)), source.name)
+        return next(
+            (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
+            source.name,
+        )
 
     def _asked(self, node: Node, fates: Mapping[int, _Fates]) -> None:
-        """Rows whose prompt was too long to be asked, but not rows that are asked for single tokens, of which there may be none."""
+        """Rows whose prompt was too long to be asked, but not rows that are asked for single tokens, of which
+        there may be none."""
         assert node.makes is not None
         if self.axes[node.makes].cut is None:
             end = End(Fate.LEFT_OUT, node.name, "asked too long", f"data.max_prompt={self.longest:g}")
@@ -331,9 +376,19 @@ class Ledger:
 
         if rows.waits:
             after = node.options(UpdateOptions).after
-            return self._end(origins, whole, fates, End(Fate.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"), waiting)
+            return self._end(
+                origins,
+                whole,
+                fates,
+                End(Fate.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"),
+                waiting,
+            )
         learned = rows.broken == 0
-        trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")
+        trained = (
+            End(Fate.TRAINED, node.name)
+            if rows.stepped
+            else End(Fate.LEFT_OUT, node.name, "no step was taken")
+        )
         masker = self._maker(node, "mask")
         masked = rows.tokens if masker is not None and self.graph.nodes[masker].op is Op.STAGE else None
         for source, fate in fates.items():
@@ -342,24 +397,38 @@ class Ledger:
             if masked is not None and masker is not None:
                 fate.mask(origins.row[where], trained, masked[where], self.graph.nodes[masker].name)
         for cause, failed in self._failed(origins):
-            self._end(origins, failed & ~learned, fates, End(Fate.LEFT_OUT, node.name, f"episode failed: {cause}"), waiting)
+            self._end(
+                origins,
+                failed & ~learned,
+                fates,
+                End(Fate.LEFT_OUT, node.name, f"episode failed: {cause}"),
+                waiting,
+            )
         for number in torch.unique(rows.broken[~learned]).tolist():
             cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
 
     def _with_placed(self, axis: int, maker: int | None, fates: Mapping[int, _Fates]) -> RowOrigins:
-        """The origins of rows whose tokens ``maker`` gave; of a row whose tokens a stage has put in the place of others the stage."""
+        """The origins of rows whose tokens ``maker`` gave; of a row whose tokens a stage has put in the place
+        of others the stage."""
         origins = self.origins(axis)
-        index = self._index(axis, self.graph.nodes[maker].rows_axis) if maker in self.placed and maker is not None else None
+        index = (
+            self._index(axis, self.graph.nodes[maker].rows_axis)
+            if maker in self.placed and maker is not None
+            else None
+        )
         if index is None or maker is None:
             return origins
         gone = self.placed[maker].where[index]
         stage = self.graph.nodes[maker].name
-        self._end(origins, gone, fates, End(Fate.LEFT_OUT, stage, "replaced"), lambda source: RANKS[Fate.LEFT_OUT])
+        self._end(
+            origins, gone, fates, End(Fate.LEFT_OUT, stage, "replaced"), lambda source: RANKS[Fate.LEFT_OUT]
+        )
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
     def _index(self, axis: int, origin: int) -> Tensor | None:
-        """int64 [rows]: the row of ``origin`` that each row of an axis is; None where they are not some of its rows."""
+        """int64 [rows]: the row of ``origin`` that each row of an axis is; None where they are not some of
+        its rows."""
         index = torch.arange(len(self.axes[axis]))
         for step in chosen_from(self.graph.axes, axis):
             if step == origin:
@@ -383,7 +452,9 @@ class Ledger:
         own = end.fate is Fate.TRAINED and node.role in sampler_of(self.graph.nodes[source])
         return OWN if own else RANKS[end.fate]
 
-    def _end(self, origins: RowOrigins, where: Tensor, fates: Mapping[int, _Fates], end: End, rank: Any) -> None:
+    def _end(
+        self, origins: RowOrigins, where: Tensor, fates: Mapping[int, _Fates], end: End, rank: Any
+    ) -> None:
         for source, fate in fates.items():
             fate.set(origins.row[where & (origins.node == source)], end, rank(source))
 
@@ -392,11 +463,15 @@ class Ledger:
         entry, real = self.graph.axes[axis], self.axes[axis]
         if entry.parts:
             parts = [self.origins(part) for part in entry.parts]
-            return RowOrigins(torch.cat([part.node for part in parts]), torch.cat([part.row for part in parts]))
+            return RowOrigins(
+                torch.cat([part.node for part in parts]), torch.cat([part.row for part in parts])
+            )
         if entry.step == "chosen" and entry.parent is not None:
             assert real.index is not None
             return self.origins(entry.parent).take(real.index)
-        maker = next((node.id for node in self.graph.nodes if node.rows_axis == axis and node.id in self._lengths), -1)
+        maker = next(
+            (node.id for node in self.graph.nodes if node.rows_axis == axis and node.id in self._lengths), -1
+        )
         return RowOrigins(torch.full((len(real),), maker), torch.arange(len(real)))
 
 
@@ -409,23 +484,30 @@ class PlacedRows:
 
 
 class _Fates:
-    """The end of each row of a source, as its number among ``ends``, and the rank of that end. An end of a higher rank replaces one of a
-    lower rank."""
+    """The end of each row of a source, as its number among ``ends``, and the rank of that end. An end of a
+    higher rank replaces one of a lower rank."""
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
         """lengths: int64 [rows], tokens of each row."""
         self.ends, self.lengths, self.tokens = [End(Fate.READ, reader)], lengths, lengths.clone()
-        self.end, self.rank = torch.zeros(len(lengths), dtype=torch.int64), torch.zeros(len(lengths), dtype=torch.int64)
+        self.end, self.rank = (
+            torch.zeros(len(lengths), dtype=torch.int64),
+            torch.zeros(len(lengths), dtype=torch.int64),
+        )
         self.maskers: dict[End, str] = {}  # update that trained → the stage that gave its mask
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Note that of each of the rows that came to this end only so many tokens did. tokens: int64, one for each of ``rows``."""
+        """Note that of each of the rows that came to this end only so many tokens did. tokens: int64, one for
+        each of ``rows``."""
         own = self.end[rows] == self.ends.index(end)
         self.tokens[rows[own]] = tokens[own]
         self.maskers[end] = stage
 
-    def count(self, total: Account, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None) -> None:
-        """Add the rows of the source to an account. here: bool [rows], which of them count, None: all; ``elsewhere``: see ``Count.of``."""
+    def count(
+        self, total: Account, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
+    ) -> None:
+        """Add the rows of the source to an account. here: bool [rows], which of them count, None: all;
+        ``elsewhere``: see ``Count.of``."""
         for number, end in enumerate(self.ends):
             ended = self.end == number if here is None else here & (self.end == number)
             total.end(name, end, Count.of(axis, self.tokens, ended, elsewhere))
@@ -442,15 +524,20 @@ class _Fates:
 
 
 def source_of(node: Node) -> str:
-    """The name under which rows of a node are counted: of a `repeat` that of the node that samples what its body returns."""
+    """The name under which rows of a node are counted: of a `repeat` that of the node that samples what its
+    body returns."""
     if node.body is None:
         return node.name
     inner = sources(node.body.axes, node.body.rows)
-    return next((source_of(maker) for maker in node.body.nodes if maker.makes in inner and maker.op is Op.GENERATE), node.name)
+    return next(
+        (source_of(maker) for maker in node.body.nodes if maker.makes in inner and maker.op is Op.GENERATE),
+        node.name,
+    )
 
 
 def placer_of(node: Node) -> str:
-    """The stage in the body of a `repeat` that gives the tokens which the body returns; empty where they are as they were sampled."""
+    """The stage in the body of a `repeat` that gives the tokens which the body returns; empty where they are
+    as they were sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""
@@ -468,4 +555,3 @@ def sampler_of(node: Node) -> frozenset[str]:
     if node.body is None:
         return frozenset({node.role} if node.op is Op.GENERATE and node.role else ())
     return frozenset().union(*(sampler_of(inner) for inner in node.body.nodes))
-

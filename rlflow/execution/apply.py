@@ -25,9 +25,12 @@ from rlflow.execution.tally import Label, PartialMetric, as_kind, merged
 from rlflow.processes.user_frames import own_lines
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
-NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")  # in texts of PyTorch's errors, from a worker's too
-LESS_MEMORY = ("remedy: less at once, with --ROLE.micro_tokens for a trainer and --ROLE.batch_tokens for a generator; "
-               "--ROLE.gradient_checkpointing true; or --memory, which puts away models that are not in use")  # fmt: skip
+# in texts of PyTorch's errors, from a worker's too
+NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")
+LESS_MEMORY = (
+    "remedy: less at once, with --ROLE.micro_tokens for a trainer and --ROLE.batch_tokens for a generator; "
+    "--ROLE.gradient_checkpointing true; or --memory, which puts away models that are not in use"
+)
 
 
 def apply_stage(
@@ -35,23 +38,28 @@ def apply_stage(
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
     """The stage's columns, under the names it gives, over the batch's rows; and its metrics.
 
-    ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a result does not fit
-    what the stage declares, with found and expected.
+    ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a
+    result does not fit what the stage declares, with found and expected.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
         return apply_piece(stage, batch, settings, seed, trainer)
     pieces = [apply_piece(stage, part, settings, seed, trainer) for part in stage.dispatch.split(batch, 1)]
-    return merge_pieces(stage, [columns for columns, _ in pieces], batch), merged([metrics for _, metrics in pieces])
+    return merge_pieces(stage, [columns for columns, _ in pieces], batch), merged(
+        [metrics for _, metrics in pieces]
+    )
 
 
 def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
-    """Merge the results of pieces by the ``merge`` function of a registered dispatch mode. Raises ValueError where rows or columns are
-    missing."""
+    """Merge the results of pieces by the ``merge`` function of a registered dispatch mode. Raises ValueError
+    where rows or columns are missing."""
     assert stage.dispatch.merge is not None
     whole = stage.dispatch.merge(outputs, batch)
     if len(whole) != len(batch) or set(whole.data) != set(stage.gives):
-        raise ValueError(f"dispatch {stage.dispatch}: found {len(whole)} rows of {listed(whole.data)}, expected {len(batch)} of "
-                         f"{listed(stage.gives)}")
+        raise ValueError(
+            f"dispatch {stage.dispatch}: found {len(whole)} rows of {listed(whole.data)}, expected "
+            f"{len(batch)} of "
+            f"{listed(stage.gives)}"
+        )
     return Batch(batch.axis, {name: whole.data[name] for name in stage.gives})
 
 
@@ -67,12 +75,18 @@ def apply_piece(
     values, metrics = split_metrics(stage.function(*first, *columns, **settings), len(stage.gives))
     if len(values) != len(stage.gives):
         raise ValueError(f"found {len(values)} results, expected {len(stage.gives)}: {listed(stage.gives)}")
-    texts = [mended(value) if kind is None or kind.level is Level.TEXT else (value, 0)
-             for kind, value in zip(stage.gives.values(), values, strict=True)]  # fmt: skip
+    texts = [
+        mended(value) if kind is None or kind.level is Level.TEXT else (value, 0)
+        for kind, value in zip(stage.gives.values(), values, strict=True)
+    ]
     named = zip(stage.gives.items(), texts, strict=True)
-    data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), (value, _) in named}
+    data = {
+        name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), (value, _) in named
+    }
     replaced = sum(count for _, count in texts)
-    tallies: dict[Label, PartialMetric] = {name: metric(name, value, batch) for name, value in metrics.items()}
+    tallies: dict[Label, PartialMetric] = {
+        name: metric(name, value, batch) for name, value in metrics.items()
+    }
     if replaced:
         tallies["replaced"] = PartialMetric.sum(float(replaced))
     return Batch(batch.axis, data), tallies
@@ -105,7 +119,10 @@ def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bo
     tensor = _here(value)
     expected = _shape(kind.level, batch.axis, lengths)
     if tuple(tensor.shape) != expected:
-        raise ValueError(f"column '{name}': found shape {list(tensor.shape)}, expected {list(expected)} ({kind.level.value} level)")
+        raise ValueError(
+            f"column '{name}': found shape {list(tensor.shape)}, expected {list(expected)} "
+            f"({kind.level.value} level)"
+        )
     tensor = _converted(name, kind, tensor)
     kind = _kind_of(kind.level, tensor.dtype)
     if kind.level is Level.SCALAR:
@@ -138,7 +155,9 @@ def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
     if level in (Level.ROW, Level.GROUP):
         return (len(axis),)
     if lengths is None:
-        raise ValueError(f"a stage that gives {level.value} columns must read one: nothing else says how long its rows are")
+        raise ValueError(
+            f"a stage that gives {level.value} columns must read one: nothing else says how long its rows are"
+        )
     return (len(axis), int(lengths.max()) if len(lengths) else 0)
 
 
@@ -153,7 +172,10 @@ def _seen(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
         return Kind(Level.ROW)
     if tensor.ndim == 2 and lengths is not None and len(tensor) == len(axis):
         return Kind(Level.TOKEN)
-    raise ValueError(f"column '{name}': found shape {list(tensor.shape)}, expected one value, {len(axis)} rows, or rows × tokens")
+    raise ValueError(
+        f"column '{name}': found shape {list(tensor.shape)}, expected one value, {len(axis)} rows, or "
+        "rows × tokens"
+    )
 
 
 def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
@@ -171,12 +193,15 @@ def _string(name: str, row: int, item: Any) -> str:
         return packed(item)
     wrong = next((each for each in item if fault(each)), item) if isinstance(item, list | tuple) else item
     why = f" ({fault(wrong)})" if isinstance(wrong, Mapping) else ""
-    raise ValueError(f"column '{name}': found {repr(wrong)[:80]} in row {row}{why}, expected a string, or messages: "
-                     "[{'role': 'user', 'content': '…'}, …]")
+    raise ValueError(
+        f"column '{name}': found {repr(wrong)[:80]} in row {row}{why}, expected a string, or messages: "
+        "[{'role': 'user', 'content': '…'}, …]"
+    )
 
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
-    """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to another."""
+    """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to
+    another."""
     actual = _kind_of(kind.level, tensor.dtype)
     if kind.family is not None and actual.family != kind.family:
         raise ValueError(f"column '{name}': found dtype {actual.dtype}, expected {kind.dtype}")
@@ -192,26 +217,36 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 
 
 def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
-    """A stage's metric: the mean of what is there, under the mask for token values; the maximum for ``_max``."""
+    """A stage's metric: the mean of what is there, under the mask for token values; the maximum for
+    ``_max``."""
     tensor = torch.as_tensor(value).detach().cpu().double()
     return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))
 
 
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
-    """The entries of a metric that count: of token values those under the mask, or without a mask those that are no padding."""
+    """The entries of a metric that count: of token values those under the mask, or without a mask those that
+    are no padding."""
     lengths = token_lengths(batch)
     if value.ndim < 2 or lengths is None:
         return torch.ones_like(value, dtype=torch.bool)
-    mask = batch["mask"] if "mask" in batch else torch.arange(int(lengths.max()) if len(lengths) else 0) < lengths[:, None]
+    mask = (
+        batch["mask"]
+        if "mask" in batch
+        else torch.arange(int(lengths.max()) if len(lengths) else 0) < lengths[:, None]
+    )
     if value.shape != mask.shape:
-        raise ValueError(f"metric '{name}': found shape {list(value.shape)}, expected {list(mask.shape)}, one value per row, or one value")
+        raise ValueError(
+            f"metric '{name}': found shape {list(value.shape)}, expected {list(mask.shape)}, one value "
+            "per row, or one value"
+        )
     return torch.as_tensor(mask)
 
 
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
-    """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause. What ends a
-    program where nobody catches it is an error of the stage too, but for a ctrl-C, which Python raises in the main thread."""
+    """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is
+    its cause. What ends a program where nobody catches it is an error of the stage too, but for a ctrl-C,
+    which Python raises in the main thread."""
     try:
         yield
     except PlanError as error:
@@ -220,10 +255,14 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
         raise
     except RemoteError as error:
         message = with_remedy(str(error))
-        raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=error.lines) from error
+        raise StageError(
+            stage, iteration, len(batch), message, place, shapes(batch), lines=error.lines
+        ) from error
     except Exception as error:
         message = with_remedy(f"{type(error).__name__}: {error}")
-        raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=own_lines(error)) from error
+        raise StageError(
+            stage, iteration, len(batch), message, place, shapes(batch), lines=own_lines(error)
+        ) from error
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
@@ -236,7 +275,8 @@ def with_remedy(message: str) -> str:
 
 
 def ending(error: BaseException) -> str:
-    """A text about an exception of a stage that is no Exception, such as SystemExit, with the line that raised it."""
+    """A text about an exception of a stage that is no Exception, such as SystemExit, with the line that
+    raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_ROOT)] or frames
     where = f" (raised by {Place(own[-1].filename, own[-1].lineno or 1)})" if own else ""

@@ -18,9 +18,11 @@ from rlflow.compiler.graph.model import SETTING
 from rlflow.training.protocols import Sampling
 
 
-def with_numbers(settings: Mapping[str, Any], batch: Batch, signature: Signature | None) -> tuple[Mapping[str, Any], Batch]:
-    """The settings of a call with the numbers of those that are columns, and the batch without these columns. ``signature``: of a stage or
-    loss; None of `generate`. Raises ValueError for a number out of its range."""
+def with_numbers(
+    settings: Mapping[str, Any], batch: Batch, signature: Signature | None
+) -> tuple[Mapping[str, Any], Batch]:
+    """The settings of a call with the numbers of those that are columns, and the batch without these columns.
+    ``signature``: of a stage or loss; None of `generate`. Raises ValueError for a number out of its range."""
     columns = [name for name in batch.data if name.startswith(SETTING)]
     if not columns:
         return settings, batch
@@ -32,12 +34,14 @@ def with_numbers(settings: Mapping[str, Any], batch: Batch, signature: Signature
 
 def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = MappingProxyType({})) -> Sampling:
     """How a call samples. ``numbers``: of settings that are columns."""
-    return Sampling(**{name: value for name, value in {**vars(options), **numbers}.items() if name != "environment"})
+    return Sampling(
+        **{name: value for name, value in {**vars(options), **numbers}.items() if name != "environment"}
+    )
 
 
 def check_range(name: str, number: float, signature: Signature | None) -> None:
-    """Raises ValueError for a number out of the range of a setting: that of `generate`, or of the annotation of a stage or loss; any other
-    has to be finite."""
+    """Raises ValueError for a number out of the range of a setting: that of `generate`, or of the annotation
+    of a stage or loss; any other has to be finite."""
     if signature is None:
         expected = "" if verbs.GENERATE[name].test(number) else verbs.GENERATE[name].expected
     else:
@@ -58,9 +62,13 @@ def _unfit(type_: Any, number: float) -> str:
 
 
 def as_numbers(settings: Mapping[str, Any], takes: Any, signature: Signature | None) -> dict[str, Any]:
-    """The settings of an eager call, where those that may be columns (``takes``) and are 0-d tensors become numbers. Raises ValueError for
-    one out of its range."""
-    numbers = {name: float(value) for name, value in settings.items() if isinstance(value, Tensor) and value.ndim == 0 and takes(name)}
+    """The settings of an eager call, where those that may be columns (``takes``) and are 0-d tensors become
+    numbers. Raises ValueError for one out of its range."""
+    numbers = {
+        name: float(value)
+        for name, value in settings.items()
+        if isinstance(value, Tensor) and value.ndim == 0 and takes(name)
+    }
     for name, number in numbers.items():
         check_range(name, number, signature)
     return {**settings, **numbers}

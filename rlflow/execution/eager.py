@@ -40,12 +40,22 @@ class Bare:
     def number(self, name: str) -> None:
         """Outside a flow there is no state."""
 
-    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+    def stage(
+        self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
+    ) -> Batch:
         """Run a stage outside a flow, in this process."""
         if stage.on is not None:
-            raise FlowError(Problem("stage-role", f"stage '{stage.name}' runs on the role '{stage.on}'", call_place(), stage.place,
-                                    found="no flow around it", expected="a call inside a flow that has the role",
-                                    remedy="call it inside a flow, or its function with a trainer and tensors"))
+            raise FlowError(
+                Problem(
+                    "stage-role",
+                    f"stage '{stage.name}' runs on the role '{stage.on}'",
+                    call_place(),
+                    stage.place,
+                    found="no flow around it",
+                    expected="a call inside a flow that has the role",
+                    remedy="call it inside a flow, or its function with a trainer and tensors",
+                )
+            )
         inputs, settings = prepared(stage, batch, {}, settings)
         with failing(stage.name, 0, inputs, call_place()), alone():
             result, _ = apply_stage(stage, inputs, settings, 0)
@@ -53,13 +63,29 @@ class Bare:
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
         """Refuse `repeat` outside a flow."""
-        raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
-                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
+        raise FlowError(
+            Problem(
+                "repeat-outside",
+                "repeat needs the data cursor of a run",
+                call_place(),
+                found="no flow around it",
+                expected="a call inside a flow",
+                remedy="call the flow with the objects of rlflow.roles(…)",
+            )
+        )
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
         """Refuse `ask` outside a flow."""
-        raise FlowError(Problem("ask-outside", "ask needs the tokenizers of a run", call_place(), found="no flow around it",
-                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
+        raise FlowError(
+            Problem(
+                "ask-outside",
+                "ask needs the tokenizers of a run",
+                call_place(),
+                found="no flow around it",
+                expected="a call inside a flow",
+                remedy="call the flow with the objects of rlflow.roles(…)",
+            )
+        )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
         """Keep rows by a column."""
@@ -71,14 +97,19 @@ class Bare:
         return joined_rows([real("concat", batch) for batch in batches])
 
 
-def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
-    """The columns that the stage reads, and all its settings. Raises FlowError for what is missing, as tracing does."""
+def prepared(
+    stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[Batch, dict[str, Any]]:
+    """The columns that the stage reads, and all its settings. Raises FlowError for what is missing, as
+    tracing does."""
     what, place = f"stage '{stage.name}'", call_place()
     batch = real(what, batch)
     if state:
         batch = Batch(batch.axis, batch.data | dict(state))
     suits(what, stage.signature, batch, place, stage.place)
-    return reads(stage.signature.column_names, batch), checked(what, stage.signature, settings, ("generator",))
+    return reads(stage.signature.column_names, batch), checked(
+        what, stage.signature, settings, ("generator",)
+    )
 
 
 def _reading(column: str, kind: Kind) -> Signature:
@@ -89,46 +120,77 @@ def _reading(column: str, kind: Kind) -> Signature:
 def real(what: str, batch: Any) -> Batch:
     """The batch. Raises FlowError for one of a trace, and for what is none."""
     if not isinstance(batch, Batch):
-        raise FlowError(rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place()))
+        raise FlowError(
+            rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place())
+        )
     return batch
 
 
-def suits(what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None) -> None:
+def suits(
+    what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
+) -> None:
     """Raises FlowError for columns that are missing or of another kind, as tracing does."""
     problems = []
     for parameter in signature.columns:
         if parameter.name not in batch and not parameter.optional:
             problems.append(rules.missing(what, parameter.name, list(batch.data), place, definition, ()))
         elif parameter.name in batch and not fits(batch.columns[parameter.name], parameter.kind):
-            problems.append(rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, definition))
+            problems.append(
+                rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, definition)
+            )
     FlowError.refuse(problems)
 
 
-def checked(what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
+def checked(
+    what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Settings with defaults. Raises FlowError for unknown and missing ones."""
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
-    problems = [verbs.unknown_setting(what, name, known, place) for name in settings if name not in known and not signature.open_settings]
-    problems += [verbs.missing_setting(what, n, "a value", place) for n, d in known.items() if d is REQUIRED and n not in settings]
+    problems = [
+        verbs.unknown_setting(what, name, known, place)
+        for name in settings
+        if name not in known and not signature.open_settings
+    ]
+    problems += [
+        verbs.missing_setting(what, n, "a value", place)
+        for n, d in known.items()
+        if d is REQUIRED and n not in settings
+    ]
     FlowError.refuse(problems)
     values = computed_settings(what, settings, signature.takes_float, signature)
     return {name: default for name, default in known.items() if default is not REQUIRED} | values
 
 
-def computed_settings(what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None) -> dict[str, Any]:
+def computed_settings(
+    what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None
+) -> dict[str, Any]:
     """Settings with numbers for those that are scalar columns. Raises FlowError for one out of its range."""
     try:
         return as_numbers(settings, takes, signature)
     except ValueError as error:
-        raise FlowError(Problem("setting-range", f"{what} has a setting out of range", call_place(), found=str(error),
-                                expected="a number within its range", remedy="bound what the stage that gives it computes")) from error
+        raise FlowError(
+            Problem(
+                "setting-range",
+                f"{what} has a setting out of range",
+                call_place(),
+                found=str(error),
+                expected="a number within its range",
+                remedy="bound what the stage that gives it computes",
+            )
+        ) from error
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not fit."""
+    """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not
+    fit."""
     names = gives or tuple(batch.data)
-    FlowError.refuse(rules.gives_prompt(what, name, call_place(), None) for name in names if name in rules.OF_THE_DATA)
-    FlowError.refuse(rules.gives_run(what, name, call_place(), None) for name in names if name in rules.OF_THE_RUN)
+    FlowError.refuse(
+        rules.gives_prompt(what, name, call_place(), None) for name in names if name in rules.OF_THE_DATA
+    )
+    FlowError.refuse(
+        rules.gives_run(what, name, call_place(), None) for name in names if name in rules.OF_THE_RUN
+    )
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
@@ -157,39 +219,61 @@ class Session:
         """A state, or what iteration it is, as batches of a compiled flow have it."""
         if name not in self.engine.state and name not in CLOCK:
             return None
-        value: Tensor = (self.engine.clock() | {n: self.engine.state_data(v) for n, v in self.engine.state.items()})[name].value
+        value: Tensor = (
+            self.engine.clock() | {n: self.engine.state_data(v) for n, v in self.engine.state.items()}
+        )[name].value
         return value
 
     def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
         """Keep metrics of a node, and of the role that it calls."""
         self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
-    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+    def stage(
+        self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
+    ) -> Batch:
         """Run a stage on a batch."""
         call, node = self.next_call(stage.name)
-        inputs, settings = prepared(stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings)
-        with failing(node, self.engine.iteration, inputs, call_place()), nullcontext() if stage.on else alone():
+        inputs, settings = prepared(
+            stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings
+        )
+        with (
+            failing(node, self.engine.iteration, inputs, call_place()),
+            nullcontext() if stage.on else alone(),
+        ):
             result, metrics = self.engine.stage(stage, inputs, settings, call)
         self.log(node, metrics, Of.STAGE)
         result = renamed(f"stage '{stage.name}'", result, gives)
-        self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
+        self.engine.state |= {
+            name: float(result.data[name].value) for name in result.data if name in self.engine.state
+        }
         return result
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
-        """Make a prompt of every row. Rows are encoded when a role samples from them, since before that it is not known whose tokenizer
-        to use."""
+        """Make a prompt of every row. Rows are encoded when a role samples from them, since before that it is
+        not known whose tokenizer to use."""
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
         suits("ask", _reading(column, kind), batch, place, None)
         inputs = {"until" if way == "until" else "text": batch.data[column]}
-        inputs |= {name: batch.data[name] for name in (*verbs.MODEL_READS, "prefix_length") if way != "text" and name in batch}
+        inputs |= {
+            name: batch.data[name]
+            for name in (*verbs.MODEL_READS, "prefix_length")
+            if way != "text" and name in batch
+        }
         with failing(node, self.engine.iteration, batch, place):
             rows, metrics = self.engine.ask(Batch(batch.axis, inputs), (), CallOptions(node=node))
         self.log(node, metrics)
-        along = {name: data for name, data in batch.data.items()
-                 if (name not in LEFT_BEHIND or (way == "until" and name in ("prompt", MODEL_PROMPT))) and not data.ragged}  # fmt: skip
-        return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
+        along = {
+            name: data
+            for name, data in batch.data.items()
+            if (name not in LEFT_BEHIND or (way == "until" and name in ("prompt", MODEL_PROMPT)))
+            and not data.ragged
+        }
+        return Batch(
+            rows.axis,
+            {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data,
+        )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
         """Keep rows by a column. Raises SkipIteration where none is left outside a `repeat`."""
@@ -268,15 +352,22 @@ class Role:
         return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
-        """Score rows with the role's trainer: log-probabilities, and entropies where ``gives`` names two columns."""
+        """Score rows with the role's trainer: log-probabilities, and entropies where ``gives`` names two
+        columns."""
         names = (gives,) if isinstance(gives, str) else tuple(gives)
-        return self._forward("logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature")
+        return self._forward(
+            "logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature"
+        )
 
     def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
         """Estimate values of rows with the role's trainer."""
-        return self._forward("values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch)
+        return self._forward(
+            "values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch
+        )
 
-    def _forward(self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str) -> Batch:
+    def _forward(
+        self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str
+    ) -> Batch:
         _, _, node = self._call(verb)
         inputs = model_reads(real(node, batch), *optional)
         with failing(node, self._engine.iteration, inputs, call_place()):
@@ -300,8 +391,11 @@ class Role:
             FlowError.refuse(problems)
         batch, specified = real(node, batch), specification(loss)
         own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
-        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
-        rest = {name: value for name, value in rest.items() if name not in specified}  # what the update takes for itself no loss gets
+        rest = checked(
+            f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified}
+        )
+        # what the update takes for itself no loss gets
+        rest = {name: value for name, value in rest.items() if name not in specified}
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
@@ -314,22 +408,34 @@ class Role:
 
 def update_reads(loss: Loss) -> tuple[str, ...]:
     """Columns that an update reads: the model's, and the loss's."""
-    return tuple(dict.fromkeys((*verbs.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names)))
+    return tuple(
+        dict.fromkeys((*verbs.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
+    )
 
 
 class Eager:
-    """The interpreter of flows and stages that are called as functions (`rlflow.author.scope.Interpreter`)."""
+    """The interpreter of flows and stages that are called as functions
+    (`rlflow.author.scope.Interpreter`)."""
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter moves on, also where there was
-        nothing to train on; then the result is None. An iteration that raised leaves the state as it was."""
+        """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter
+        moves on, also where there was nothing to train on; then the result is None. An iteration that raised
+        leaves the state as it was."""
         if scope._current.get() is not None:
             return flow.function(prompts, *roles, **named)
         engine = next((role._engine for role in (*roles, *named.values()) if isinstance(role, Role)), None)
         if engine is None:
-            raise FlowError(Problem("eager-roles", f"flow '{flow.name}' was called without its roles", call_place(), flow.place,
-                                    found=f"{len(roles) + len(named)} arguments", expected=", ".join(flow.parameters.roles),
-                                    remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))
+            raise FlowError(
+                Problem(
+                    "eager-roles",
+                    f"flow '{flow.name}' was called without its roles",
+                    call_place(),
+                    flow.place,
+                    found=f"{len(roles) + len(named)} arguments",
+                    expected=", ".join(flow.parameters.roles),
+                    remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)",
+                )
+            )
         state = dict(engine.state)
         try:
             with scope.entered(Session(engine)):

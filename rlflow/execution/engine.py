@@ -1,5 +1,5 @@
-"""The engine: models, rewards and chance of a run, and one function per kind of call. Eager flows and plans both call it, so that
-they cannot differ."""
+"""The engine: models, rewards and chance of a run, and one function per kind of call. Eager flows and plans
+both call it, so that they cannot differ."""
 
 from __future__ import annotations
 
@@ -40,14 +40,23 @@ from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.chunks import chunked
 from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
-from rlflow.training.protocols import ForwardsAhead, Generator, GivesChunks, Sampling, ScoresTokens, Trainer, as_long
+from rlflow.training.protocols import (
+    ForwardsAhead,
+    Generator,
+    GivesChunks,
+    Sampling,
+    ScoresTokens,
+    Trainer,
+    as_long,
+)
 
 Metrics = dict[Figure, float]
 
 
 @dataclass
 class Model:
-    """A role's weights: the trainer that owns them, the generator that samples from them, and how many updates are behind each."""
+    """A role's weights: the trainer that owns them, the generator that samples from them, and how many
+    updates are behind each."""
 
     trainer: Trainer | None = None
     generator: Generator | None = None
@@ -57,7 +66,9 @@ class Model:
     @property
     def stale(self) -> bool:
         """Whether the trainer's weights are newer than those that the generator samples with."""
-        return self.generator is not None and self.trainer is not None and self.sampled_version != self.version
+        return (
+            self.generator is not None and self.trainer is not None and self.sampled_version != self.version
+        )
 
     def synchronise(self) -> None:
         """Hand the trainer's weights to the generator where they are newer."""
@@ -79,7 +90,8 @@ class CallOptions:
 
     pool: str | None = None  # the pool that was planned for it, where it is no model's
     seconds: float = 1800.0  # its deadline
-    ahead: bool = False  # of a forward, whether the role's next update takes all of its rows in its first step
+    # of a forward, whether the role's next update takes all of its rows in its first step
+    ahead: bool = False
     node: str = ""  # the node that it carries out, for the timeline and for messages
 
 
@@ -118,17 +130,22 @@ class Asking:
     """How rows that are asked become prompts for the models of some roles."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
-    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after  # of a next turn after sampled ids
+    # of a next turn after sampled ids
+    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     # token ids of what an environment says after sampled ids, where text goes on as it is
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    decode: Callable[..., list[str]] = text_of_bytes  # (roles, token ids, bare): texts, if ``bare`` without special tokens
+    # (roles, token ids, bare): texts, if ``bare`` without special tokens
+    decode: Callable[..., list[str]] = text_of_bytes
     # the calls of tools in token ids, as ``rlflow.author.messages.ToolCall``
-    calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [[] for _ in rows]
+    calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [
+        [] for _ in rows
+    ]
     longest: float = math.inf  # tokens of the longest prompt that may be asked
 
 
 class KeepsState(Protocol):
-    """A trainer as a run keeps it, in this process or on a pool: see ``rlflow.training.protocols.Trainer``."""
+    """A trainer as a run keeps it, in this process or on a pool: see
+    ``rlflow.training.protocols.Trainer``."""
 
     def state(self) -> dict[str, Tensor]:
         """A copy of all that a bit-equal continuation needs, or live tensors."""
@@ -168,16 +185,21 @@ class Engine:
     iterations: int = 1  # of the run
     reward_timeout: float = 60.0  # seconds for each row of a reward
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
-    weights: Mapping[str, Any] = field(default_factory=dict)  # role → what ``frozen`` gave, to sample with in place of the newest
-    keeper: MemoryMover = field(default_factory=MemoryMover)  # sees to it that what a call needs of the models is in memory
+    # role → what ``frozen`` gave, to sample with in place of the newest
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    # sees to it that what a call needs of the models is in memory
+    keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
     asking: Asking = field(default_factory=Asking)
     drawn: int | None = None  # what chance is derived from in place of the iteration
-    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by call, what an eager flow's `generate` takes from the run
-    environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)  # by role, what answers it between its turns
+    # by call, what an eager flow's `generate` takes from the run
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # by role, what answers it between its turns
+    environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
-        """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
+        """This engine for the calls of a later iteration, which draw what that one draws and keep their
+        columns for it."""
         later = copy.copy(self)
         later.iteration, later.weights = iteration, weights or {}
         return later
@@ -192,11 +214,15 @@ class Engine:
         """The seed of the n-th call of this iteration."""
         return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
-    def generate(self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE) -> Batch:
+    def generate(
+        self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
+    ) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
         return self.sample(role, prompts, sampling, self.seed_of(call), terms)
 
-    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
+    def sample(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
+    ) -> Batch:
         """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
         raise NotImplementedError
 
@@ -206,28 +232,45 @@ class Engine:
 
     def to_sample(self, role: str, prompts: Batch) -> Batch:
         """The columns of prompts that sampling from a role reads."""
-        own = episodes.read_columns(prompts.data, self.environments[role]) if role in self.environments else ()
+        own = (
+            episodes.read_columns(prompts.data, self.environments[role]) if role in self.environments else ()
+        )
         return reads(tuple(dict.fromkeys(("prompt_tokens", "prefix_length", *own))), prompts)
 
     def chunks(
-        self, role: str, prompts: Batch, sampling: Sampling, call: int, into: Chunks, terms: CallOptions = HERE
+        self,
+        role: str,
+        prompts: Batch,
+        sampling: Sampling,
+        call: int,
+        into: Chunks,
+        terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
         """Sample as ``generate`` does, and give rows in chunks as they end, and all rows at last."""
         yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, terms)
 
     def sample_chunks(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
+        self,
+        role: str,
+        prompts: Batch,
+        sampling: Sampling,
+        seed: int,
+        into: Chunks,
+        terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
+        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of
+        all rows."""
         raise NotImplementedError
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
-        """Batches of rows that were taken from one axis, together all of its, over that axis. Raises ValueError where one is lost or there
-        twice."""
+        """Batches of rows that were taken from one axis, together all of its, over that axis. Raises
+        ValueError where one is lost or there twice."""
         axis = pieces[0].axis.parent
         index = torch.cat([piece.axis.index for piece in pieces if piece.axis.index is not None])
         if axis is None or not torch.equal(index.sort().values, torch.arange(len(axis))):
-            raise ValueError(f"found {len(index)} rows in {len(pieces)} chunks, expected each of {len(axis or ())} once")
+            raise ValueError(
+                f"found {len(index)} rows in {len(pieces)} chunks, expected each of {len(axis or ())} once"
+            )
         joined = self.joined([piece for piece in pieces if len(piece)] or [pieces[0]])
         return Batch(axis, joined.rows(index.argsort()).data)
 
@@ -240,11 +283,18 @@ class Engine:
         raise NotImplementedError
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges it."""
+        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges
+        it."""
         raise NotImplementedError
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        self,
+        role: str,
+        batch: Batch,
+        loss: Loss,
+        options: UpdateOptions,
+        settings: Mapping[str, Any],
+        call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Metrics, and which rows were learned from. ``settings``: of the loss."""
@@ -257,7 +307,8 @@ class Engine:
         raise NotImplementedError
 
     def may_change(self, stage: Stage) -> None:
-        """Count a stage with side effects as an update of the role that it is given, so that the generator gets the weights anew."""
+        """Count a stage with side effects as an update of the role that it is given, so that the generator
+        gets the weights anew."""
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
 
@@ -305,12 +356,13 @@ class Engine:
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Metrics since the last call: weights that went from trainers to generators, and parts of models that left a rank's memory and
-        came back."""
+        """Metrics since the last call: weights that went from trainers to generators, and parts of models
+        that left a rank's memory and came back."""
         return self.keeper.told()
 
     def traffic(self) -> dict[str, int]:
-        """The bytes that went from process to process since the last call, by what they are; empty in one process."""
+        """The bytes that went from process to process since the last call, by what they are; empty in one
+        process."""
         return {}
 
     def ran(self) -> list[RankSpan]:
@@ -322,7 +374,9 @@ class Engine:
 
     def state_batch(self, batch: Batch) -> Batch:
         """The state's scalars, and what iteration it is, as columns over the batch's rows."""
-        return Batch(batch.axis, self.clock() | {name: self.state_data(value) for name, value in self.state.items()})
+        return Batch(
+            batch.axis, self.clock() | {name: self.state_data(value) for name, value in self.state.items()}
+        )
 
     def clock(self) -> dict[str, Data]:
         """The columns that say what iteration it is."""
@@ -331,15 +385,19 @@ class Engine:
 
     def state_data(self, value: float) -> Data:
         """A number of the state as a column."""
-        return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
+        return Data(
+            Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype)
+        )
 
     def ask(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """A prompt for each row's ``text``, for models of the roles, or for each place of a row that ``until`` says, over an axis of their
-        own, without those that are too long."""
+        """A prompt for each row's ``text``, for models of the roles, or for each place of a row that
+        ``until`` says, over an axis of their own, without those that are too long."""
         rows, cut = self._prompts(batch, roles, terms)
         lengths = rows.data["prompt_tokens"].row_lengths
         short = (lengths <= self.asking.longest).nonzero()[:, 0]
-        axis = batch.axis.ask(rows.axis.back_to(batch.axis)[short], cut.take(short) if cut is not None else None)
+        axis = batch.axis.ask(
+            rows.axis.back_to(batch.axis)[short], cut.take(short) if cut is not None else None
+        )
         asked = Batch(axis, {name: data.take(short, rows.axis) for name, data in rows.data.items()})
         return asked, {"too_long": PartialMetric.sum(float(len(rows) - len(short)))}
 
@@ -347,13 +405,17 @@ class Engine:
         if "until" not in batch:
             return self.encoded(batch, roles, terms), None
         rows, place = self.cut(batch, terms)
-        return rows, AskedTokens(place, batch.data["tokens"].row_lengths) if batch.data["until"].kind.level is Level.TOKEN else None
+        return rows, AskedTokens(place, batch.data["tokens"].row_lengths) if batch.data[
+            "until"
+        ].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> Batch:
         """``prompt`` and ``prompt_tokens`` of each row's ``text``, alone or after its prompt and response."""
         sampled = batch.data["tokens"].lists() if "tokens" in batch else None
         texts = batch["text"]
-        ids = self.asking.encode(roles, texts) if sampled is None else self.asking.follow(roles, texts, sampled)
+        ids = (
+            self.asking.encode(roles, texts) if sampled is None else self.asking.follow(roles, texts, sampled)
+        )
         if sampled is not None:
             before = zip(batch.data["prompt_tokens"].lists(), sampled, strict=True)
             ids = [[*prompt, *response, *more] for (prompt, response), more in zip(before, ids, strict=True)]
@@ -371,17 +433,25 @@ class Engine:
         """The rows that the column ``by`` chooses, without columns."""
         by = self.fetch(batch)["by"]
         index = chosen_rows(by, batch.axis, options)
-        return Batch(batch.axis.take(index), {}), {"dropped": PartialMetric.sum(float(len(batch) - len(index)))}
+        return Batch(batch.axis.take(index), {}), {
+            "dropped": PartialMetric.sum(float(len(batch) - len(index)))
+        }
 
     def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
         """The rows of all parts, which have the same columns."""
         return joined_rows(parts)
 
     def repeat(
-        self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int, account: Account, names: RepeatNames
+        self,
+        body: Callable[[Batch], Batch],
+        prompts: Batch,
+        groups: int,
+        tries: int,
+        account: Account,
+        names: RepeatNames,
     ) -> tuple[Batch, PartialMetrics]:
-        """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` are for the account. Raises SkipIteration where none is
-        kept."""
+        """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` are for the account. Raises
+        SkipIteration where none is kept."""
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
         batches, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
         joined = self.joined(batches)
@@ -391,16 +461,25 @@ class Engine:
         return joined.rows(wanted), repeat_metrics(account, names, tried, groups)
 
     def kept_groups(
-        self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, account: Account, names: RepeatNames,
+        self,
+        body: Callable[[Batch], Batch],
+        draws: Iterator[Batch],
+        groups: int,
+        account: Account,
+        names: RepeatNames,
         opening: Sequence[Batch] = (),
     ) -> tuple[list[Batch], int]:
-        """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of each draw of prompts, until
-        there are ``groups`` or no more draws; the last may bring more. And how many draws there were. Raises SkipIteration where there is
-        no group."""
+        """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of
+        each draw of prompts, until there are ``groups`` or no more draws; the last may bring more. And how
+        many draws there were. Raises SkipIteration where there is no group."""
         batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
             rows = body(prompts)
-            keep = self.fetch(rows.select("keep"))["keep"].bool() if "keep" in rows else torch.ones(len(rows), dtype=torch.bool)
+            keep = (
+                self.fetch(rows.select("keep"))["keep"].bool()
+                if "keep" in rows
+                else torch.ones(len(rows), dtype=torch.bool)
+            )
             tried += 1
             for source, number in self.counts(rows, names):
                 (account.sample if source == names.source else account.place)(source, number)
@@ -412,9 +491,11 @@ class Engine:
             raise SkipIteration(f"none of {seen(account, names)} groups was kept in {tried} tries")
         return [batch for batch in batches if len(batch)], tried
 
-    def counts(self, rows: Batch, names: RepeatNames, where: Tensor | None = None) -> Iterator[tuple[str, Count]]:
-        """Count rows that a `repeat` body returned, by what samples in it and, where there are any, by the stage that put some in the place
-        of sampled ones. ``where``: bool [rows], which rows count."""
+    def counts(
+        self, rows: Batch, names: RepeatNames, where: Tensor | None = None
+    ) -> Iterator[tuple[str, Count]]:
+        """Count rows that a `repeat` body returned, by what samples in it and, where there are any, by the
+        stage that put some in the place of sampled ones. ``where``: bool [rows], which rows count."""
         lengths = rows.data["tokens"].lengths if "tokens" in rows else None
         if REPLACED not in rows:
             yield names.source, Count.of(rows.axis, lengths, where)
@@ -432,7 +513,9 @@ class LocalEngine(Engine):
 
     models: Mapping[str, Model]  # by role
 
-    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
+    def sample(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE
+    ) -> Batch:
         """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
         model = self._synchronised(role)
         assert model.generator is not None
@@ -440,22 +523,37 @@ class LocalEngine(Engine):
         if role in self.environments:
             rows = self._episodes(role, sampling).sampled(prompts, seeds, seed)
         else:
-            rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
+            rows = as_long(
+                model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling
+            )
         rows = self._begun(role, prompts, rows, sampling.skip_special_tokens)
         return whole(rows, len(prompts) * sampling.samples, self.sampled_columns(role))
 
     def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
         generator, ask = self.models[role].generator, self.asking
         assert generator is not None
-        speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,), bare=sampling.skip_special_tokens)
-        speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,)))
+        speak, decode = (
+            partial(ask.speak, (role,)),
+            partial(ask.decode, (role,), bare=sampling.skip_special_tokens),
+        )
+        speech = episodes.Speech(
+            speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,))
+        )
         return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
 
     def sample_chunks(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
+        self,
+        role: str,
+        prompts: Batch,
+        sampling: Sampling,
+        seed: int,
+        into: Chunks,
+        terms: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
-        if role in self.environments:  # rows take their turns together, so that the last ones end with the first
+        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of
+        all rows."""
+        # rows take their turns together, so that the last ones end with the first
+        if role in self.environments:
             rows = self.sample(role, prompts, sampling, seed, terms)
             lengths = rows.data["tokens"].row_lengths
             for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
@@ -470,7 +568,9 @@ class LocalEngine(Engine):
             pieces.append(self._begun(role, prompts, as_long(chunk, sampling), sampling.skip_special_tokens))
             yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
-            raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
+            raise ValueError(
+                f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}"
+            )
         rows = self.in_order(pieces)
         yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
@@ -485,7 +585,9 @@ class LocalEngine(Engine):
         trainer = self.models[role].trainer
         assert trainer is not None
         self.keeper.settle(computing(role))
-        forward = trainer.forward_ahead if terms.ahead and isinstance(trainer, ForwardsAhead) else trainer.forward
+        forward = (
+            trainer.forward_ahead if terms.ahead and isinstance(trainer, ForwardsAhead) else trainer.forward
+        )
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
@@ -496,24 +598,42 @@ class LocalEngine(Engine):
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges it."""
+        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges
+        it."""
         causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
         sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
         judged = batch if sound is None else batch.rows(sound)
         scores, metrics = self.scorers[role](judged) if len(judged) or sound is None else (torch.zeros(0), {})
         if tuple(scores.shape) != (len(judged),):
-            raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(judged)}], one per row")
+            raise ValueError(
+                f"found scores of shape {list(scores.shape)}, expected [{len(judged)}], one per row"
+            )
         scores = scores if scores.dtype is torch.float64 else scores.float()
         if sound is not None:
-            scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(0, torch.tensor(sound, dtype=torch.int64), scores)
+            scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(
+                0, torch.tensor(sound, dtype=torch.int64), scores
+            )
             counts = Counter(cause for cause in causes if cause)
-            metrics = {**metrics, **{Figure(Of.MISSING, cause): PartialMetric.sum(count) for cause, count in counts.items()}}
+            metrics = {
+                **metrics,
+                **{Figure(Of.MISSING, cause): PartialMetric.sum(count) for cause, count in counts.items()},
+            }
         data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
-        metrics = {"mean": PartialMetric.of(scores), **metrics, "missing": PartialMetric.sum(float(scores.isnan().sum()))}
+        metrics = {
+            "mean": PartialMetric.of(scores),
+            **metrics,
+            "missing": PartialMetric.sum(float(scores.isnan().sum())),
+        }
         return Batch(batch.axis, {"scores": data}), metrics
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        self,
+        role: str,
+        batch: Batch,
+        loss: Loss,
+        options: UpdateOptions,
+        settings: Mapping[str, Any],
+        call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Metrics, and which rows were learned from. ``settings``: of the loss."""
@@ -525,10 +645,19 @@ class LocalEngine(Engine):
         self.keeper.settle(learning(role))
         broken = broken_columns(batch, loss)
         broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
-        metrics = model.trainer.update(batch, loss, epochs=options.epochs, minibatch=options.minibatch, mean=options.mean,
-                                       seed=self.seed_of(call), **settings)  # fmt: skip
+        metrics = model.trainer.update(
+            batch,
+            loss,
+            epochs=options.epochs,
+            minibatch=options.minibatch,
+            mean=options.mean,
+            seed=self.seed_of(call),
+            **settings,
+        )
         model.version += 1
-        return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch))
+        return known(metrics), UpdateRows(
+            broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch)
+        )
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
@@ -559,19 +688,29 @@ class RepeatNames(NamedTuple):
 
 
 def seen(account: Account, names: RepeatNames) -> int:
-    """The groups that the body of a `repeat` returned, kept or not. A group of which a stage replaced all rows counts as it was sampled."""
+    """The groups that the body of a `repeat` returned, kept or not. A group of which a stage replaced all
+    rows counts as it was sampled."""
     return account.sampled.get(names.source, Count()).groups
 
 
-def repeat_metrics(account: Account, names: RepeatNames, tried: int, groups: int) -> dict[Label, PartialMetric]:
+def repeat_metrics(
+    account: Account, names: RepeatNames, tried: int, groups: int
+) -> dict[Label, PartialMetric]:
     """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
     node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
-    dropped = sum(count.groups for (name, end), count in account.ends.items()
-                  if name in own and end.fate in (Fate.LEFT_OUT, Fate.READ) and end.node != names.placer)  # fmt: skip
+    dropped = sum(
+        count.groups
+        for (name, end), count in account.ends.items()
+        if name in own and end.fate in (Fate.LEFT_OUT, Fate.READ) and end.node != names.placer
+    )
     beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
-    opened = sum(account.opened.get(name, Count()).groups for name in own) - account.of(Fate.STALE, node).groups
+    opened = (
+        sum(account.opened.get(name, Count()).groups for name in own) - account.of(Fate.STALE, node).groups
+    )
     groups_kept = sampled + opened - dropped - beyond
-    return known({"tries": float(tried), "kept": float(groups_kept), "seen": float(sampled), "surplus": float(beyond)})
+    return known(
+        {"tries": float(tried), "kept": float(groups_kept), "seen": float(sampled), "surplus": float(beyond)}
+    )
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

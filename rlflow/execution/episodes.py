@@ -1,9 +1,10 @@
 """Episodes: rows that are sampled turn by turn, with an environment that answers between two turns.
 
-All rows take a turn together: a generator samples from what each row has so far, then the environments answer side by side. What a model
-sampled is never encoded again; what an environment says is encoded by itself and is a hole of the mask. A turn's budget is what is left of
-``max_tokens``; its draws go on in the row's own stream of chance, in which turn 0 is the row's. So a row whose environment says nothing is
-the row that there would be without one, bit for bit.
+All rows take a turn together: a generator samples from what each row has so far, then the environments answer
+side by side. What a model sampled is never encoded again; what an environment says is encoded by itself and
+is a hole of the mask. A turn's budget is what is left of ``max_tokens``; its draws go on in the row's own
+stream of chance, in which turn 0 is the row's. So a row whose environment says nothing is the row that there
+would be without one, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ Said = str | list[Message]
 class Speech:
     """How what an environment says becomes tokens, and tokens text, for the model of a role."""
 
-    speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]  # token ids of texts after sampled ids
+    # token ids of texts after sampled ids
+    speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]
     encode: Callable[[str], list[int]]  # token ids of a text by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
-    calls: Callable[[Sequence[Sequence[int]]], list[list[ToolCall]]] = lambda rows: [[] for _ in rows]  # of tools in sampled ids
+    # of tools in sampled ids
+    calls: Callable[[Sequence[Sequence[int]]], list[list[ToolCall]]] = lambda rows: [[] for _ in rows]
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,16 @@ class _Row:
     episode: Episode
     prompt: Tensor  # int64, the prompt's ids
     pieces: list[_Piece] = field(default_factory=list)
-    turns: list[dict[str, Any]] = field(default_factory=list)  # what was said in each turn, as samples show it
+    # what was said in each turn, as samples show it
+    turns: list[dict[str, Any]] = field(default_factory=list)
     opening: Said = ""
     text: str = ""  # of the last turn, as sampled
     finish: str = ""  # empty while the episode goes on
     failure: Failure | None = None
     score: float | None = None  # of the environment; None where that has no score of its own
     length: int = 0  # tokens after the prompt
-    changed: dict[str, float] = field(default_factory=dict)  # what was changed of the opening, until a turn tells of it
+    # what was changed of the opening, until a turn tells of it
+    changed: dict[str, float] = field(default_factory=dict)
 
     def add(self, piece: _Piece) -> None:
         """Put tokens behind the row."""
@@ -87,7 +92,8 @@ class _Row:
 
 @dataclass
 class Episodes:
-    """Samples the rows of one call of `generate`. ``sampling.max_tokens`` bounds all tokens of a row, those of the environment too."""
+    """Samples the rows of one call of `generate`. ``sampling.max_tokens`` bounds all tokens of a row, those
+    of the environment too."""
 
     generate: Generate
     pool: EnvironmentPool
@@ -95,8 +101,9 @@ class Episodes:
     speech: Speech
 
     def sampled(self, prompts: Batch, seeds: Sequence[int], seed: int) -> Batch:
-        """The columns of `generate` and those of EPISODE_GIVES over ``sampling.samples`` adjacent rows per prompt. ``seeds``: one for
-        each row; ``seed``: of the call, from which the seeds of the environment are derived, one for each prompt."""
+        """The columns of `generate` and those of EPISODE_GIVES over ``sampling.samples`` adjacent rows per
+        prompt. ``seeds``: one for each row; ``seed``: of the call, from which the seeds of the environment
+        are derived, one for each prompt."""
         axis = prompts.axis.repeat(self.sampling.samples)
         rows = self._opened(prompts, axis, seed)
         if not any(row.opening for row in rows):
@@ -107,10 +114,17 @@ class Episodes:
         turn = 0
         while going := [place for place, row in enumerate(rows) if not row.finish]:
             turn += 1
-            self._take(rows, going, self._from_here(rows, going, axis, turn_seeds([seeds[place] for place in going], turn), turn), turn)
+            self._take(
+                rows,
+                going,
+                self._from_here(rows, going, axis, turn_seeds([seeds[place] for place in going], turn), turn),
+                turn,
+            )
         self._scored(rows)
         alone = all(len(row.pieces) == 1 for row in rows)
-        return self._batch(axis, rows, first, first["completion"] if alone else self._completions(rows, first["completion"]))
+        return self._batch(
+            axis, rows, first, first["completion"] if alone else self._completions(rows, first["completion"])
+        )
 
     def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
         """Begin the episodes. Those of one prompt have one seed."""
@@ -118,13 +132,16 @@ class Episodes:
         values = _row_values(prompts, self.pool)
         copies = self.sampling.samples
         index = torch.arange(len(prompts)).repeat_interleave(copies).tolist()
-        episodes, answers = self.pool.open([values[place] for place in index], [own[place] for place in index])
+        episodes, answers = self.pool.open(
+            [values[place] for place in index], [own[place] for place in index]
+        )
         ids = prompts.data["prompt_tokens"].split()
         rows = [_Row(episode, ids[place]) for episode, place in zip(episodes, index, strict=True)]
         speaking = []
         for row, answer in zip(rows, answers, strict=True):
             if isinstance(answer, Failure):
-                row.failure = answer  # its first turn is sampled all the same, since a row has a token at least
+                # its first turn is sampled all the same, since a row has a token at least
+                row.failure = answer
             elif opening := answer["says"]:
                 row.opening, row.changed = opening, _changes(answer)
                 speaking.append(row)
@@ -134,31 +151,52 @@ class Episodes:
                 row.finish, row.opening = "", ""
         return rows
 
-    def _from_here(self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], turn: int) -> Batch:
+    def _from_here(
+        self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], turn: int
+    ) -> Batch:
         """Sample a turn of some rows, each from what it has so far and within its own budget."""
-        most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens  # which every model of the run has room for
+        # which every model of the run has room for
+        most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens
         parts, left = [], sorted(range(len(places)), key=lambda i: rows[places[i]].length)
         while left:
             budget = self.sampling.max_tokens - rows[places[left[0]]].length
             fits = [i for i in left if len(rows[places[i]].prompt) + rows[places[i]].length + budget <= most]
             parts.append((sorted(fits), budget))
             left = [i for i in left if i not in set(fits)]
-        batches = [self._turn(rows, [places[i] for i in part], axis, [seeds[i] for i in part], budget, turn) for part, budget in parts]
+        batches = [
+            self._turn(rows, [places[i] for i in part], axis, [seeds[i] for i in part], budget, turn)
+            for part, budget in parts
+        ]
         order = torch.tensor([i for part, _ in parts for i in part])
         whole = batches[0] if len(batches) == 1 else Batch.concat(batches)
         return whole.rows(order.argsort())
 
-    def _turn(self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], budget: int, turn: int) -> Batch:
+    def _turn(
+        self,
+        rows: Sequence[_Row],
+        places: Sequence[int],
+        axis: Axis,
+        seeds: Sequence[int],
+        budget: int,
+        turn: int,
+    ) -> Batch:
         contexts = [rows[place].context for place in places]
-        data = Data(Kind(Level.PROMPT, "int64"), torch.cat(contexts), torch.tensor([len(ids) for ids in contexts]))
+        data = Data(
+            Kind(Level.PROMPT, "int64"), torch.cat(contexts), torch.tensor([len(ids) for ids in contexts])
+        )
         prompts = Batch(axis.take(torch.tensor(places)), {"prompt_tokens": data})
         least = min(self.sampling.min_tokens, budget) if not turn else 0
-        return self.generate(prompts, replace(self.sampling, samples=1, max_tokens=budget, min_tokens=least), seeds)
+        return self.generate(
+            prompts, replace(self.sampling, samples=1, max_tokens=budget, min_tokens=least), seeds
+        )
 
     def _take(self, rows: Sequence[_Row], places: Sequence[int], sampled: Batch, turn: int) -> None:
         """Take what a turn sampled, and what the environments answer to it."""
         lengths = sampled.data["tokens"].row_lengths
-        columns = [sampled.data[name].value.split(lengths.tolist()) for name in ("tokens", "sampled_logprobs", "policy_version")]
+        columns = [
+            sampled.data[name].value.split(lengths.tolist())
+            for name in ("tokens", "sampled_logprobs", "policy_version")
+        ]
         texts, finishes = list(sampled["completion"]), sampled["finish"]
         stopped, cut = {}, []
         for number, (place, length) in enumerate(zip(places, lengths.tolist(), strict=True)):
@@ -170,7 +208,11 @@ class Episodes:
                 cut.append(number)
             stopped[place] = finishes[number] == "stop" and length <= budget
             row.add(_Piece(tokens, logprobs, versions, turn, min(length, budget)))
-        for number, text in zip(cut, self.speech.decode([rows[places[number]].pieces[-1].tokens.tolist() for number in cut]), strict=True):
+        for number, text in zip(
+            cut,
+            self.speech.decode([rows[places[number]].pieces[-1].tokens.tolist() for number in cut]),
+            strict=True,
+        ):
             texts[number] = text
         for number, place in enumerate(places):
             rows[place].text = texts[number]
@@ -181,29 +223,49 @@ class Episodes:
         if self.pool.spec.tools:
             answers = self._used([rows[place] for place in asked])
         else:
-            answers = self.pool.step([rows[place].episode for place in asked], [rows[place].text for place in asked])
+            answers = self.pool.step(
+                [rows[place].episode for place in asked], [rows[place].text for place in asked]
+            )
         self._heard([rows[place] for place in asked], answers, [stopped[place] for place in asked], turn)
 
     def _used(self, rows: Sequence[_Row]) -> list[Answer]:
-        """Use the tools that rows have called. A call that is none is answered with what is wrong, so that the model may call again; a turn
-        without calls ends the episode."""
+        """Use the tools that rows have called. A call that is none is answered with what is wrong, so that
+        the model may call again; a turn without calls ends the episode."""
         calls = self.speech.calls([row.pieces[-1].tokens.tolist() for row in rows])
         faults = [[self._fault(call) for call in own] for own in calls]
-        sound = [[(call.name, call.arguments) for call, fault in zip(own, wrong, strict=True) if not fault]
-                 for own, wrong in zip(calls, faults, strict=True)]  # fmt: skip
+        sound = [
+            [(call.name, call.arguments) for call, fault in zip(own, wrong, strict=True) if not fault]
+            for own, wrong in zip(calls, faults, strict=True)
+        ]
         busy = [place for place, own in enumerate(sound) if own]
-        answered = dict(zip(busy, self.pool.tools([rows[place].episode for place in busy], [sound[place] for place in busy]), strict=True))
-        return [self._results(rows[place], calls[place], faults[place], answered.get(place)) for place in range(len(rows))]
+        answered = dict(
+            zip(
+                busy,
+                self.pool.tools([rows[place].episode for place in busy], [sound[place] for place in busy]),
+                strict=True,
+            )
+        )
+        return [
+            self._results(rows[place], calls[place], faults[place], answered.get(place))
+            for place in range(len(rows))
+        ]
 
     def _fault(self, call: ToolCall) -> str:
         """The reason why a call cannot be carried out; empty where it can."""
         tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
         if call.problem or tool is None:
-            return call.problem or f"there is no tool '{call.name}'; there are {listed(tool.name for tool in self.pool.spec.tools)}"
-        wrong = [name for name in call.arguments if name not in tool.parameters] + [n for n in tool.required if n not in call.arguments]
+            return (
+                call.problem
+                or f"there is no tool '{call.name}'; there are {listed(tool.name for tool in self.pool.spec.tools)}"
+            )
+        wrong = [name for name in call.arguments if name not in tool.parameters] + [
+            n for n in tool.required if n not in call.arguments
+        ]
         return f"{call.name} takes {listed(tool.parameters)}; look at '{wrong[0]}'" if wrong else ""
 
-    def _results(self, row: _Row, calls: Sequence[ToolCall], faults: Sequence[str], answer: Answer | None) -> Answer:
+    def _results(
+        self, row: _Row, calls: Sequence[ToolCall], faults: Sequence[str], answer: Answer | None
+    ) -> Answer:
         if isinstance(answer, Failure):
             return answer
         results = iter(answer["results"] if answer else ())
@@ -211,10 +273,17 @@ class Episodes:
         if calls:
             row.turns[-1]["calls"] = [[call.name, dict(call.arguments)] for call in calls]
         log = {"calls": float(len(calls)), "bad_calls": float(sum(map(bool, faults)))}
-        return {"says": [{"role": "tool", "content": text} for text in texts], "reward": 0.0, "done": False, "log": log,
-                **_changes(answer or {})}  # fmt: skip
+        return {
+            "says": [{"role": "tool", "content": text} for text in texts],
+            "reward": 0.0,
+            "done": False,
+            "log": log,
+            **_changes(answer or {}),
+        }
 
-    def _heard(self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int) -> None:
+    def _heard(
+        self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int
+    ) -> None:
         """Decide which rows go on, and have the environments speak in these."""
         speaking, texts = [], []
         for row, answer, ended in zip(rows, answers, stopped, strict=True):
@@ -223,19 +292,25 @@ class Episodes:
                 continue
             if answer["reward"]:
                 row.pieces[-1] = replace(row.pieces[-1], reward=answer["reward"])
-            told = {"reward": answer["reward"], "log": _sums(answer["log"], _sums(row.changed, _changes(answer)))}
+            told = {
+                "reward": answer["reward"],
+                "log": _sums(answer["log"], _sums(row.changed, _changes(answer))),
+            }
             row.turns[-1] |= {name: value for name, value in told.items() if value}
             row.changed = {}
             says: Said = answer["says"]
             if answer["done"] or not ended or not says or turn + 1 == self.pool.spec.bounds.turns:
-                row.finish = "length" if not ended else "env" if answer["done"] else "turns" if says else "stop"
+                row.finish = (
+                    "length" if not ended else "env" if answer["done"] else "turns" if says else "stop"
+                )
                 continue
             speaking.append(row)
             texts.append(says)
         self._say(speaking, texts, [row.pieces[-1].tokens.tolist() for row in speaking])
 
     def _say(self, rows: Sequence[_Row], texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> None:
-        """Put what environments say behind the rows, as holes. A row that would have no token left after it ends without it."""
+        """Put what environments say behind the rows, as holes. A row that would have no token left after it
+        ends without it."""
         if not rows:
             return
         for row, text, (ids, cut) in zip(rows, texts, self._ids(texts, sampled), strict=True):
@@ -252,8 +327,8 @@ class Episodes:
             row.add(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1, len(ids)))
 
     def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
-        """The ids of each text, at most ``says`` of them, and whether it had more: text is cut off, of messages the last one is
-        shortened."""
+        """The ids of each text, at most ``says`` of them, and whether it had more: text is cut off, of
+        messages the last one is shortened."""
         most, ids = self.pool.spec.bounds.says, self.speech.speak(texts, sampled)
         long = [len(own) > most for own in ids]
         for place, text in enumerate(texts):
@@ -285,10 +360,18 @@ class Episodes:
                 row.score = answer.get("score")
 
     def _completions(self, rows: Sequence[_Row], first: Sequence[str]) -> list[str]:
-        """The text of each row, what the environment said included; of a row of one turn what its generator gave."""
+        """The text of each row, what the environment said included; of a row of one turn what its generator
+        gave."""
         several = [place for place, row in enumerate(rows) if len(row.pieces) > 1]
-        texts = dict(zip(several, self.speech.decode([torch.cat([piece.tokens for piece in rows[place].pieces]).tolist()
-                                                      for place in several]), strict=True))  # fmt: skip
+        texts = dict(
+            zip(
+                several,
+                self.speech.decode(
+                    [torch.cat([piece.tokens for piece in rows[place].pieces]).tolist() for place in several]
+                ),
+                strict=True,
+            )
+        )
         return [texts.get(place, first[place]) for place in range(len(rows))]
 
     def _batch(self, axis: Axis, rows: Sequence[_Row], first: Batch, completions: Sequence[str]) -> Batch:
@@ -302,18 +385,32 @@ class Episodes:
         earned = [float("nan") if row.failure else piece.reward for row in rows for piece in row.pieces]
         rewards[(sizes.cumsum(0) - 1)[sampled]] = torch.tensor(earned)[sampled]
         token_level = {"mask": turn >= 0, "turn": turn, "turn_rewards": rewards}
-        if len(logprobs) == len(turn) and len(pieces) == len(rows):  # one turn each, none cut: they are what was sampled
-            token_level |= {name: first.data[name].value for name in ("tokens", "sampled_logprobs", "policy_version")}
+        # one turn each, none cut: they are what was sampled
+        if len(logprobs) == len(turn) and len(pieces) == len(rows):
+            token_level |= {
+                name: first.data[name].value for name in ("tokens", "sampled_logprobs", "policy_version")
+            }
         else:
-            token_level |= {"tokens": _joined([piece.tokens for piece in pieces], torch.int64),
-                            "sampled_logprobs": _joined([piece.logprobs for piece in pieces], logprobs.dtype),
-                            "policy_version": _joined([piece.versions for piece in pieces], torch.int64)}  # fmt: skip
-        data = {name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value, lengths)
-                for name, value in token_level.items()}  # fmt: skip
-        texts = {"completion": completions, "finish": [row.finish for row in rows], "said": [row.text for row in rows],
-                 "failed": [row.failure.cause if row.failure else "" for row in rows], "episode": [_transcript(row) for row in rows]}
+            token_level |= {
+                "tokens": _joined([piece.tokens for piece in pieces], torch.int64),
+                "sampled_logprobs": _joined([piece.logprobs for piece in pieces], logprobs.dtype),
+                "policy_version": _joined([piece.versions for piece in pieces], torch.int64),
+            }
+        data = {
+            name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value, lengths)
+            for name, value in token_level.items()
+        }
+        texts = {
+            "completion": completions,
+            "finish": [row.finish for row in rows],
+            "said": [row.text for row in rows],
+            "failed": [row.failure.cause if row.failure else "" for row in rows],
+            "episode": [_transcript(row) for row in rows],
+        }
         data |= {name: Data(Kind(Level.TEXT), tuple(values)) for name, values in texts.items()}
-        data["turns"] = Data(TABLE["turns"].kind, torch.tensor([len(row.turns) for row in rows], dtype=torch.int64))
+        data["turns"] = Data(
+            TABLE["turns"].kind, torch.tensor([len(row.turns) for row in rows], dtype=torch.int64)
+        )
         data["episode_score"] = Data(TABLE["episode_score"].kind, torch.tensor([_score(row) for row in rows]))
         data["temperature"] = Data(first.data["temperature"].kind, first.data["temperature"].value)
         return Batch(axis, data | {"group": group_column(axis)})
@@ -322,7 +419,10 @@ class Episodes:
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
     """The columns that ``reset`` reads, by name, for each prompt; fields of the data as JSON."""
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
-    plain = {name: list(values) if isinstance(values, list) else values.tolist() for name, values in columns.items()}
+    plain = {
+        name: list(values) if isinstance(values, list) else values.tolist()
+        for name, values in columns.items()
+    }
     return [{name: values[row] for name, values in plain.items()} for row in range(len(prompts))]
 
 
@@ -344,7 +444,9 @@ def _score(row: _Row) -> float:
 def _transcript(row: _Row) -> str:
     """The episode as JSON: what was said in each turn."""
     failed = {"failed": f"{row.failure.cause}: {row.failure.message}"} if row.failure else {}
-    return json.dumps({**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False)
+    return json.dumps(
+        {**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False
+    )
 
 
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -356,4 +458,8 @@ def read_columns(columns: Mapping[str, Any], pool: EnvironmentPool) -> tuple[str
     source = pool.spec.source
     names = [*source.required, *source.optional, *(REST if source.rest else ())]
     fields = [name for name in columns if source.rest and name.startswith(field_column(""))]
-    return tuple(dict.fromkeys([name for each in names for name in (each, field_column(each)) if name in columns] + fields))
+    return tuple(
+        dict.fromkeys(
+            [name for each in names for name in (each, field_column(each)) if name in columns] + fields
+        )
+    )

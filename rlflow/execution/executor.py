@@ -1,4 +1,5 @@
-"""The in-process executor: feeds the scheduler, runs nodes in lanes, holds columns until their last reader is done."""
+"""The in-process executor: feeds the scheduler, runs nodes in lanes, holds columns until their last reader is
+done."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, spread
 from rlflow.author.columns import Kind, Level
 from rlflow.author.figures import Figure, Of
-from rlflow.author.node_options import AskOptions, ChooseOptions, GenerateOptions, RepeatOptions, UpdateOptions
+from rlflow.author.node_options import (
+    AskOptions,
+    ChooseOptions,
+    GenerateOptions,
+    RepeatOptions,
+    UpdateOptions,
+)
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Instruction, Scheduler, StartNode
@@ -38,20 +45,23 @@ from rlflow.processes.watchdog.board import Board
 from rlflow.processes.watchdog.kin import here_alone
 from rlflow.training.protocols import Sampling
 
-MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}  # what the metrics of a node are of
+# what the metrics of a node are of
+MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
 
 
 @dataclass
 class Outcome:
-    """The outcome of an iteration: its metrics, the spans in which each node and, on pools, each rank ran, the columns that
-    the run records, those of each role where several trained roles sample, and the account of all rows."""
+    """The outcome of an iteration: its metrics, the spans in which each node and, on pools, each rank ran,
+    the columns that the run records, those of each role where several trained roles sample, and the account
+    of all rows."""
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    judged: dict[str, JudgedRecords] = field(default_factory=dict)  # role of ``policies``, or an empty name → its scores among the records
+    # role of ``policies``, or an empty name → its scores among the records
+    judged: dict[str, JudgedRecords] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
@@ -60,7 +70,9 @@ class Outcome:
 
     def log(self, node: Node, metrics: PartialMetrics) -> None:
         """Keep metrics of a node."""
-        self.metrics |= accumulated(self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or ""))
+        self.metrics |= accumulated(
+            self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or "")
+        )
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,13 @@ class Sampled:
 
 
 class Executor:
-    """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty. ``board``: where nodes under way are
-    written down for the watchdog. ``clock``: gives the seconds that deadlines of nodes count. ``away``: most seconds for which it may stand
-    still, which the watchdog does not know of."""
+    """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty. ``board``:
+    where nodes under way are written down for the watchdog. ``clock``: gives the seconds that deadlines of
+    nodes count. ``away``: most seconds for which it may stand still, which the watchdog does not know of."""
 
-    def __init__(self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic, away: float = 0.0) -> None:
+    def __init__(
+        self, engine: Engine, lanes: Lanes, clock: Callable[[], float] = time.monotonic, away: float = 0.0
+    ) -> None:
         self.engine, self.clock, self.away = engine, clock, away
         self.lanes = lanes
         self.store = Store()
@@ -91,11 +105,23 @@ class Executor:
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
         """One iteration; ``sampled``: what of it was done ahead.
 
-        Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in time: nodes that run end,
-        no others start. Once weights are being changed the iteration goes on to its end.
+        Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in
+        time: nodes that run end, no others start. Once weights are being changed the iteration goes on to its
+        end.
         """
-        outcome = Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account)) if sampled else Outcome()
-        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled.rows if sampled else {})
+        outcome = (
+            Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account))
+            if sampled
+            else Outcome()
+        )
+        run = _Run(
+            self,
+            plan,
+            prompts,
+            outcome,
+            self.engine.state_batch(prompts).data,
+            sampled.rows if sampled else {},
+        )
         self.store, self.wrote = run.store, False
         try:
             self._finished(run, outcome)
@@ -108,15 +134,23 @@ class Executor:
         return outcome
 
     def _summary(self, outcome: Outcome) -> IterationSummary:
-        """Summarise what the iteration recorded. Where several trained roles sample, health metrics are of each role."""
+        """Summarise what the iteration recorded. Where several trained roles sample, health metrics are of
+        each role."""
         whole = self.engine.summarise(outcome.records, outcome.judged.get("", JudgedRecords()))
-        own = {role: self.engine.summarise(records, outcome.judged.get(role, JudgedRecords())).health
-               for role, records in outcome.policies.items()}  # fmt: skip
-        named = {figure._replace(role=role): value for role, health in own.items() for figure, value in health.items()}
+        own = {
+            role: self.engine.summarise(records, outcome.judged.get(role, JudgedRecords())).health
+            for role, records in outcome.policies.items()
+        }
+        named = {
+            figure._replace(role=role): value
+            for role, health in own.items()
+            for figure, value in health.items()
+        }
         return replace(whole, health=named) if named else whole
 
     def _finished(self, run: _Run, outcome: Outcome) -> None:
-        """Run to the end. What is known of rows of an iteration that is skipped goes along with the reason."""
+        """Run to the end. What is known of rows of an iteration that is skipped goes along with the
+        reason."""
         try:
             run.until_finished()
         except SkipIteration as skip:
@@ -125,9 +159,16 @@ class Executor:
             raise
 
     def run_ahead(
-        self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data], ready: Mapping[int, Batch], wanted: Collection[int]
+        self,
+        plan: Plan,
+        prompts: Batch,
+        outcome: Outcome,
+        state: Mapping[str, Data],
+        ready: Mapping[int, Batch],
+        wanted: Collection[int],
     ) -> dict[int, Batch]:
-        """A part of a plan; what the ``wanted`` nodes gave. Raises SkipIteration where there is nothing to train on."""
+        """A part of a plan; what the ``wanted`` nodes gave. Raises SkipIteration where there is nothing to
+        train on."""
         run = _Run(self, plan, prompts, outcome, state, ready, wanted=wanted)
         try:
             run.until_finished()
@@ -137,7 +178,8 @@ class Executor:
         return run.outputs
 
     def evaluating(self) -> Executor:
-        """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
+        """An executor on the same lanes for an evaluation. A request to stop does not end it: what was
+        trained before is saved after it."""
         beside = Executor(self.engine.evaluating(), self.lanes, self.clock, self.away)
         beside.board = self.board
         return beside
@@ -151,22 +193,39 @@ class Executor:
 
 
 def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
-    """The role that gave the completions among the recorded columns, where several roles sample; empty where one does, or none alone."""
+    """The role that gave the completions among the recorded columns, where several roles sample; empty where
+    one does, or none alone."""
     makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
     if len(makers) != 1 or len(makers[0]) != 1:
         return ""
-    roles = frozenset().union(*(sampler_of(node) for node in graph.nodes if node.op in (Op.GENERATE, Op.REPEAT)))
+    roles = frozenset().union(
+        *(sampler_of(node) for node in graph.nodes if node.op in (Op.GENERATE, Op.REPEAT))
+    )
     return next(iter(makers[0])) if len(roles) > 1 else ""
 
 
 class _Run:
-    """One plan being run: the main plan or, in a thread of its own, the body of a repeat. ``ready``: rows by node that are there."""
+    """One plan being run: the main plan or, in a thread of its own, the body of a repeat. ``ready``: rows by
+    node that are there."""
 
     def __init__(
-        self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
-        ready: Mapping[int, Batch] = MappingProxyType({}), body: bool = False, wanted: Collection[int] = (),
+        self,
+        executor: Executor,
+        plan: Plan,
+        prompts: Batch,
+        outcome: Outcome,
+        state: Mapping[str, Data],
+        ready: Mapping[int, Batch] = MappingProxyType({}),
+        body: bool = False,
+        wanted: Collection[int] = (),
     ) -> None:
-        self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
+        self.executor, self.plan, self.prompts, self.outcome, self.state = (
+            executor,
+            plan,
+            prompts,
+            outcome,
+            state,
+        )
         self.ready, self.body, self.wanted = ready, body, wanted
         self.outputs: dict[int, Batch] = {}
         self.engine = executor.engine
@@ -225,7 +284,11 @@ class _Run:
 
     def _instant(self, unit: int) -> bool:
         """Whether nothing is computed for it: columns that are there, pieces to be joined."""
-        return self.plan.node(unit).op in (Op.DATA, Op.STATE) or unit in self.ready or unit in self.plan.in_pieces
+        return (
+            self.plan.node(unit).op in (Op.DATA, Op.STATE)
+            or unit in self.ready
+            or unit in self.plan.in_pieces
+        )
 
     def _job(self, unit: int) -> Callable[[], None]:
         def job() -> None:
@@ -234,7 +297,12 @@ class _Run:
             seconds = self._seconds(node, self._rows(unit))
             self._deadlines[unit] = Deadline(seconds + self.engine.grace, self.executor.clock)
             try:
-                with self.executor.board.during(node.name, self.engine.iteration, seconds + self.executor.away), here_alone():
+                with (
+                    self.executor.board.during(
+                        node.name, self.engine.iteration, seconds + self.executor.away
+                    ),
+                    here_alone(),
+                ):
                     self._perform(unit)
             except BaseException as raised:
                 error = raised
@@ -248,10 +316,13 @@ class _Run:
         """Note that the span of a unit ends now. A unit that gives chunks calls it after each chunk."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
-        self.outcome.spans.append(Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit)))
+        self.outcome.spans.append(
+            Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit))
+        )
 
     def _next(self) -> tuple[int, BaseException | None]:
-        """The next node that ends, waiting no longer than the nearest deadline. A node that is still queued for its lane has none:
+        """The next node that ends, waiting no longer than the nearest deadline. A node that is still queued
+        for its lane has none:
         a little later it may have one."""
         while True:
             begun = [i for i in self._scheduler.running if i in self._deadlines]
@@ -273,8 +344,14 @@ class _Run:
 
     def _late(self, unit: int) -> StageError:
         node, batch = self.plan.node(unit), self._inputs(unit)
-        return StageError(node.name, self.engine.iteration, len(batch),
-                          f"no result after its deadline of {self._seconds(node, len(batch)):g} s", node.place, shapes(batch))
+        return StageError(
+            node.name,
+            self.engine.iteration,
+            len(batch),
+            f"no result after its deadline of {self._seconds(node, len(batch)):g} s",
+            node.place,
+            shapes(batch),
+        )
 
     def _inputs(self, unit: int) -> Batch:
         if unit in self.plan.pieces:
@@ -306,8 +383,12 @@ class _Run:
             batch = self._inputs(unit)
             with failing(node.name, self.engine.iteration, batch, node.place):
                 result, metrics = PERFORM[node.op](self, node, batch)
-                if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
-                    raise ValueError(f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}")
+                if result is not None and len(result) != len(
+                    self.store.axes.get(node.rows_axis, result.axis)
+                ):
+                    raise ValueError(
+                        f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}"
+                    )
             self.outcome.log(node, metrics)
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
@@ -325,7 +406,8 @@ class _Run:
                 self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Take what outlives the run: recorded columns, results of a body, the state's last values; of a run that is ahead just rows."""
+        """Take what outlives the run: recorded columns, results of a body, the state's last values; of a run
+        that is ahead just rows."""
         if self.wanted:
             self.outputs = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
             return
@@ -345,14 +427,23 @@ class _Run:
             names = {reward: f"scores of {reward}" for reward in judged.rewards}
             learned = {f"learned {place}": column for place, column in enumerate(judged.learned)}
             records = self.outcome.policies.get(role, self.outcome.records)
-            records |= self._recorded({names[reward]: column for reward, column in judged.rewards.items()} | learned)
+            records |= self._recorded(
+                {names[reward]: column for reward, column in judged.rewards.items()} | learned
+            )
             self.outcome.judged[role] = JudgedRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
         """Each of these columns that is held to the end, by itself."""
         store, nodes = self.store, self.plan.graph.nodes
-        there = {name: column for name, column in names.items() if column in self.plan.held_to_end and column in store.columns}
-        return {name: Batch(store.axes[nodes[column.node].rows_axis], {name: store.columns[column]}) for name, column in there.items()}
+        there = {
+            name: column
+            for name, column in names.items()
+            if column in self.plan.held_to_end and column in store.columns
+        }
+        return {
+            name: Batch(store.axes[nodes[column.node].rows_axis], {name: store.columns[column]})
+            for name, column in there.items()
+        }
 
     def _given(self, node: Node) -> Batch:
         """The columns of a node that are kept."""
@@ -368,17 +459,22 @@ class _Run:
         rows = self.store.axes[graph.rows]
         for item in inputs:
             own = self.store.axes[graph.nodes[item.column.node].rows_axis]
-            batches[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows, self._fetch)
+            batches[item.parameter] = spread(
+                item.parameter, self.store.columns[item.column], own, rows, self._fetch
+            )
         self.results = Batch(rows, batches)
         if (replaced := self.ledger.replaced()) is not None:
             mark = Batch(rows, {REPLACED: Data(Kind(Level.ROW, "bool"), replaced)})
             self.results |= self.engine.spread(mark, self.engine.near(self.results))
 
-    # -- node kinds ----------------------------------------------------------------------------------------------------------
+    # -- node kinds
+    # --------------------------------------------------------------------------------------------------------
 
     def _terms(self, node: Node, batch: Batch | None = None) -> CallOptions:
         ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
-        return CallOptions(self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name)
+        return CallOptions(
+            self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name
+        )
 
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
@@ -402,7 +498,9 @@ class _Run:
         return next(rows)
 
     def forward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)), {}
+        return self.engine.forward(
+            node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)
+        ), {}
 
     def reward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         return self.engine.reward(node.role or "", batch, self._terms(node, batch))
@@ -425,18 +523,23 @@ class _Run:
         return result, metrics
 
     def _placed(self, node: Node, batch: Batch, result: Batch) -> None:
-        """Note which rows a stage that gives tokens has put in the place of others. It always has all rows: only what scores rows is done
-        chunk by chunk."""
+        """Note which rows a stage that gives tokens has put in the place of others. It always has all rows:
+        only what scores rows is done chunk by chunk."""
         source = next((output.source for output in node.outputs if output.name == "tokens"), None)
         if source is None or len(result) != len(self.store.axes.get(node.rows_axis, ())):
             return
         data = self.engine.gather(result.select(source)).data[source]
-        before = self.engine.gather(batch.select("tokens")).data["tokens"].lists() if "tokens" in batch else [None] * len(batch)
+        before = (
+            self.engine.gather(batch.select("tokens")).data["tokens"].lists()
+            if "tokens" in batch
+            else [None] * len(batch)
+        )
         others = torch.tensor([one != other for one, other in zip(data.lists(), before, strict=True)])
         self.ledger.placed[node.id] = PlacedRows(others, data.row_lengths)
 
     def _keep_state(self, node: Node, result: Batch) -> None:
-        """A scalar that the flow's state holds is kept as the number it is across iterations, here and eagerly."""
+        """A scalar that the flow's state holds is kept as the number it is across iterations, here and
+        eagerly."""
         for output in node.outputs:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
@@ -457,7 +560,9 @@ class _Run:
 
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]
-        states = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
+        states = {
+            output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs
+        }
         state = self.engine.clock() | {name: batch.data[name] for name in states if name in batch.data}
 
         def run_body(prompts: Batch) -> Batch:

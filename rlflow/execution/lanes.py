@@ -1,4 +1,5 @@
-"""Lanes: the threads that nodes run in. Daemon threads, so that a stage that never returns cannot keep the process alive."""
+"""Lanes: the threads that nodes run in. Daemon threads, so that a stage that never returns cannot keep the
+process alive."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ T = TypeVar("T")
 
 
 class Lanes:
-    """A few threads for each lane; the lane ``control`` has a thread per job, for jobs that wait for others."""
+    """A few threads for each lane; the lane ``control`` has a thread per job, for jobs that wait for
+    others."""
 
     def __init__(self, room: Mapping[str, int] = ROOM) -> None:
         self.room = dict(room)
@@ -33,7 +35,9 @@ class Lanes:
                 self._open(lane)
 
     def _open(self, lane: str) -> None:
-        self._threads.append(threading.Thread(target=_work, args=(self._queues[lane],), name=lane, daemon=True))
+        self._threads.append(
+            threading.Thread(target=_work, args=(self._queues[lane],), name=lane, daemon=True)
+        )
         self._threads[-1].start()
 
     def lost(self, lane: str) -> None:
@@ -42,7 +46,8 @@ class Lanes:
             self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
-        """Run a job in a thread of the lane, after the jobs that it already has. A lane without a limit starts a thread for each job."""
+        """Run a job in a thread of the lane, after the jobs that it already has. A lane without a limit
+        starts a thread for each job."""
         run = contextvars.copy_context().run
         if lane in self._queues:
             self._queues[lane].put(lambda: run(job))
@@ -63,8 +68,8 @@ class Lanes:
         return done.result()
 
     def close(self, seconds: float = 5.0) -> bool:
-        """End the threads; whether all ended in time. A job that still runs ends its thread when it returns, if ever: Python aborts
-        where such a thread is inside torch when the interpreter goes down."""
+        """End the threads; whether all ended in time. A job that still runs ends its thread when it returns,
+        if ever: Python aborts where such a thread is inside torch when the interpreter goes down."""
         for thread in self._threads:
             self._queues[thread.name].put(None)
         limit = time.monotonic() + seconds
@@ -79,15 +84,17 @@ def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
 
 
 def _begin(job: Job) -> None:
-    """Run a job with as many threads as torch was told. Libraries that torch calls, such as MKL for the exponential of a few hundred
-    numbers, take as many as there are cores where torch has not been asked in this thread before."""
+    """Run a job with as many threads as torch was told. Libraries that torch calls, such as MKL for the
+    exponential of a few hundred numbers, take as many as there are cores where torch has not been asked in
+    this thread before."""
     torch.get_num_threads()
     job()
 
 
 @contextlib.contextmanager
 def all_for(lanes: Lanes, lane: str) -> Iterator[None]:
-    """While inside, torch computes in the thread of a lane with as many threads as in this one until now, and everywhere else with one."""
+    """While inside, torch computes in the thread of a lane with as many threads as in this one until now, and
+    everywhere else with one."""
     lanes.do(lane, threads.keep)
     with threads.alone():
         yield

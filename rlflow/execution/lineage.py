@@ -17,8 +17,9 @@ from rlflow.errors import FlowError
 
 
 def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
-    """int64: the rows of an axis that a bool [rows] marks, or the ``count`` highest numbers [rows] of the batch or of each group, in the
-    order of the rows. Of equal numbers the first go first; NaN is never chosen."""
+    """int64: the rows of an axis that a bool [rows] marks, or the ``count`` highest numbers [rows] of the
+    batch or of each group, in the order of the rows. Of equal numbers the first go first; NaN is never
+    chosen."""
     if not options.count:
         return by.bool().nonzero()[:, 0]
     order = torch.argsort(torch.where(by.isnan(), -torch.inf, by.double()), descending=True, stable=True)
@@ -39,9 +40,10 @@ def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
 
 
 def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
-    """The beginnings of rows to go on from, by ``until``: the first tokens of each row where it is a number per row, where it is a bool
-    per token those before each True. Gives ``prompt_tokens`` and ``prefix_length`` over rows taken from the batch's, and how many
-    tokens of its row each goes on from. Raises ValueError for a number that the row has not."""
+    """The beginnings of rows to go on from, by ``until``: the first tokens of each row where it is a number
+    per row, where it is a bool per token those before each True. Gives ``prompt_tokens`` and
+    ``prefix_length`` over rows taken from the batch's, and how many tokens of its row each goes on from.
+    Raises ValueError for a number that the row has not."""
     tokens, until = batch.data["tokens"], batch.data["until"]
     lengths = tokens.row_lengths
     starts = lengths.cumsum(0) - lengths
@@ -53,8 +55,11 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
         rows, place = torch.arange(len(batch)), batch["until"]
         wrong = ((place < 0) | (place > lengths)).nonzero()[:, 0].tolist()
         if wrong:
-            raise ValueError(f"tokens_until: found {int(place[wrong[0]])} in a row of {int(lengths[wrong[0]])} tokens, expected at "
-                             "least 0 and at most all of them")
+            raise ValueError(
+                f"tokens_until: found {int(place[wrong[0]])} in a row of {int(lengths[wrong[0]])} "
+                "tokens, expected at "
+                "least 0 and at most all of them"
+            )
     first = tokens.value[starts[rows].repeat_interleave(place) + ramp(place)]
     length = replace(until, kind=Kind(Level.ROW, "int64"), lengths=None, value=place + before(batch)[rows])
     ids = after_each(batch.data["prompt_tokens"].take(rows, batch.axis), first, place)
@@ -76,9 +81,11 @@ def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
     return replace(data, value=whole, lengths=total)
 
 
-def whole_completions(decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch) -> Batch:
-    """Sampled rows whose ``completion`` is the text of what stood in the prompt of the response, and of what was sampled after it. What
-    ended a response is in no text."""
+def whole_completions(
+    decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch
+) -> Batch:
+    """Sampled rows whose ``completion`` is the text of what stood in the prompt of the response, and of what
+    was sampled after it. What ended a response is in no text."""
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()
     whole = prompts.data["prompt_tokens"].take(where, prompts.axis).lists()
@@ -95,7 +102,8 @@ def per_row(data: Data, axis: Axis) -> Data:
 
 
 def joined_rows(parts: Sequence[Batch]) -> Batch:
-    """The rows of all parts with the columns that all have. Raises FlowError for a column of several kinds."""
+    """The rows of all parts with the columns that all have. Raises FlowError for a column of several
+    kinds."""
     axis = Axis.join([part.axis for part in parts])
     names = [name for name in parts[0].data if name != "group" and all(name in part for part in parts)]
     for name in names:

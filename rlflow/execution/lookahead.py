@@ -1,9 +1,10 @@
 """Sampling ahead: later iterations sample while one trains (staleness K).
 
-The rows of iteration j are sampled with the weights that j - K iterations have made, whatever is ready first: what is sampled is
-decided by numbers, never by timing. A flow with a `repeat` samples one iteration ahead, with those that j - 1 have made, so that what
-it keeps beyond its groups may open later iterations until it is K old. One thread samples, one iteration after another, since where
-the data of one begin and what it opens with follow from the one before.
+The rows of iteration j are sampled with the weights that j - K iterations have made, whatever is ready first:
+what is sampled is decided by numbers, never by timing. A flow with a `repeat` samples one iteration ahead,
+with those that j - 1 have made, so that what it keeps beyond its groups may open later iterations until it is
+K old. One thread samples, one iteration after another, since where the data of one begin and what it opens
+with follow from the one before.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ class Surplus:
     pieces: list[SurplusGroups] = field(default_factory=list)
 
     def opening(self, oldest: Versions) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
-        """Take out what an iteration opens with: what was sampled with weights no older than these; and what is older, which goes."""
+        """Take out what an iteration opens with: what was sampled with weights no older than these; and what
+        is older, which goes."""
         pieces, self.pieces = self.pieces, []
-        young = [piece for piece in pieces if all(piece.versions[role] >= version for role, version in oldest.items())]
+        young = [
+            piece
+            for piece in pieces
+            if all(piece.versions[role] >= version for role, version in oldest.items())
+        ]
         return young, [piece for piece in pieces if piece not in young]
 
 
@@ -61,7 +67,9 @@ def groups_of(pieces: Iterable[SurplusGroups]) -> int:
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
-def counted(engine: Engine, pieces: Iterable[SurplusGroups], names: RepeatNames) -> Iterator[tuple[str, Count]]:
+def counted(
+    engine: Engine, pieces: Iterable[SurplusGroups], names: RepeatNames
+) -> Iterator[tuple[str, Count]]:
     """Groups, rows and tokens of each piece, by what an account has them under."""
     for piece in pieces:
         yield from engine.counts(piece.rows, names)
@@ -118,7 +126,8 @@ class Ahead:
     iterations: int  # of the run: none is sampled for past the last
     prompts: int  # that an iteration takes
     queue: dict[int, Future[SampledIteration]] = field(default_factory=dict)
-    began: dict[int, Versions] = field(default_factory=dict)  # iteration → versions of the weights that sample when it began to train
+    # iteration → versions of the weights that sample when it began to train
+    began: dict[int, Versions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         live = [self.plan.graph.nodes[i] for i in self.plan.live]
@@ -137,13 +146,19 @@ class Ahead:
     def _from_rows(self, node: Node) -> bool:
         """Whether a node makes rows of others than the data's as they come."""
         read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
-        return node.op not in (Op.GENERATE, Op.REPEAT) or (node.op is Op.GENERATE and any(op is not Op.DATA for op in read))
+        return node.op not in (Op.GENERATE, Op.REPEAT) or (
+            node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
+        )
 
     def advance(self, iteration: int) -> Sampled:
-        """Start what may be sampled when ``iteration`` begins to train; what was sampled for it. Raises SkipIteration where there is
-        nothing to train on."""
+        """Start what may be sampled when ``iteration`` begins to train; what was sampled for it. Raises
+        SkipIteration where there is nothing to train on."""
         versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
-        self.began = {number: versions for number, versions in self.began.items() if number >= iteration - self.staleness}
+        self.began = {
+            number: versions
+            for number, versions in self.began.items()
+            if number >= iteration - self.staleness
+        }
         weights: dict[str, Any] = {}
         for number in range(iteration, min(iteration + self.depth, self.iterations - 1) + 1):
             if number not in self.queue:
@@ -168,15 +183,20 @@ class Ahead:
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
 
     def drop(self) -> None:
-        """Forget what is sampled, and let what is being sampled come to its end: what it works with has failed."""
+        """Forget what is sampled, and let what is being sampled come to its end: what it works with has
+        failed."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.queue.clear()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
-    # -- in the thread -----------------------------------------------------------------------------------------------------------
+    # -- in the thread
+    # --------------------------------------------------------------------------------------------------------
 
-    def _sample(self, number: int, weights: Mapping[str, Any], versions: Versions, oldest: Versions) -> SampledIteration:
-        """``versions``: versions of the weights; ``oldest``: versions that rows of this iteration must have at least."""
+    def _sample(
+        self, number: int, weights: Mapping[str, Any], versions: Versions, oldest: Versions
+    ) -> SampledIteration:
+        """``versions``: versions of the weights; ``oldest``: versions that rows of this iteration must have
+        at least."""
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
         rows: dict[int, Batch] = {}
@@ -186,28 +206,50 @@ class Ahead:
                 if node.op is Op.REPEAT:
                     rows[node.id] = self._repeat(engine, node, prompts, (versions, oldest), outcome)
                 elif self.chain is None:
-                    sampling, terms = sampling_of(node.options(GenerateOptions)), CallOptions(None, node.timeout, node=node.name)
-                    rows[node.id] = engine.generate(str(node.role), prompts.given(), sampling, node.call, terms)
+                    sampling, terms = (
+                        sampling_of(node.options(GenerateOptions)),
+                        CallOptions(None, node.timeout, node=node.name),
+                    )
+                    rows[node.id] = engine.generate(
+                        str(node.role), prompts.given(), sampling, node.call, terms
+                    )
                 else:
                     continue
                 outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
             if self.chain is not None:
                 rows |= self._chained(engine, prompts, outcome, rows)
         except SkipIteration as skip:
-            return SampledIteration(cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account))
+            return SampledIteration(
+                cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account)
+            )
         data = prompts.given() if self.always_reads else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
-        return SampledIteration(cursor, Sampled(data, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account))
+        return SampledIteration(
+            cursor, Sampled(data, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account)
+        )
 
-    def _chained(self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]) -> dict[int, Batch]:
-        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run before."""
+    def _chained(
+        self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
+    ) -> dict[int, Batch]:
+        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run
+        before."""
         assert self.chain is not None
         data = prompts.given() if self.always_reads else prompts.so_far()
         wanted = [node.id for node in self.nodes if node.id not in repeated]
-        return self._bodies.run_ahead(self.chain, data, outcome, engine.state_batch(data).data, repeated, wanted)
+        return self._bodies.run_ahead(
+            self.chain, data, outcome, engine.state_batch(data).data, repeated, wanted
+        )
 
-    def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
-        """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
+    def _repeat(
+        self,
+        engine: Engine,
+        node: Node,
+        prompts: _Prompts,
+        bounds: tuple[Versions, Versions],
+        outcome: Outcome,
+    ) -> Batch:
+        """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where
+        there is none."""
         (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
         surplus, groups = self.surplus[node.id], options.groups
         names, account = RepeatNames(node.name, source_of(node), placer_of(node)), outcome.account
@@ -218,48 +260,81 @@ class Ahead:
             account.end(source, End(Fate.STALE, node.name, setting=f"staleness={self.staleness}"), count)
 
         def body(drawn: Batch) -> Batch:
-            return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
+            return self._bodies.run_body(
+                self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data
+            )
 
         draws = prompts.draws(options.tries)
-        batches, tried = engine.kept_groups(body, draws, groups, account, names, [piece.rows for piece in opening])
+        batches, tried = engine.kept_groups(
+            body, draws, groups, account, names, [piece.rows for piece in opening]
+        )
         fresh = [SurplusGroups(rows, versions) for rows in batches[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)
         later = self.engine.at(engine.iteration + 1)
         surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.versions) for piece in rest]
         for source, count in counted(engine, rest, names):
             account.end(source, End(Fate.CARRIED, node.name, setting=f"groups={groups}"), count)
-        own = {"carried": float(groups_of(opening)), "dropped": float(account.of(Fate.STALE, node.name).groups)}
+        own = {
+            "carried": float(groups_of(opening)),
+            "dropped": float(account.of(Fate.STALE, node.name).groups),
+        }
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.log(node, metrics)
         if opening:  # shards of several origins may call a column by several names
             first = [SurplusGroups(engine.held(piece.rows, home), piece.versions) for piece in first]
         return engine.joined([piece.rows for piece in first])
 
-    # -- checkpoints -------------------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # --------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The rows that are there for ``iteration`` and later ones: plain values, with ``cursor`` (the position in the data at which
-        ``iteration`` begins), and rows as files by name. Waits for rows that are being sampled."""
-        entries = {number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration}
-        rows = {f"{number}.{node}": batch for number, entry in entries.items() for node, batch in entry.sampled.rows.items()
-                if batch.data}
-        rows |= {f"surplus.{node}.{i}": piece.rows for node, left in self.surplus.items() for i, piece in enumerate(left.pieces)}
+        """The rows that are there for ``iteration`` and later ones: plain values, with ``cursor`` (the
+        position in the data at which ``iteration`` begins), and rows as files by name. Waits for rows that
+        are being sampled."""
+        entries = {
+            number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration
+        }
+        rows = {
+            f"{number}.{node}": batch
+            for number, entry in entries.items()
+            for node, batch in entry.sampled.rows.items()
+            if batch.data
+        }
+        rows |= {
+            f"surplus.{node}.{i}": piece.rows
+            for node, left in self.surplus.items()
+            for i, piece in enumerate(left.pieces)
+        }
         stream = dict(self.stream.state())
         state = {
             "cursor": dict(next(iter(entries.values())).cursor) if entries else stream,
             "stream": stream,
             "next": max(entries, default=iteration - 1) + 1,
-            "entries": {str(number): _plain(entry) | {"index": self._indices(entry)} for number, entry in entries.items()},
+            "entries": {
+                str(number): _plain(entry) | {"index": self._indices(entry)}
+                for number, entry in entries.items()
+            },
             "began": {str(number): dict(versions) for number, versions in self.began.items()},
-            "surplus": {str(node): [dict(piece.versions) for piece in left.pieces] for node, left in self.surplus.items()},
+            "surplus": {
+                str(node): [dict(piece.versions) for piece in left.pieces]
+                for node, left in self.surplus.items()
+            },
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """The rows that each choosing or asking node took, by node, and for which of their tokens it asked."""
-        axes = {node.id: entry.sampled.rows[node.id].axis for node in self.nodes
-                 if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows}  # fmt: skip
-        return {str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))] for i, axis in axes.items() if axis.index is not None}
+        """The rows that each choosing or asking node took, by node, and for which of their tokens it
+        asked."""
+        axes = {
+            node.id: entry.sampled.rows[node.id].axis
+            for node in self.nodes
+            if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows
+        }
+        return {
+            str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))]
+            for i, axis in axes.items()
+            if axis.index is not None
+        }
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Go on from what ``saved`` gave."""
@@ -270,7 +345,10 @@ class Ahead:
         later = self.engine.at(state["next"])
         for node, left in self.surplus.items():
             home, versions = self.plan.home.get(node), state["surplus"].get(str(node), ())
-            left.pieces = [SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(versions)]
+            left.pieces = [
+                SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each)
+                for i, each in enumerate(versions)
+            ]
         self.began = {int(number): versions for number, versions in state["began"].items()}
         self.stream.load(state["stream"])
 
@@ -288,11 +366,18 @@ class Ahead:
                 rows[node.id] = Batch(axis, {})
             axes[node.rows_axis] = rows[node.id].axis
         metrics = {Figure(Of(of), *rest): value for of, *rest, value in entry.get("figures", ())}
-        return SampledIteration(entry["cursor"], Sampled(prompts, rows, metrics, skipped=entry["skipped"],
-                                                        account=Account.from_json(entry["account"])))
+        return SampledIteration(
+            entry["cursor"],
+            Sampled(
+                prompts, rows, metrics, skipped=entry["skipped"], account=Account.from_json(entry["account"])
+            ),
+        )
 
-    def _axis(self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]) -> Axis | None:
-        """The rows of a node; None for a repeat, whose rows are its own. ``index``: as ``_indices`` gives it."""
+    def _axis(
+        self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
+    ) -> Axis | None:
+        """The rows of a node; None for a repeat, whose rows are its own. ``index``: as ``_indices`` gives
+        it."""
         parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:
             case Op.REPEAT:
@@ -312,11 +397,14 @@ def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
     """The plan of some nodes, with the data and the state, that keeps what the whole plan keeps of them."""
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
     columns = frozenset(column for column in plan.columns if column.node in live)
-    return replace(plan, live=live, columns=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={})
+    return replace(
+        plan, live=live, columns=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={}
+    )
 
 
 class _Prompts:
-    """The prompts of one iteration: those given to its flow, taken once something reads them, then fresh ones."""
+    """The prompts of one iteration: those given to its flow, taken once something reads them, then fresh
+    ones."""
 
     def __init__(self, ahead: Ahead, engine: Engine) -> None:
         self._ahead, self._engine = ahead, engine
@@ -342,8 +430,13 @@ class _Prompts:
 
 def _plain(entry: SampledIteration) -> dict[str, Any]:
     sampled = entry.sampled
-    return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "skipped": sampled.skipped, "account": sampled.account.as_json(),
-            "figures": [[*figure, value] for figure, value in sampled.metrics.items()]}
+    return {
+        "cursor": dict(entry.cursor),
+        "prompts": len(sampled.prompts),
+        "skipped": sampled.skipped,
+        "account": sampled.account.as_json(),
+        "figures": [[*figure, value] for figure, value in sampled.metrics.items()],
+    }
 
 
 def sampling(plan: Plan) -> Iterator[Node]:

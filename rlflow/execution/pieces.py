@@ -1,4 +1,5 @@
-"""Scoring in pieces: the chunks of rows that are sampled, what is made of each, and how that becomes columns over all rows."""
+"""Scoring in pieces: the chunks of rows that are sampled, what is made of each, and how that becomes columns
+over all rows."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from rlflow.execution.tally import PartialMetrics, merged
 
 
 class Pieces:
-    """The pieces of one run of a plan. Threads of nodes put results into it. A chunk is dropped when its last piece is done."""
+    """The pieces of one run of a plan. Threads of nodes put results into it. A chunk is dropped when its last
+    piece is done."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -26,13 +28,20 @@ class Pieces:
     def into(self, source: Node) -> Chunks:
         """The chunks of a node that samples, with the columns that pieces read."""
         nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
-        read = {item.column.name for i in sorted(nodes) for item in self._plan.graph.nodes[i].inputs if item.column.node == source.id}
+        read = {
+            item.column.name
+            for i in sorted(nodes)
+            for item in self._plan.graph.nodes[i].inputs
+            if item.column.node == source.id
+        }
         names = tuple(output.source for output in source.outputs if output.name in read)
         return Chunks(len(self._plan.chunks[source.id]) + 1, names)
 
     def add(self, source: Node, number: int, rows: Batch) -> None:
         """Keep the rows of a sampled chunk until all pieces that read them are done."""
-        readers = sum((piece.source, piece.chunk) == (source.id, number) for piece in self._plan.pieces.values())
+        readers = sum(
+            (piece.source, piece.chunk) == (source.id, number) for piece in self._plan.pieces.values()
+        )
         with self._lock:
             self._chunks[source.id, number], self._unread[source.id, number] = rows, readers
 
@@ -41,7 +50,8 @@ class Pieces:
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """The batch that a piece reads: columns of its chunk, and other columns taken for the chunk's rows."""
+        """The batch that a piece reads: columns of its chunk, and other columns taken for the chunk's
+        rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:

@@ -1,5 +1,5 @@
-"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a model for them. Where several
-trained roles sample, the executor has them measured for each.
+"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a
+model for them. Where several trained roles sample, the executor has them measured for each.
 
     policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
     policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights
@@ -12,13 +12,14 @@ trained roles sample, the executor has them measured for each.
     reward/flat_groups       share of groups in which nothing differs that the update reads of scores: they carry no signal
     reward/even_groups       share of groups whose scores lie within a tenth of the width of all: what a charge on scores leaves flat
     reward/even_lowest, reward/even_highest  share of those groups within a tenth of the width from the lowest, or the highest, score
-    reward/uneven_mean       mean score of the other groups; absent where there are none
-    reward/lowest, reward/highest  of all scores
-    ROLE/lowest and so on    of each of several rewards; groups are even if they are in all rewards, and a row misses its score if it misses
+    reward/uneven_mean       mean score of the other groups; absent where there are none reward/lowest,
+    reward/highest  of all scores ROLE/lowest and so on    of each of several rewards; groups are even if they
+    are in all rewards, and a row misses its score if it misses
                              any
-    funnel/rows_…            rows that are scored, in groups that differ, not truncated: `rlflow/runs/outcomes.py` has the whole funnel
-    response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
-    env/turns, env/failed    under an environment, mean turns of an episode; share of episodes that failed
+    funnel/rows_…            rows that are scored, in groups that differ, not truncated:
+    `rlflow/runs/outcomes.py` has the whole funnel response/length, response/truncated  mean tokens; share of
+    rows that ended at max_tokens env/turns, env/failed    under an environment, mean turns of an episode;
+    share of episodes that failed
     env/NAME                 mean of the numbers that its turns logged under a name
 """
 
@@ -46,7 +47,8 @@ SAME = 1e-6  # of the largest value of a column: differences that are rounding
 class JudgedRecords:
     """Which of the recorded columns are what rewards gave, and what an update reads of that."""
 
-    rewards: Mapping[str, str] = field(default_factory=dict)  # reward role → the column of its scores, if several roles score the rows
+    # reward role → the column of its scores, if several roles score the rows
+    rewards: Mapping[str, str] = field(default_factory=dict)
     learned: tuple[str, ...] = ()  # columns that the update reads and that scores reach
 
 
@@ -56,7 +58,13 @@ NO_REWARDS = JudgedRecords()
 def health(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> dict[Figure, float]:
     """Metrics of the columns that were recorded; each absent where its columns are."""
     flat, scores = _under_mask(records), Scored.of(records, judged)
-    rows = {**_policy(flat), **_critic(flat), **_funnel(records, scores), **_responses(records), **_episodes(records)}
+    rows = {
+        **_policy(flat),
+        **_critic(flat),
+        **_funnel(records, scores),
+        **_responses(records),
+        **_episodes(records),
+    }
     figures = _scores(scores) if scores else {}
     figures |= {Figure(Of.ROWS, name): value for name, value in rows.items()}
     figures |= {Figure(Of.SOURCE, name): value for name, value in _by_source(records).items()}
@@ -91,28 +99,43 @@ def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
     if "values" not in flat or "returns" not in flat or len(flat["returns"]) < 2:
         return {}
     spread = flat["returns"].var()
-    return {"critic/explained_variance": float(1 - (flat["returns"] - flat["values"]).var() / spread) if spread > 0 else 0.0}
+    return {
+        "critic/explained_variance": float(1 - (flat["returns"] - flat["values"]).var() / spread)
+        if spread > 0
+        else 0.0
+    }
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of an iteration's rows, float64 [rows] and NaN for missing, by reward role; of one reward by an empty name."""
+    """The scores of an iteration's rows, float64 [rows] and NaN for missing, by reward role; of one reward by
+    an empty name."""
 
     axis: Axis
     scores: Mapping[str, Tensor]
-    learned: tuple[Tensor, ...]  # lowest and highest value of each row of a column that the update reads, float64 [rows, 2]
+    # lowest and highest value of each row of a column that the update reads, float64 [rows, 2]
+    learned: tuple[Tensor, ...]
 
     @staticmethod
     def of(records: Mapping[str, Batch], judged: JudgedRecords) -> Scored | None:
-        """None if there are no rows with scores. Several rewards that score other rows than the last one are left out."""
+        """None if there are no rows with scores. Several rewards that score other rows than the last one are
+        left out."""
         names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
         last = records.get([*names.values()][-1])
         if last is None or not len(last):
             return None
         own = {role: records[name] for role, name in names.items() if records[name].axis is last.axis}
-        scores = {role: batch[name].double() for (role, batch), name in zip(own.items(), (names[role] for role in own), strict=True)}
-        learned = (_ends(records, name) for name in judged.learned if name in records and records[name].axis is last.axis
-                   and records[name].data[name].kind.level is not Level.SCALAR)
+        scores = {
+            role: batch[name].double()
+            for (role, batch), name in zip(own.items(), (names[role] for role in own), strict=True)
+        }
+        learned = (
+            _ends(records, name)
+            for name in judged.learned
+            if name in records
+            and records[name].axis is last.axis
+            and records[name].data[name].kind.level is not Level.SCALAR
+        )
         return Scored(last.axis, scores if len(scores) > 1 else {"": [*scores.values()][-1]}, tuple(learned))
 
     @property
@@ -126,26 +149,32 @@ class Scored:
         return self.axis.grouped and self.axis.groups < len(self.axis)
 
     def flat(self) -> Tensor:
-        """bool [groups]: the groups in which nothing differs that the update reads; of a flow without one, no score."""
+        """bool [groups]: the groups in which nothing differs that the update reads; of a flow without one, no
+        score."""
         columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
         return torch.stack([self._same(column) for column in columns]).all(0)
 
     def _same(self, values: Tensor) -> Tensor:
-        """bool [groups]: the groups in which values differ by rounding only. values: float64 [rows, 2], the ends of each row."""
+        """bool [groups]: the groups in which values differ by rounding only. values: float64 [rows, 2], the
+        ends of each row."""
         low, high = self.extremes(values)
         return ~(high - low > SAME * values.nan_to_num(0.0).abs().max())
 
     def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The lowest and the highest value of each group, float64 [groups]: infinite, the wrong way round, where all are missing.
+        """The lowest and the highest value of each group, float64 [groups]: infinite, the wrong way round,
+        where all are missing.
         values: float64 [rows, 2], the ends of each row."""
         slots, shape = self.axis.slots, (self.axis.groups,)
-        low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, values[:, 0].nan_to_num(torch.inf), "amin")
+        low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(
+            0, slots, values[:, 0].nan_to_num(torch.inf), "amin"
+        )
         high = torch.full(shape, -torch.inf, dtype=torch.float64)
         return low, high.scatter_reduce_(0, slots, values[:, 1].nan_to_num(-torch.inf), "amax")
 
 
 def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
-    """The lowest and the highest value of each row of a column, of token values under the mask; NaN for a row without any."""
+    """The lowest and the highest value of each row of a column, of token values under the mask; NaN for a row
+    without any."""
     data, axis = records[name].data[name], records[name].axis
     values = torch.as_tensor(data.value).double()
     if data.kind.level is not Level.TOKEN or data.lengths is None:
@@ -153,9 +182,15 @@ def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
     rows = torch.arange(len(axis)).repeat_interleave(data.lengths)
     masked = "mask" in records and records["mask"].axis is axis
     counts = records["mask"].data["mask"].value if masked else torch.ones_like(rows, dtype=torch.bool)
-    low, high = (torch.full((len(axis),), end, dtype=torch.float64).scatter_reduce_(0, rows[counts], values[counts], how)
-                 for end, how in ((torch.inf, "amin"), (-torch.inf, "amax")))  # fmt: skip
-    return torch.where(torch.isinf(low) | torch.isinf(high), torch.nan, 1.0)[:, None] * torch.stack([low, high], 1)
+    low, high = (
+        torch.full((len(axis),), end, dtype=torch.float64).scatter_reduce_(
+            0, rows[counts], values[counts], how
+        )
+        for end, how in ((torch.inf, "amin"), (-torch.inf, "amax"))
+    )
+    return torch.where(torch.isinf(low) | torch.isinf(high), torch.nan, 1.0)[:, None] * torch.stack(
+        [low, high], 1
+    )
 
 
 def _scores(scored: Scored) -> dict[Figure, float]:
@@ -172,8 +207,8 @@ def _scores(scored: Scored) -> dict[Figure, float]:
 
 
 def _groups(scored: Scored) -> dict[Figure, float]:
-    """Shares of groups without any difference, and of those with hardly one in the scores, in all and at either end of the scores; the
-    mean score of the rest."""
+    """Shares of groups without any difference, and of those with hardly one in the scores, in all and at
+    either end of the scores; the mean score of the rest."""
     figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
     if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
         return figures
@@ -188,7 +223,8 @@ def _groups(scored: Scored) -> dict[Figure, float]:
 
 
 def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """bool [groups], three times: whether the scores of a group hardly differ, are near the lowest of all, and near the highest."""
+    """bool [groups], three times: whether the scores of a group hardly differ, are near the lowest of all,
+    and near the highest."""
     present = scores[~scores.isnan()]
     lowest, highest = float(present.min()), float(present.max())
     near = EVEN * (highest - lowest)
@@ -205,7 +241,9 @@ def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, fl
     if scored.grouped:
         rows["mixed"] = left = left & ~scored.flat()[scored.axis.slots]
     if "finish" in records and records["finish"].axis is scored.axis:
-        rows["untruncated"] = left & torch.tensor([reason != "length" for reason in records["finish"]["finish"]])
+        rows["untruncated"] = left & torch.tensor(
+            [reason != "length" for reason in records["finish"]["finish"]]
+        )
     return {f"funnel/rows_{name}": float(where.sum()) for name, where in rows.items()}
 
 

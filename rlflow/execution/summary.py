@@ -25,20 +25,29 @@ class IterationSummary:
 
     health: dict[Figure, float] = field(default_factory=dict)  # metrics of its rows
     rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
-    broken: list[str] = field(default_factory=list)  # rows with a number that is not finite, as ``position.sample``
-    largest: tuple[str, float] = ("", 0.0)  # the watched column with the number furthest from 0, and that number without its sign
+    # rows with a number that is not finite, as ``position.sample``
+    broken: list[str] = field(default_factory=list)
+    # the watched column with the number furthest from 0, and that number without its sign
+    largest: tuple[str, float] = ("", 0.0)
     scored: int = 0  # rows that have scores, missing ones included
 
 
 def summarise(records: Mapping[str, Batch], judged: JudgedRecords = NO_REWARDS) -> IterationSummary:
     """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
     scored = len(records["scores"]) if "scores" in records else 0
-    return IterationSummary(health(records, judged), sample_rows(records, SAMPLES), broken_rows(records), largest(records), scored)
+    return IterationSummary(
+        health(records, judged), sample_rows(records, SAMPLES), broken_rows(records), largest(records), scored
+    )
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
-    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score, and of an episode its turns."""
-    texts = {name: batch for name, batch in records.items() if name in ("prompt", "answer", "completion", "finish", "scores", "episode")}
+    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score, and of an
+    episode its turns."""
+    texts = {
+        name: batch
+        for name, batch in records.items()
+        if name in ("prompt", "answer", "completion", "finish", "scores", "episode")
+    }
     if "completion" not in texts:
         return []
     axis = texts["completion"].axis
@@ -65,7 +74,10 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
     for name in WATCHED:
         if name in records:
             batch = records[name]
-            names |= {".".join(map(str, path)): None for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
+            names |= {
+                ".".join(map(str, path)): None
+                for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()
+            }
     return list(names)
 
 

@@ -1,5 +1,5 @@
-"""Metrics that can be put together from the ranks, or the chunks, that computed a part of them each. Sums are exact, so that a metric is
-the same however the rows were divided."""
+"""Metrics that can be put together from the ranks, or the chunks, that computed a part of them each. Sums are
+exact, so that a metric is the same however the rows were divided."""
 
 from __future__ import annotations
 
@@ -49,17 +49,21 @@ class PartialMetric:
         return self.highest if self.kind == "max" else float(self.total / self.count)
 
     def __add__(self, other: PartialMetric) -> PartialMetric:
-        return PartialMetric(self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind)
+        return PartialMetric(
+            self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind
+        )
 
 
-Label = str | Figure  # a metric of a node by its name; a figure where the name alone does not say what it is of
+# a metric of a node by its name; a figure where the name alone does not say what it is of
+Label = str | Figure
 PartialMetrics = Mapping[Label, PartialMetric]
 DIGITS = 53  # binary digits of a float64
 LOW = 26  # of them the lower ones: up to 2^26 values, sums of either half are exact in float64
 
 
 def exact_sum(values: Tensor) -> Fraction | float:
-    """The sum of float64 values without any rounding, so that sums of parts add up to that of the whole; infinite or NaN where one is."""
+    """The sum of float64 values without any rounding, so that sums of parts add up to that of the whole;
+    infinite or NaN where one is."""
     fractions, exponents = np.frexp(values.numpy())
     if not np.isfinite(fractions).all():
         return float(values.sum())
@@ -81,8 +85,11 @@ def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
     return metrics
 
 
-def accumulated(tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]) -> dict[Figure, float]:
-    """Add metrics of a node to those that it has given before in the iteration, as in each try of a `repeat`; the values of them all."""
+def accumulated(
+    tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]
+) -> dict[Figure, float]:
+    """Add metrics of a node to those that it has given before in the iteration, as in each try of a `repeat`;
+    the values of them all."""
     for figure, tally in more.items():
         tallies[figure] = tallies[figure] + tally if figure in tallies else tally
     return {figure: tallies[figure].value for figure in more}
@@ -90,8 +97,12 @@ def accumulated(tallies: dict[Figure, PartialMetric], more: Mapping[Figure, Part
 
 def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[Figure, PartialMetric]:
     """The metrics of a node as figures. ``of``: what those with a plain name are of."""
-    return {label._replace(node=node, role=role) if isinstance(label, Figure) else Figure(of, label, node, role): tally
-            for label, tally in metrics.items()}
+    return {
+        label._replace(node=node, role=role)
+        if isinstance(label, Figure)
+        else Figure(of, label, node, role): tally
+        for label, tally in metrics.items()
+    }
 
 
 def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:

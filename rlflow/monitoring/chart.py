@@ -10,7 +10,8 @@ from rich.text import Text
 from rlflow.monitoring.recorded import Curve
 
 COLORS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-MARKS = string.ascii_uppercase + string.ascii_lowercase  # a letter for each curve of several, so that colors are not needed
+# a letter for each curve of several, so that colors are not needed
+MARKS = string.ascii_uppercase + string.ascii_lowercase
 ALONE = "•"  # marks the points of a single curve
 BETWEEN = "·"  # on the line from one point to the next
 SEVERAL = "*"  # where points of several curves fall together
@@ -29,8 +30,9 @@ def color(position: int) -> str:
 
 
 def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text:
-    """Draw curves over one pair of axes, in at most ``width`` columns and ``height`` lines over the axis. Keys are the marks of the
-    points; where points are closer than columns a mark stands at their mean. Curves without points are left out."""
+    """Draw curves over one pair of axes, in at most ``width`` columns and ``height`` lines over the axis.
+    Keys are the marks of the points; where points are closer than columns a mark stands at their mean. Curves
+    without points are left out."""
     drawn = {name: curve for name, curve in curves.items() if curve}
     values = [value for curve in drawn.values() for _, value in curve]
     if not values:
@@ -60,10 +62,15 @@ def _labels(low: float, high: float, height: int) -> list[str]:
     if high <= low:
         return [f"{low:.4g}", *[""] * (height - 1)]
     labelled = {0, (height - 1) // 2, height - 1}
-    return [f"{low + (high - low) * line / max(height - 1, 1):.4g}" if line in labelled else "" for line in range(height)]
+    return [
+        f"{low + (high - low) * line / max(height - 1, 1):.4g}" if line in labelled else ""
+        for line in range(height)
+    ]
 
 
-def _cells(curve: Curve, across: tuple[int, int], up: tuple[float, float], size: tuple[int, int]) -> Iterator[tuple[int, int]]:
+def _cells(
+    curve: Curve, across: tuple[int, int], up: tuple[float, float], size: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
     """(column, line from the bottom) of each column that has points, at their mean."""
     by_column: dict[int, list[float]] = {}
     for number, value in curve:

@@ -1,4 +1,5 @@
-"""Which of many runs are listed, and in which order: by their state, their settings and their last numbers."""
+"""Which of many runs are listed, and in which order: by their state, their settings and their last
+numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from rlflow.monitoring.recorded import EVALUATION, as_text, flags_of
 SHORT = "eval/"  # written for the beginning of an evaluation's names
 CONDITION = re.compile(r"(?P<name>[^=!<>]+)(?P<sign><=|>=|!=|=|<|>)(?P<value>.*)", re.DOTALL)
 SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
@@ -25,14 +31,20 @@ class ListedRun:
 
     summary: RunSummary
     settings: Mapping[str, Any]  # by the name of the flag
-    values: Mapping[str, Any]  # settings, numbers of the last iteration and evaluation, and the run's own columns, by name
+    # settings, numbers of the last iteration and evaluation, and the run's own columns, by name
+    values: Mapping[str, Any]
 
 
 def listed_run(summary: RunSummary) -> ListedRun:
     """A run with its settings, read from its folder."""
     settings = flags_of(summary.folder)
-    columns = {"run": summary.folder.name, "flow": summary.flow, "state": summary.state, "iteration": summary.iteration,
-               "updated": summary.updated}
+    columns = {
+        "run": summary.folder.name,
+        "flow": summary.flow,
+        "state": summary.state,
+        "iteration": summary.iteration,
+        "updated": summary.updated,
+    }
     return ListedRun(summary, settings, {**settings, **summary.metrics, **summary.evaluation, **columns})
 
 
@@ -45,7 +57,8 @@ class Condition:
     value: str
 
     def holds(self, run: ListedRun) -> bool:
-        """Whether it is true of a run. Numbers are compared as numbers; a run without the value fails every condition but ``!=``."""
+        """Whether it is true of a run. Numbers are compared as numbers; a run without the value fails every
+        condition but ``!=``."""
         if self.name not in run.values:
             return self.sign == "!="
         recorded, wanted = as_text(run.values[self.name]), as_text(self.value)
@@ -69,11 +82,21 @@ def condition(text: str) -> Condition:
     """The condition that a text states. Raises PlanError for a text that states none."""
     match = CONDITION.fullmatch(text)
     if match is None:
-        raise PlanError.of("runs-where", f"'{text}' is no condition", found=text, expected="NAME=VALUE, or with !=, <, <=, >, >=",
-                           remedy="--where hp.samples=8, --where state=done, --where 'eval/sampled>0.8'")
+        raise PlanError.of(
+            "runs-where",
+            f"'{text}' is no condition",
+            found=text,
+            expected="NAME=VALUE, or with !=, <, <=, >, >=",
+            remedy="--where hp.samples=8, --where state=done, --where 'eval/sampled>0.8'",
+        )
     if match["sign"] not in ("=", "!=") and as_number(match["value"].strip()) is None:
-        raise PlanError.of("runs-where", f"'{text}' compares with no number", found=match["value"], expected="a number",
-                           remedy="= and != compare texts")
+        raise PlanError.of(
+            "runs-where",
+            f"'{text}' compares with no number",
+            found=match["value"],
+            expected="a number",
+            remedy="= and != compare texts",
+        )
     return Condition(full_name(match["name"].strip()), match["sign"], match["value"].strip())
 
 
@@ -83,19 +106,30 @@ def full_name(name: str) -> str:
 
 
 def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> list[ListedRun]:
-    """The runs of which all conditions hold, sorted by a name, the highest last; runs without it come first. Raises PlanError for a name
-    that no run has."""
+    """The runs of which all conditions hold, sorted by a name, the highest last; runs without it come first.
+    Raises PlanError for a name that no run has."""
     names = sorted({name for run in runs for name in run.values})
     sort = full_name(sort)
     for name in (*(each.name for each in where), sort) if runs else ():
         if name not in names:
-            raise PlanError.of("runs-name", f"no run here has '{name}'", found=name, expected=listed(names, 40),
-                               nearest=nearest(name, names),
-                               remedy="a setting by its flag, a metric of metrics.jsonl, or run, flow, state, iteration, updated")
-    return sorted((run for run in runs if all(each.holds(run) for each in where)), key=lambda run: _order(run.values.get(sort)))
+            raise PlanError.of(
+                "runs-name",
+                f"no run here has '{name}'",
+                found=name,
+                expected=listed(names, 40),
+                nearest=nearest(name, names),
+                remedy="a setting by its flag, a metric of metrics.jsonl, or run, flow, state, "
+                "iteration, updated",
+            )
+    return sorted(
+        (run for run in runs if all(each.holds(run) for each in where)),
+        key=lambda run: _order(run.values.get(sort)),
+    )
 
 
 def _order(value: Any) -> tuple[int, float, str]:
     """A key by which nothing comes before texts, and texts before numbers."""
     number = as_number(value)
-    return (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))
+    return (
+        (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))
+    )

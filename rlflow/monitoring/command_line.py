@@ -1,4 +1,5 @@
-"""Hides secrets in the command line, which other users of the machine can read in `ps` and /proc/PID/cmdline."""
+"""Hides secrets in the command line, which other users of the machine can read in `ps` and
+/proc/PID/cmdline."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from pathlib import Path
 
 from rlflow.monitoring.secrets import MASK, hides, masked, remember, telling
 
-ARGUMENTS = (45, 46)  # fields of /proc/PID/stat after the name: the addresses where the words begin and end (psutil has them not)
+# fields of /proc/PID/stat after the name: the addresses where the words begin and end (psutil has them not)
+ARGUMENTS = (45, 46)
 
 
 def taken() -> list[str]:
-    """The words after the program's name. From this call on their secrets are masked in the process table, in ``sys.argv``, which Ray and
-    trackers read, and in printed text. Between the start of the process and this call they can be seen."""
+    """The words after the program's name. From this call on their secrets are masked in the process table, in
+    ``sys.argv``, which Ray and trackers read, and in printed text. Between the start of the process and this
+    call they can be seen."""
     words = sys.argv[1:]
     for name, value in flags(words):
         remember({name: value})
@@ -43,12 +46,17 @@ def hidden(words: Sequence[str], number: int) -> str:
     name, equals, value = word.partition("=")
     if word.startswith("--"):
         return f"{name}={MASK}" if equals and telling(name) and hides(value) else masked(word)
-    return MASK if before.startswith("--") and "=" not in before and telling(before) and hides(word) else masked(word)
+    return (
+        MASK
+        if before.startswith("--") and "=" not in before and telling(before) and hides(word)
+        else masked(word)
+    )
 
 
 def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
-    """Write stars over each word that has a replacement, in the memory from which the kernel makes the command line. Does nothing where
-    that memory holds other words. Raises OSError, ValueError and IndexError where the memory cannot be found."""
+    """Write stars over each word that has a replacement, in the memory from which the kernel makes the
+    command line. Does nothing where that memory holds other words. Raises OSError, ValueError and IndexError
+    where the memory cannot be found."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number]) for number in ARGUMENTS)
     memory = Path("/proc/self/cmdline").read_bytes()

@@ -1,4 +1,5 @@
-"""Compares recorded runs: the settings in which they differ, their curves over one pair of axes, and what can be said of them."""
+"""Compares recorded runs: the settings in which they differ, their curves over one pair of axes, and what can
+be said of them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from rlflow.monitoring.metric_names import is_mean
 from rlflow.monitoring.recorded import EVALUATED, Curve, Recorded, as_text, differing
 
 ENOUGH = 5  # seeds of each arm below which nothing is ranked
-DATA = {"data", "held_out", "eval", "model"}  # settings without which evaluations are not of the same prompts and first weights
+# settings without which evaluations are not of the same prompts and first weights
+DATA = {"data", "held_out", "eval", "model"}
 NO_ARM = {"seed"}  # settings in which runs of one arm differ
 GRAPH = "graph"  # the identity of the graph, whose difference is said in words
 
@@ -53,23 +55,34 @@ def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
 
 
 def best(figure: Figure, values: Iterable[float]) -> float:
-    """The highest value of an accuracy or a reward; NaN for other metrics, of which nobody says whether higher is better."""
+    """The highest value of an accuracy or a reward; NaN for other metrics, of which nobody says whether
+    higher is better."""
     return max(values) if figure.of in (*EVALUATED, Of.REWARD) and figure.name != "missing" else math.nan
 
 
 def area(curve: Curve) -> float:
-    """The area under a curve over its length: the mean height by the trapezoid rule. A curve of one point is as high as that."""
+    """The area under a curve over its length: the mean height by the trapezoid rule. A curve of one point is
+    as high as that."""
     pairs = list(zip(curve, curve[1:], strict=False))
     length = curve[-1][0] - curve[0][0]
-    return sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairs) / length if length else curve[0][1]
+    return (
+        sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairs) / length if length else curve[0][1]
+    )
 
 
 def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
-    """The last value, the best and the area of a run's metric, and what the run cost. None for what its folder does not say."""
+    """The last value, the best and the area of a run's metric, and what the run cost. None for what its
+    folder does not say."""
     curve = run.curve(metric)
     height = best(run.table[metric], [value for _, value in curve]) if curve else math.nan
-    return {"last": curve[-1][1] if curve else None, "best": None if math.isnan(height) else height, "area": area(curve) if curve else None,
-            "seconds": run.costs.seconds, "tokens": run.costs.tokens, "rows trained": run.costs.trained}
+    return {
+        "last": curve[-1][1] if curve else None,
+        "best": None if math.isnan(height) else height,
+        "area": area(curve) if curve else None,
+        "seconds": run.costs.seconds,
+        "tokens": run.costs.tokens,
+        "rows trained": run.costs.trained,
+    }
 
 
 @dataclass(frozen=True)
@@ -93,24 +106,50 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """Everything that is printed, as plain values."""
-        runs = [{"run": str(run.folder), "arm": arm.label, "state": run.summary.state, "iterations": run.summary.iteration,
-                 "seed": run.settings.get("seed"), "metrics": {metric: {"curve": run.curve(metric), **figures_of(run, metric)}
-                                                               for metric in self.metrics}}
-                for arm in self.arms for run in arm.runs]
-        settings = {name: dict(zip([arm.label for arm in self.arms], values, strict=True)) for name, values in self.settings.items()}
-        return {"settings": settings, "graphs": {name: list(lines) for name, lines in self.graphs.items()}, "runs": runs,
-                "verdict": verdict(self), "cautions": cautions(self)}
+        runs = [
+            {
+                "run": str(run.folder),
+                "arm": arm.label,
+                "state": run.summary.state,
+                "iterations": run.summary.iteration,
+                "seed": run.settings.get("seed"),
+                "metrics": {
+                    metric: {"curve": run.curve(metric), **figures_of(run, metric)} for metric in self.metrics
+                },
+            }
+            for arm in self.arms
+            for run in arm.runs
+        ]
+        settings = {
+            name: dict(zip([arm.label for arm in self.arms], values, strict=True))
+            for name, values in self.settings.items()
+        }
+        return {
+            "settings": settings,
+            "graphs": {name: list(lines) for name, lines in self.graphs.items()},
+            "runs": runs,
+            "verdict": verdict(self),
+            "cautions": cautions(self),
+        }
 
 
-def compared(runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]) -> Comparison:
-    """Put runs beside each other by held-out accuracy, or without one by the mean reward. Where several rewards have a mean, each is drawn,
-    and the table is about the first, or the one that stands first in ``metrics``. ``metrics``: those that are drawn too. Raises PlanError
-    for a metric that no run has."""
+def compared(
+    runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]
+) -> Comparison:
+    """Put runs beside each other by held-out accuracy, or without one by the mean reward. Where several
+    rewards have a mean, each is drawn, and the table is about the first, or the one that stands first in
+    ``metrics``. ``metrics``: those that are drawn too. Raises PlanError for a metric that no run has."""
     names = sorted({name for run in runs for name in run.metrics})
     unknown = next((metric for metric in metrics if metric not in names), None)
     if unknown is not None:
-        raise PlanError.of("no-metric", f"none of the runs has the metric '{unknown}'", found=unknown, expected=listed(names),
-                           nearest=nearest(unknown, names), remedy="--metric NAME, as metrics.jsonl has it")
+        raise PlanError.of(
+            "no-metric",
+            f"none of the runs has the metric '{unknown}'",
+            found=unknown,
+            expected=listed(names),
+            nearest=nearest(unknown, names),
+            remedy="--metric NAME, as metrics.jsonl has it",
+        )
     means = dict.fromkeys(name for run in runs for name in run.keys(is_mean))
     asked_first = sorted(means, key=lambda name: metrics.index(name) if name in metrics else len(metrics))
     chosen = dict.fromkeys([*([name for run in runs for name in run.shares][:1] or asked_first), *metrics])
@@ -118,8 +157,8 @@ def compared(runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[s
 
 
 def verdict(comparison: Comparison) -> str:
-    """The conclusion that the runs allow, in a sentence. Nothing is ranked on fewer than ENOUGH seeds of each arm; with as many it says
-    how the last values lie, which is no test."""
+    """The conclusion that the runs allow, in a sentence. Nothing is ranked on fewer than ENOUGH seeds of each
+    arm; with as many it says how the last values lie, which is no test."""
     arms, metric = comparison.arms, next(iter(comparison.metrics), "")
     if len(arms) == 1:
         return f"the same settings in all {len(arms[0].runs)} runs: there is nothing to rank"
@@ -128,12 +167,17 @@ def verdict(comparison: Comparison) -> str:
     if min(arm.seeds for arm in arms) < ENOUGH:
         counts = ", ".join(f"{arm.label} has {arm.seeds} seed{'s' * (arm.seeds != 1)}" for arm in arms)
         return f"not enough to rank: {counts}; {ENOUGH} of each are the least"
-    ends = [[value for run in arm.runs if (value := figures_of(run, metric)["last"]) is not None] for arm in arms]
+    ends = [
+        [value for run in arm.runs if (value := figures_of(run, metric)["last"]) is not None] for arm in arms
+    ]
     if not all(ends):
         return f"not enough to rank: not every arm has {metric or 'a metric to compare'}"
     ranges = sorted((min(values), max(values)) for values in ends)
     apart = all(high < low for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False))
-    return f"the ranges of the last {metric} {'do not overlap' if apart else 'overlap'}; that is no test of a difference"
+    return (
+        f"the ranges of the last {metric} {'do not overlap' if apart else 'overlap'}; that is no test "
+        "of a difference"
+    )
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -144,10 +188,14 @@ def cautions(comparison: Comparison) -> list[str]:
     lengths = {arm.label: sorted({run.summary.iteration for run in arm.runs}) for arm in comparison.arms}
     sentences = []
     if data:
-        sentences.append(f"{listed(data)} differ: the evaluations may not be of the same prompts or first weights")
+        sentences.append(
+            f"{listed(data)} differ: the evaluations may not be of the same prompts or first weights"
+        )
     if unfinished:
         sentences.append(f"not done: {listed(unfinished)}")
-    if len({tuple(counts) for counts in lengths.values()}) > 1 or any(len(counts) > 1 for counts in lengths.values()):
+    if len({tuple(counts) for counts in lengths.values()}) > 1 or any(
+        len(counts) > 1 for counts in lengths.values()
+    ):
         iterations = ", ".join(f"{label} {'/'.join(map(str, counts))}" for label, counts in lengths.items())
         sentences.append(f"the last values are after different numbers of iterations: {iterations}")
     return sentences
@@ -157,14 +205,34 @@ def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
     """The comparison as text for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [_settings(comparison)]
     for name, lines in comparison.graphs.items():
-        parts.append(Text(printable("\n".join([f"graph of {name} beside {comparison.runs[0].name}:", *(f"  {line}" for line in lines)]))))
+        parts.append(
+            Text(
+                printable(
+                    "\n".join(
+                        [
+                            f"graph of {name} beside {comparison.runs[0].name}:",
+                            *(f"  {line}" for line in lines),
+                        ]
+                    )
+                )
+            )
+        )
     for metric in comparison.metrics:
         curves = {arm.label: arm.curve(metric) for arm in comparison.arms}
-        parts += [Text(""), Text(printable(f"{metric} after iterations{_of_means(comparison)}"), style="bold"), chart(curves, width)]
+        parts += [
+            Text(""),
+            Text(printable(f"{metric} after iterations{_of_means(comparison)}"), style="bold"),
+            chart(curves, width),
+        ]
         absent = [label for label, curve in curves.items() if not curve]
         parts += [Text(f"  without it: {listed(absent)}")] if absent else []
     about = [Text(printable(f"last, best and area of {metric}")) for metric in comparison.metrics[:1]]
-    parts += [Text(""), *about, _table(comparison), *(Text(printable(sentence)) for sentence in cautions(comparison))]
+    parts += [
+        Text(""),
+        *about,
+        _table(comparison),
+        *(Text(printable(sentence)) for sentence in cautions(comparison)),
+    ]
     return [*parts, Text(printable(verdict(comparison)), style="bold")]
 
 
@@ -173,11 +241,14 @@ def _of_means(comparison: Comparison) -> str:
 
 
 def _settings(comparison: Comparison) -> RenderableType:
-    """A line for each arm with the settings that are its own; a table with a row for each setting that differs."""
+    """A line for each arm with the settings that are its own; a table with a row for each setting that
+    differs."""
     table = Table("setting", box=None, padding=(0, 2, 0, 0))
     for position, arm in enumerate(comparison.arms):
         table.add_column(Text(arm.label, style=color(position)), overflow="fold")
-    table.add_row("run", *(Text(printable(", ".join(run.name for run in arm.runs))) for arm in comparison.arms))
+    table.add_row(
+        "run", *(Text(printable(", ".join(run.name for run in arm.runs))) for arm in comparison.arms)
+    )
     for name, values in comparison.settings.items():
         table.add_row(Text(printable(name)), *(Text(printable(value)) for value in values))
     if not comparison.settings:
@@ -186,7 +257,8 @@ def _settings(comparison: Comparison) -> RenderableType:
 
 
 def _table(comparison: Comparison) -> Table:
-    """A row for each run, and for an arm of several their mean and range, of the first metric and of the costs."""
+    """A row for each run, and for an arm of several their mean and range, of the first metric and of the
+    costs."""
     metric = next(iter(comparison.metrics), "")
     table = Table("", "run", "state", box=None, padding=(0, 2, 0, 0))
     for name in ("last", "best", "area", "seconds", "tokens", "rows trained"):
@@ -195,10 +267,14 @@ def _table(comparison: Comparison) -> Table:
         rows = [figures_of(run, metric) for run in arm.runs]
         for run, figures in zip(arm.runs, rows, strict=True):
             cells = [_number(name, figure) for name, figure in figures.items()]
-            table.add_row(Text(arm.label, style=color(position)), Text(printable(run.name)), run.summary.state, *cells)
+            table.add_row(
+                Text(arm.label, style=color(position)), Text(printable(run.name)), run.summary.state, *cells
+            )
         if len(rows) > 1:
             for title, measure in (("mean", _mean), ("range", _range)):
-                table.add_row(arm.label, title, "", *(measure(name, [row[name] for row in rows]) for name in rows[0]))
+                table.add_row(
+                    arm.label, title, "", *(measure(name, [row[name] for row in rows]) for name in rows[0])
+                )
     return table
 
 
@@ -206,7 +282,13 @@ def _number(name: str, value: float | None) -> str:
     """A figure as text; nothing where there is none."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if name in ("tokens", "rows trained") else f"{value:.1f}" if name == "seconds" else f"{value:.4g}"
+    return (
+        f"{value:,.0f}"
+        if name in ("tokens", "rows trained")
+        else f"{value:.1f}"
+        if name == "seconds"
+        else f"{value:.4g}"
+    )
 
 
 def _mean(name: str, values: Sequence[float | None]) -> str:

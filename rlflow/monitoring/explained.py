@@ -1,4 +1,5 @@
-"""`rlflow explain`: why a run learns little, most important first, and what bounded its time; and where other views point to it."""
+"""`rlflow explain`: why a run learns little, most important first, and what bounded its time; and where other
+views point to it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ WORDS = 3  # last lines of bounds.txt, which say what bounded the run
 
 def evidence_of(run: Recorded) -> Evidence:
     """The recorded iterations of a run, each once, and its settings."""
-    figures = [(number, by_figure(values, run.table)) for number, values in sorted(dict(run.history.iterations).items())]
+    figures = [
+        (number, by_figure(values, run.table))
+        for number, values in sorted(dict(run.history.iterations).items())
+    ]
     return Evidence(figures, run.settings)
 
 
@@ -34,19 +38,32 @@ def explanation(folder: Path) -> list[str]:
     """The lines of `rlflow explain`. Never raises for what the folder contains."""
     run = recorded(folder)
     reasons = reasons_of(run)
-    return [f"{run.name}: {run.summary.flow}, {run.summary.state}, {run.summary.iteration} of {run.summary.iterations} iterations",
-            *_learning(run, reasons), *_last_funnel(run), *_time(folder)]  # fmt: skip
+    return [
+        f"{run.name}: {run.summary.flow}, {run.summary.state}, {run.summary.iteration} of "
+        f"{run.summary.iterations} iterations",
+        *_learning(run, reasons),
+        *_last_funnel(run),
+        *_time(folder),
+    ]
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """The content of `rlflow explain --json`, as plain values: findings with evidence and thresholds, and what is in bounds.json."""
+    """The content of `rlflow explain --json`, as plain values: findings with evidence and thresholds, and
+    what is in bounds.json."""
     run = recorded(folder)
-    return {"run": str(run.folder), "flow": run.summary.flow, "state": run.summary.state, "iterations": run.summary.iteration,
-            "findings": [finding.as_json() for finding in reasons_of(run)], "bounds": read_object(folder / "bounds.json")}
+    return {
+        "run": str(run.folder),
+        "flow": run.summary.flow,
+        "state": run.summary.state,
+        "iterations": run.summary.iteration,
+        "findings": [finding.as_json() for finding in reasons_of(run)],
+        "bounds": read_object(folder / "bounds.json"),
+    }
 
 
 def pointer(folder: Path, shown: str = "") -> str | None:
-    """A line that points to `rlflow explain` where there is an alarm; None where there is none. ``shown``: the folder as users read it."""
+    """A line that points to `rlflow explain` where there is an alarm; None where there is none. ``shown``:
+    the folder as users read it."""
     alarm = next((finding for finding in reasons_of(recorded(folder)) if finding.alarm), None)
     return None if alarm is None else f"alarm: {alarm.words}; rlflow explain {shown or folder} says more"
 
@@ -54,7 +71,9 @@ def pointer(folder: Path, shown: str = "") -> str | None:
 def _learning(run: Recorded, reasons: list[Finding]) -> list[str]:
     if not reasons:
         few = len(run.history.iterations) < LEAST
-        return [f"learning: {f'nothing is said of less than {LEAST} iterations' if few else 'nothing that these rules know slows it down'}"]
+        return [
+            f"learning: {f'nothing is said of less than {LEAST} iterations' if few else 'nothing that these rules know slows it down'}"
+        ]
     return [f"{'alarm' if finding.alarm else 'advice'}: {finding}" for finding in reasons]
 
 
@@ -65,7 +84,11 @@ def _last_funnel(run: Recorded) -> list[str]:
 
 def _time(folder: Path) -> list[str]:
     lines = bound_lines(folder)
-    return ["time:", *(f"  {line}" for line in lines)] if lines else ["time: what bounded it is known when the run has ended"]
+    return (
+        ["time:", *(f"  {line}" for line in lines)]
+        if lines
+        else ["time: what bounded it is known when the run has ended"]
+    )
 
 
 def bound_lines(folder: Path) -> list[str]:

@@ -1,4 +1,5 @@
-"""Follows a run from outside: reads its files as they grow and passes their content to a reporter, as the run itself would."""
+"""Follows a run from outside: reads its files as they grow and passes their content to a reporter, as the run
+itself would."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ EVERY_SECONDS = 0.5
 
 
 def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
-    """Report a run from its first line to its end, and give its summary. ``wait`` is called with the seconds between two looks."""
+    """Report a run from its first line to its end, and give its summary. ``wait`` is called with the seconds
+    between two looks."""
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
     while True:
@@ -55,16 +57,27 @@ def frame(folder: Path) -> Frame:
     evaluated = history.evaluations[-1][0] if history.evaluations else 0
     curve = next((run.curve(name) for name in run.keys(lambda figure: figure == HELD_OUT)), ())
     return Frame(
-        flow=summary.flow, place=str(folder), state=summary.state, done=summary.iteration, iterations=summary.iterations,
-        metrics=summary.figures, evaluation=summary.evaluated, evaluated=evaluated, stages=stage_seconds(folder), recent=recent,
-        curve=curve, trained=run.costs.trained or 0, running=max(time.time() - summary.updated, 0.0),
+        flow=summary.flow,
+        place=str(folder),
+        state=summary.state,
+        done=summary.iteration,
+        iterations=summary.iterations,
+        metrics=summary.figures,
+        evaluation=summary.evaluated,
+        evaluated=evaluated,
+        stages=stage_seconds(folder),
+        recent=recent,
+        curve=curve,
+        trained=run.costs.trained or 0,
+        running=max(time.time() - summary.updated, 0.0),
     )
 
 
 def ending(summary: RunSummary) -> str:
     """A line that says how a run has ended."""
     endings = {
-        "unknown": f"left no {status.FILE} that says whether it still goes", "died": "died: its process is gone and left no last word",
+        "unknown": f"left no {status.FILE} that says whether it still goes",
+        "died": "died: its process is gone and left no last word",
     }
     state = endings.get(summary.state, summary.state)
     text = f"{summary.folder.name}: {state} after {summary.iteration} of {summary.iterations} iterations"

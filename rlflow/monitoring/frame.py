@@ -1,4 +1,5 @@
-"""A frame: the state of a run at one moment, and how it is drawn. The live view and `rlflow watch` both show frames."""
+"""A frame: the state of a run at one moment, and how it is drawn. The live view and `rlflow watch` both show
+frames."""
 
 from __future__ import annotations
 
@@ -25,11 +26,17 @@ RECENT = 20  # last iterations, from whose mean time the remaining time is estim
 CHART, LINES = 72, 4  # most columns of the learning curve, and its lines
 OWN = 6  # most metrics of the author's own stages that are shown
 POLICY = ("actor", "policy")  # roles whose updates are shown
-SHOWN = {(Of.ROWS, "policy/kl_reference"): ("KL", "{:.4f}"), (Of.UPDATE, "kl"): ("KL (old)", "{:.4f}"),
-         (Of.ROWS, "policy/kl_sampler"): ("KL (sampler)", "{:.4f}"), (Of.ROWS, "policy/entropy"): ("entropy", "{:.3f}"),
-         (Of.ROWS, "response/length"): ("length", "{:.1f}"), (Of.ROWS, "response/truncated"): ("truncated", "{:.1%}"),
-         (Of.RUN, SPEED.name): ("tokens/s", "{:,.0f}"), (Of.UPDATE, "clipped"): ("clipped", "{:.1%}"),
-         (Of.UPDATE, "grad_norm"): ("gradient", "{:.3g}")}  # fmt: skip
+SHOWN = {
+    (Of.ROWS, "policy/kl_reference"): ("KL", "{:.4f}"),
+    (Of.UPDATE, "kl"): ("KL (old)", "{:.4f}"),
+    (Of.ROWS, "policy/kl_sampler"): ("KL (sampler)", "{:.4f}"),
+    (Of.ROWS, "policy/entropy"): ("entropy", "{:.3f}"),
+    (Of.ROWS, "response/length"): ("length", "{:.1f}"),
+    (Of.ROWS, "response/truncated"): ("truncated", "{:.1%}"),
+    (Of.RUN, SPEED.name): ("tokens/s", "{:,.0f}"),
+    (Of.UPDATE, "clipped"): ("clipped", "{:.1%}"),
+    (Of.UPDATE, "grad_norm"): ("gradient", "{:.3g}"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,16 @@ class Frame:
 
 def draw(frame: Frame, width: int) -> RenderableType:
     """The drawing of a frame for a terminal of ``width`` columns."""
-    funnel = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in map(printable, funnel_lines(frame.metrics))]
+    funnel = [
+        Text(line, style="dim", no_wrap=True, overflow="ellipsis")
+        for line in map(printable, funnel_lines(frame.metrics))
+    ]
     parts = [_head(frame, width), _numbers(frame), *funnel, _stages(frame, width)]
     if len(frame.curve) > 1:
-        parts += [Text("held-out accuracy", style="dim"), chart({ALONE: frame.curve}, min(width, CHART), LINES)]
+        parts += [
+            Text("held-out accuracy", style="dim"),
+            chart({ALONE: frame.curve}, min(width, CHART), LINES),
+        ]
     return Group(*parts)
 
 
@@ -85,20 +98,35 @@ def _time(frame: Frame) -> str:
 
 def _numbers(frame: Frame) -> RenderableType:
     """The numbers side by side, as many in a line as there is room for."""
-    texts = [Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True) for name, value in figures(frame)]
+    texts = [
+        Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True)
+        for name, value in figures(frame)
+    ]
     return Columns(texts, padding=(0, 3))
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
     """(name, text) of each number that the frame has."""
-    metrics = {figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)}
-    numbers = [(figure.node, f"{frame.metrics[figure]:.3f}") for figure in means(frame.metrics)[:3] if frame.metrics[figure] is not None]
+    metrics = {
+        figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)
+    }
+    numbers = [
+        (figure.node, f"{frame.metrics[figure]:.3f}")
+        for figure in means(frame.metrics)[:3]
+        if frame.metrics[figure] is not None
+    ]
     for name, share in accuracies(frame.evaluation).items():
         role, _, which = f" of {name}".rpartition(" ")
         if which == "sampled":
-            numbers.append((f"accuracy{role if ' ' in name else ''}", f"{share:.1%} (after {frame.evaluated})"))
+            numbers.append(
+                (f"accuracy{role if ' ' in name else ''}", f"{share:.1%} (after {frame.evaluated})")
+            )
     for (of, name), (label, form) in SHOWN.items():
-        own = [figure for figure in metrics if figure.of is of and figure.name == name and (of is not Of.UPDATE or figure.role in POLICY)]
+        own = [
+            figure
+            for figure in metrics
+            if figure.of is of and figure.name == name and (of is not Of.UPDATE or figure.role in POLICY)
+        ]
         numbers += [(_labelled(label, figure), form.format(metrics[figure])) for figure in own]
     numbers += [("rows trained", f"{frame.trained:,}")] if frame.trained else []
     return numbers + [(figure.key, f"{metrics[figure]:.4g}") for figure in own_metrics(metrics)[:OWN]]
@@ -110,7 +138,8 @@ def _labelled(label: str, figure: Figure) -> str:
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
-    """A bar for each of the slowest nodes with its share of the iteration's seconds. Shares of overlapping nodes sum to more than 1."""
+    """A bar for each of the slowest nodes with its share of the iteration's seconds. Shares of overlapping
+    nodes sum to more than 1."""
     total = frame.metrics.get(SECONDS) or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])

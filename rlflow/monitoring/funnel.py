@@ -1,4 +1,5 @@
-"""The funnel of an iteration in words: which rows are left to learn from, and how many tokens of them move the weights."""
+"""The funnel of an iteration in words: which rows are left to learn from, and how many tokens of them move
+the weights."""
 
 from __future__ import annotations
 
@@ -7,21 +8,29 @@ from collections.abc import Iterator
 from rlflow.author.figures import Figure, Of
 from rlflow.monitoring.keys import Figures
 
-ROWS = {"sampled": "sampled", "kept": "kept", "scored": "scored", "mixed": "in groups that differ", "untruncated": "not truncated",
-        "used": "used"}  # fmt: skip
+ROWS = {
+    "sampled": "sampled",
+    "kept": "kept",
+    "scored": "scored",
+    "mixed": "in groups that differ",
+    "untruncated": "not truncated",
+    "used": "used",
+}
 STEPS = {f"funnel/rows_{name}": words for name, words in ROWS.items()}
 TOKENS = "funnel/tokens"
 CLIPPED = {"clipped_above": "above", "clipped_below": "below"}
 
 
 def funnel_lines(figures: Figures) -> list[str]:
-    """A line for the rows of the iteration, of each role where several are trained, and one for the tokens of each update; none for what
-    an algorithm has not."""
+    """A line for the rows of the iteration, of each role where several are trained, and one for the tokens of
+    each update; none for what an algorithm has not."""
     return [*_rows(figures), *_tokens(figures)]
 
 
 def _rows(figures: Figures) -> Iterator[str]:
-    for role in dict.fromkeys(figure.role for figure in figures if figure.of is Of.ROWS and figure.name in STEPS):
+    for role in dict.fromkeys(
+        figure.role for figure in figures if figure.of is Of.ROWS and figure.name in STEPS
+    ):
         known = {words: figures.get(Figure(Of.ROWS, name, role=role)) for name, words in STEPS.items()}
         steps = [f"{value:,.0f} {words}" for words, value in known.items() if value is not None]
         yield f"rows{f' of {role}' if role else ''}: " + " → ".join(steps)
@@ -29,11 +38,17 @@ def _rows(figures: Figures) -> Iterator[str]:
 
 def _tokens(figures: Figures) -> Iterator[str]:
     for update in (figure for figure in figures if figure.of is Of.UPDATE and figure.name == TOKENS):
+
         def of(name: str, update: Figure = update) -> float | None:
             return figures.get(update._replace(name=f"{TOKENS}_{name}"))
 
         if (moving := of("with_gradient")) is None:
             continue
-        clipped = [f"{value:,.0f} {words}" for side, words in CLIPPED.items() if (value := of(side)) is not None]
-        yield (f"tokens of {update.node}: {figures[update] or 0.0:,.0f} → {moving:,.0f} with a gradient → {of('effective') or 0.0:,.0f} by "
-               "its size" + (f"; clipped {', '.join(clipped)}" if clipped else ""))
+        clipped = [
+            f"{value:,.0f} {words}" for side, words in CLIPPED.items() if (value := of(side)) is not None
+        ]
+        yield (
+            f"tokens of {update.node}: {figures[update] or 0.0:,.0f} → {moving:,.0f} with a gradient → "
+            f"{of('effective') or 0.0:,.0f} by "
+            "its size" + (f"; clipped {', '.join(clipped)}" if clipped else "")
+        )

@@ -31,7 +31,6 @@ class RunSummary:
     error: str = ""  # why the run failed
     problem: str = ""  # what could not be read
 
-
     @property
     def figures(self) -> dict[Figure, float]:
         """The last iteration by what its numbers are of."""
@@ -47,9 +46,11 @@ class RunSummary:
 class History:
     """The lines of metrics.jsonl. A resumed run may have written an iteration twice."""
 
-    table: Mapping[str, Figure] = field(default_factory=dict)  # what the names are of, as far as the run's folder says
+    # what the names are of, as far as the run's folder says
+    table: Mapping[str, Figure] = field(default_factory=dict)
     iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iteration, its numbers)
-    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iterations before it, its numbers)
+    # (iterations before it, its numbers)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     damaged: int = 0  # lines that cannot be read
 
     @property
@@ -64,7 +65,9 @@ class History:
         if row is None or not isinstance(number, int):
             self.damaged += 1
             return
-        values = {name: float(value) for name, value in row.items() if name != "iteration" and is_number(value)}
+        values = {
+            name: float(value) for name, value in row.items() if name != "iteration" and is_number(value)
+        }
         is_evaluation = keys.is_evaluation(self.table, row)
         (self.evaluations if is_evaluation else self.iterations).append((number, values))
 
@@ -75,23 +78,39 @@ def is_run(folder: Path) -> bool:
 
 
 def find_run(text: str, base: Path = Path("runs")) -> Path:
-    """The folder of a run that is named by its path, or by its name in ``base``. Raises PlanError with the nearest name."""
+    """The folder of a run that is named by its path, or by its name in ``base``. Raises PlanError with the
+    nearest name."""
     path = Path(text)
     for folder in (path, base / text):
         if is_run(folder):
             return folder
     if path.exists() or (base / text).exists():
-        raise PlanError.of("not-a-run", f"'{text}' is no run's folder", found=f"none of {', '.join(SIGNS)} there",
-                           expected="the folder of a run", remedy="rlflow runs lists the runs of a folder")
+        raise PlanError.of(
+            "not-a-run",
+            f"'{text}' is no run's folder",
+            found=f"none of {', '.join(SIGNS)} there",
+            expected="the folder of a run",
+            remedy="rlflow runs lists the runs of a folder",
+        )
     names = [str(path) for path in run_folders(path.parent)] + [path.name for path in run_folders(base)]
-    raise PlanError.of("no-run", f"there is no run '{text}'", found="no such folder", expected="the folder of a run, or its name in runs/",
-                       nearest=nearest(text, names), remedy="rlflow runs lists the runs of a folder")
+    raise PlanError.of(
+        "no-run",
+        f"there is no run '{text}'",
+        found="no such folder",
+        expected="the folder of a run, or its name in runs/",
+        nearest=nearest(text, names),
+        remedy="rlflow runs lists the runs of a folder",
+    )
 
 
 def run_folders(base: Path) -> list[Path]:
     """The folders of runs in a folder, sorted by name. A folder that cannot be read has none."""
     try:
-        return sorted(path for path in base.iterdir() if not path.name.startswith(".") and path.is_dir() and is_run(path))
+        return sorted(
+            path
+            for path in base.iterdir()
+            if not path.name.startswith(".") and path.is_dir() and is_run(path)
+        )
     except OSError:
         return []
 
@@ -111,12 +130,22 @@ def summarised(folder: Path) -> RunSummary:
     options = settings.get("options")
     planned = options.get("iterations", 0) if isinstance(options, dict) else 0
     total = recorded.iterations if recorded else planned if isinstance(planned, int) else 0
-    evaluation = last.evaluations[-1][1] if last.evaluations else dict(recorded.evaluation) if recorded else {}
+    evaluation = (
+        last.evaluations[-1][1] if last.evaluations else dict(recorded.evaluation) if recorded else {}
+    )
     metrics = last.iterations[-1][1] if last.iterations else {}
     return RunSummary(
-        folder, recorded.state if recorded else _guessed(folder), str((recorded and recorded.flow) or settings.get("flow", "?")),
-        max(finished, recorded.iteration if recorded else 0), total, evaluation, metrics,
-        keys.completed(table, (*metrics, *evaluation)), _touched(folder), recorded.error if recorded else "", problem,
+        folder,
+        recorded.state if recorded else _guessed(folder),
+        str((recorded and recorded.flow) or settings.get("flow", "?")),
+        max(finished, recorded.iteration if recorded else 0),
+        total,
+        evaluation,
+        metrics,
+        keys.completed(table, (*metrics, *evaluation)),
+        _touched(folder),
+        recorded.error if recorded else "",
+        problem,
     )
 
 
@@ -136,11 +165,15 @@ def _touched(folder: Path) -> float:
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """Node → seconds in the last iteration of timeline.json. It is read line by line, since a run under way has not closed it."""
+    """Node → seconds in the last iteration of timeline.json. It is read line by line, since a run under way
+    has not closed it."""
     lines = (line.strip(b"[,\r") for line in tail(folder / "timeline.json"))
     events = [event for event in objects(lines) if event.get("ph") == "X"]
-    nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are events of their own
-    numbered = [(event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)]
+    # their parts on ranks are events of their own
+    nodes = (event for event in events if event.get("cat") != "rank")
+    numbered = [
+        (event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)
+    ]
     last = max((number for number, _ in numbered if isinstance(number, int)), default=None)
     seconds: dict[str, float] = {}
     for number, event in numbered:
@@ -150,5 +183,8 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a number that fits into a float: a file may hold integers of any length."""
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023)
+    """Whether a value of a JSON file is a number that fits into a float: a file may hold integers of any
+    length."""
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023
+    )

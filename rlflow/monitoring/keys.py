@@ -1,4 +1,5 @@
-"""The names of figures in metrics.jsonl: made where that file is written, and read by whoever reads it, from the table beside it."""
+"""The names of figures in metrics.jsonl: made where that file is written, and read by whoever reads it, from
+the table beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Figures = Mapping[Figure, float]
 
 
 class FigureNames:
-    """Gives each figure a name of its own in metrics.jsonl, the same in every line. ``table``: names that an earlier process gave."""
+    """Gives each figure a name of its own in metrics.jsonl, the same in every line. ``table``: names that an
+    earlier process gave."""
 
     def __init__(self, table: Mapping[str, Figure] | None = None) -> None:
         self.table = dict(table or {})
@@ -24,14 +26,18 @@ class FigureNames:
     def of(self, figure: Figure) -> str:
         """The name of a figure. If another figure has its plain name, what it is of follows in brackets."""
         if figure not in self._names:
-            key = figure.key if figure.key not in (*self.table, "iteration") else f"{figure.key} ({figure.of})"
+            key = (
+                figure.key if figure.key not in (*self.table, "iteration") else f"{figure.key} ({figure.of})"
+            )
             self.table[key], self._names[figure] = figure, key
         return self._names[figure]
 
     def packed(self) -> bytes:
         """The content of the table's file."""
-        lines = (f"{json.dumps(key)}: {json.dumps({name: text for name, text in figure._asdict().items() if text})}"
-                 for key, figure in self.table.items())
+        lines = (
+            f"{json.dumps(key)}: {json.dumps({name: text for name, text in figure._asdict().items() if text})}"
+            for key, figure in self.table.items()
+        )
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
@@ -39,13 +45,17 @@ def read(folder: Path) -> dict[str, Figure]:
     """The table of a run's folder; an empty one if the folder has none that can be read."""
     try:
         content = json.loads(durable.read(folder / FILE))
-        return {key: Figure(Of(entry["of"]), *(str(entry.get(name, "")) for name in Figure._fields[1:])) for key, entry in content.items()}
+        return {
+            key: Figure(Of(entry["of"]), *(str(entry.get(name, "")) for name in Figure._fields[1:]))
+            for key, entry in content.items()
+        }
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return {}
 
 
 def completed(table: Mapping[str, Figure], keys: Iterable[str]) -> dict[str, Figure]:
-    """The table with every one of ``keys``. An earlier version wrote none: there, figures are taken for what their names say."""
+    """The table with every one of ``keys``. An earlier version wrote none: there, figures are taken for what
+    their names say."""
     unknown = [key for key in dict.fromkeys(keys) if key not in table]
     return dict(table) | (_guessed(unknown) if unknown else {})
 
@@ -58,22 +68,46 @@ def by_figure(values: Mapping[str, float], table: Mapping[str, Figure]) -> dict[
 def is_evaluation(table: Mapping[str, Figure], keys: Iterable[str]) -> bool:
     """Whether a line of metrics.jsonl with these names is of an evaluation."""
     own = [key for key in keys if key != "iteration"]
-    figures = [table[key] for key in own if key in table] + list(_guessed([key for key in own if key not in table]).values())
+    figures = [table[key] for key in own if key in table] + list(
+        _guessed([key for key in own if key not in table]).values()
+    )
     return any(figure.of in (Of.EVALUATION, Of.SET) for figure in figures)
 
 
-# -- folders of an earlier version -------------------------------------------------------------------------------------------------
+# -- folders of an earlier version
+# -------------------------------------------------------------------------------------------------
 
 NODE = re.compile(r"(?P<role>[^/]+)\.update(?:#\d+)?/(?P<name>.+)")
 SHARE = re.compile(r"sampled|greedy|score|(?:mean|pass|maj)@\d+")
-SCORES = ("missing_rate", "flat_groups", "even_groups", "even_lowest", "even_highest", "uneven_mean", "lowest", "highest")
-ROWS = re.compile(r"(?:(?P<role>[^/]+)/)?(?P<name>(?:policy|critic|response|funnel|env)/.+|reward/(?P<score>" + "|".join(SCORES) + r"))")
+SCORES = (
+    "missing_rate",
+    "flat_groups",
+    "even_groups",
+    "even_lowest",
+    "even_highest",
+    "uneven_mean",
+    "lowest",
+    "highest",
+)
+ROWS = re.compile(
+    r"(?:(?P<role>[^/]+)/)?(?P<name>(?:policy|critic|response|funnel|env)/.+|reward/(?P<score>"
+    + "|".join(SCORES)
+    + r"))"
+)
 
 
 def _guessed(keys: list[str]) -> dict[str, Figure]:
     parts = {key: tuple(key.split("/")) for key in keys}
-    sets = {each[1] for each in parts.values() if len(each) == 3 and each[0] == "evaluation" and each[2] == "prompts"}
-    rewards = {key.removesuffix("/mean") for key in keys if key.endswith("/mean") and f"{key.removesuffix('/mean')}/missing" in keys}
+    sets = {
+        each[1]
+        for each in parts.values()
+        if len(each) == 3 and each[0] == "evaluation" and each[2] == "prompts"
+    }
+    rewards = {
+        key.removesuffix("/mean")
+        for key in keys
+        if key.endswith("/mean") and f"{key.removesuffix('/mean')}/missing" in keys
+    }
     return {key: _guess(key, parts[key], sets, rewards) for key in keys}
 
 
@@ -88,13 +122,19 @@ def _guess(key: str, parts: tuple[str, ...], sets: set[str], rewards: set[str]) 
         return Figure(of, name, role=rows["role"] or "")
     if head in rewards or (head == "reward" and rest == "mean"):
         part = rest.removesuffix("_mean")
-        return Figure(Of.REWARD, "mean", head, head, part) if part != rest else Figure(Of.REWARD, rest, head, head)
+        return (
+            Figure(Of.REWARD, "mean", head, head, part)
+            if part != rest
+            else Figure(Of.REWARD, rest, head, head)
+        )
     if head == "scores":
         return Figure(Of.SOURCE, rest)
     if head == "canary":
         return Figure(Of.CANARY, rest.rpartition("_")[2], role=rest.rpartition("_")[0])
     if head in ("fates", "data"):
-        return Figure(Of.FATE, rest) if head == "fates" else Figure(Of.LEFT_OUT, rest.removeprefix("left_out_"))
+        return (
+            Figure(Of.FATE, rest) if head == "fates" else Figure(Of.LEFT_OUT, rest.removeprefix("left_out_"))
+        )
     if rest and key != SPEED.key:
         return Figure(Of.NODE if "." in head else Of.STAGE, rest, head)
     return Figure(Of.RUN if key in (SECONDS.key, SPEED.key) else Of.STATE, key)

@@ -11,7 +11,8 @@ WAITING = 1000  # lines that wait to be taken; of more the oldest go
 
 
 class Lines:
-    """Puts pieces together into lines. ``add`` is called with each line, without its end, one call at a time."""
+    """Puts pieces together into lines. ``add`` is called with each line, without its end, one call at a
+    time."""
 
     def __init__(self, add: Callable[[bytes], object], longest: int = LINE) -> None:
         """``longest``: bytes after which a line is cut in two."""
@@ -20,7 +21,8 @@ class Lines:
         self._turn = threading.Lock()
 
     def hear(self, data: bytes) -> None:
-        """Take a piece of what the process of the calling thread prints. An empty piece says that it has closed its output."""
+        """Take a piece of what the process of the calling thread prints. An empty piece says that it has
+        closed its output."""
         with self._turn:
             thread = threading.get_ident()
             *lines, rest = (self._begun.get(thread, b"") + data).split(b"\n")

@@ -1,4 +1,5 @@
-"""The live view: a frame at the foot of the terminal, drawn several times a second, with notes scrolling above it."""
+"""The live view: a frame at the foot of the terminal, drawn several times a second, with notes scrolling
+above it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def lively(stream: TextIO) -> bool:
 
 
 class Live:
-    """A reporter that shows the run at the foot of a terminal. An error of drawing is shown in place of the frame, and the run goes on.
+    """A reporter that shows the run at the foot of a terminal. An error of drawing is shown in place of the
+    frame, and the run goes on.
     ``clock``: gives seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,8 +52,13 @@ class Live:
         self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
         # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
-        self._live = rich.live.Live(console=self._console, auto_refresh=False, get_renderable=self._drawn,
-                                    redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
+        self._live = rich.live.Live(
+            console=self._console,
+            auto_refresh=False,
+            get_renderable=self._drawn,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
         self._live.start()
         self._redraw(self._live)
         self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
@@ -61,8 +68,14 @@ class Live:
         """Show the numbers of an iteration in the frame."""
         self._check()
         recent = (*self.frame.recent[1 - RECENT :], metrics.get(SECONDS, 0.0))
-        self.frame = replace(self.frame, done=number + 1, metrics=metrics, stages=stages or self.frame.stages, recent=recent,
-                             trained=self.frame.trained + int(metrics.get(TRAINED) or 0))
+        self.frame = replace(
+            self.frame,
+            done=number + 1,
+            metrics=metrics,
+            stages=stages or self.frame.stages,
+            recent=recent,
+            trained=self.frame.trained + int(metrics.get(TRAINED) or 0),
+        )
         self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
@@ -111,13 +124,15 @@ class Live:
                 return
 
     def _redraw(self, live: rich.live.Live) -> None:
-        # rich asks the standard streams for their size, of which this one need not be any; some terminals say 0 for unknown
+        # rich asks the standard streams for their size, of which this one need not be any; some terminals say
+        # 0 for unknown
         columns, rows = os.get_terminal_size(self._stream.fileno())
         self._console.size = ConsoleDimensions(columns or 80, rows or 25)
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """The drawing of the current frame. Threads may call this: a frame is never changed, only replaced by another."""
+        """The drawing of the current frame. Threads may call this: a frame is never changed, only replaced by
+        another."""
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
         except Exception as error:

@@ -1,4 +1,5 @@
-"""The names of metrics in trackers: rlflow's names as verl and TRL would call them, so that dashboards for these work.
+"""The names of metrics in trackers: rlflow's names as verl and TRL would call them, so that dashboards for
+these work.
 
     rlflow                          tracker
     actor.update/loss               actor/pg_loss; critic.update/loss is critic/vf_loss, of another role ROLE/loss
@@ -42,16 +43,24 @@ TABLE = {
     "critic/explained_variance": "critic/vf_explained_var",
 }
 PROMPTS = "prompts"  # how many prompts a set of --eval has
-OF_SETS = {"sampled": "val/{}/accuracy", "greedy": "val/{}/accuracy_greedy", "mean": "val-core/{}/acc/mean@{}",
-           "pass": "val-core/{}/acc/best@{}/mean", "maj": "val-core/{}/acc/maj@{}/mean"}  # fmt: skip
+OF_SETS = {
+    "sampled": "val/{}/accuracy",
+    "greedy": "val/{}/accuracy_greedy",
+    "mean": "val-core/{}/acc/mean@{}",
+    "pass": "val-core/{}/acc/best@{}/mean",
+    "maj": "val-core/{}/acc/maj@{}/mean",
+}
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
-HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  # by the role's name; other roles may train anything
+# by the role's name; other roles may train anything
+HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}
 
 
-def renamed(figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The finite metrics under the trackers' names, and ``others``, which have theirs already. A metric keeps its name where the tracker's
-    name would stand for two metrics."""
+def renamed(
+    figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The finite metrics under the trackers' names, and ``others``, which have theirs already. A metric keeps
+    its name where the tracker's name would stand for two metrics."""
     names = {figure: tracked(figure) for figure in figures}
     taken = {figure.key for figure in figures} | set(others or ())
     renamed_metrics: dict[str, float] = {}
@@ -96,9 +105,9 @@ def plainly(figures: Figures) -> dict[str, float]:
 
 
 def accuracies(evaluation: Figures) -> dict[str, float]:
-    """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
-    and so on; after these the shares by source of data, ``sampled SOURCE``, and those of each set of --eval, ``SET sampled``. Without the
-    mean score of a flow's own evaluation."""
+    """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles
+    are evaluated ``ROLE sampled`` and so on; after these the shares by source of data, ``sampled SOURCE``,
+    and those of each set of --eval, ``SET sampled``. Without the mean score of a flow's own evaluation."""
     own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
     by_role = [figure for figure in own if figure.role]
     plain = [figure for figure in own if not figure.role and not figure.part]
@@ -129,7 +138,11 @@ def own_metrics(figures: Figures) -> list[Figure]:
 
 def is_own(figure: Figure) -> bool:
     """Whether a figure is a metric of a stage, of what an environment logs, or of its episodes."""
-    return figure.of is Of.STAGE or (figure.of is Of.LOGGED and not figure.node) or (figure.of is Of.ROWS and figure.name in OF_EPISODES)
+    return (
+        figure.of is Of.STAGE
+        or (figure.of is Of.LOGGED and not figure.node)
+        or (figure.of is Of.ROWS and figure.name in OF_EPISODES)
+    )
 
 
 def means(figures: Figures) -> list[Figure]:

@@ -1,4 +1,5 @@
-"""MLflow: to the server of MLFLOW_TRACKING_URI where that is set, else to a file store next to the runs, one for all of them."""
+"""MLflow: to the server of MLFLOW_TRACKING_URI where that is set, else to a file store next to the runs, one
+for all of them."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a whole ca
 
 
 class MLflow:
-    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError where mlflow is not installed."""
+    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError where mlflow is not
+    installed."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # tracking here is no consent to tell a third party
+        # tracking here is no consent to tell a third party
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._module = require("mlflow", "trackers")
         self._client: Any = None
         self._id = ""
@@ -36,13 +39,17 @@ class MLflow:
         self._client = self._module.MlflowClient(tracking_uri=address)
         self._id = self._client.create_run(self._experiment(run.flow), run_name=run.folder.name).info.run_id
         kind = self._module.entities.Param
-        parameters = [kind(NOT_IN_NAMES.sub("_", name), str(value)[:LONGEST_PARAMETER]) for name, value in flat(settings)]
+        parameters = [
+            kind(NOT_IN_NAMES.sub("_", name), str(value)[:LONGEST_PARAMETER])
+            for name, value in flat(settings)
+        ]
         for first in range(0, len(parameters), PARAMETERS):
             self._client.log_batch(self._id, params=parameters[first : first + PARAMETERS])
         return f"run {self._id} in {address}"
 
     def _file_store(self, run: RunInfo) -> str:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be told that files are meant
+        # MLflow 3 wants to be told that files are meant
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         return (run.folder.parent / "mlruns").absolute().as_uri()
 
     def _experiment(self, flow: str) -> str:
@@ -60,7 +67,8 @@ class MLflow:
         """Add rows of samples to the table, and write it."""
         if not self._rows:
             artifacts = json.dumps([{"path": SAMPLES, "type": "table"}])
-            self._client.set_tag(self._id, "mlflow.loggedArtifacts", artifacts)  # what makes its pages show the file as a table
+            # what makes its pages show the file as a table
+            self._client.set_tag(self._id, "mlflow.loggedArtifacts", artifacts)
         self._rows = [*self._rows, *rows][-MOST_ROWS:]
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in self._rows]}

@@ -9,12 +9,18 @@ from typing import TextIO
 from rlflow.monitoring.reporter import Quiet, Reporter, Several, complain
 
 
-def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[str] = (), stream: TextIO | None = None,
-                  metrics_port: int | None = None) -> Reporter:  # fmt: skip
-    """The reporter of a run: a view that fits the stream, the run's own records, each tracker of ``track``, and the server of
-    ``metrics_port``.
+def make_reporter(
+    quiet: bool = False,
+    as_json: bool = False,
+    track: Sequence[str] = (),
+    stream: TextIO | None = None,
+    metrics_port: int | None = None,
+) -> Reporter:
+    """The reporter of a run: a view that fits the stream, the run's own records, each tracker of ``track``,
+    and the server of ``metrics_port``.
 
-    Raises PlanError for a tracker that is unknown or not installed, and a port that is taken: before the run, not within it.
+    Raises PlanError for a tracker that is unknown or not installed, and a port that is taken: before the run,
+    not within it.
     """
     from rlflow.monitoring.live import Live, lively
     from rlflow.monitoring.plain_display import Plain
@@ -22,10 +28,14 @@ def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[st
     from rlflow.monitoring.scraped import Scraped
     from rlflow.monitoring.trackers import Background, tracker
 
-    stream = stream or (sys.stderr if as_json else sys.stdout)  # the last line of standard output is the JSON alone
+    # the last line of standard output is the JSON alone
+    stream = stream or (sys.stderr if as_json else sys.stdout)
     trackers = [(name, tracker(name)) for name in dict.fromkeys(track)]
     view: Reporter = Quiet() if quiet else Live(stream) if lively(stream) else Plain(stream)
     say: Callable[[str], None] = complain if quiet else view.note
-    background: list[Reporter] = [Recorder(say), *(Background(name, backend, say) for name, backend in trackers)]
+    background: list[Reporter] = [
+        Recorder(say),
+        *(Background(name, backend, say) for name, backend in trackers),
+    ]
     background += [Scraped(int(metrics_port))] if metrics_port is not None else []
     return Several(view, background, None if quiet else lambda run: Plain(stream, run))

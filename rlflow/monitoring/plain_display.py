@@ -13,13 +13,20 @@ from rlflow.monitoring.reporter import Metrics, Rows, RunInfo, State
 from rlflow.monitoring.secrets import masked
 
 EVERY_SECONDS = 3.0
-SHOWN = {(Of.UPDATE, "loss"), (Of.NODE, "kept"), (Of.ROWS, "response/length"), (Of.ROWS, "response/truncated")}
+SHOWN = {
+    (Of.UPDATE, "loss"),
+    (Of.NODE, "kept"),
+    (Of.ROWS, "response/length"),
+    (Of.ROWS, "response/truncated"),
+}
 
 
 class Plain:
     """A reporter that prints lines to a stream. ``clock``: gives seconds."""
 
-    def __init__(self, stream: TextIO, run: RunInfo | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, run: RunInfo | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stream, self._run, self._clock = stream, run, clock
         self._printed = 0.0
 
@@ -57,7 +64,11 @@ def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
 
 def progress(metrics: Metrics) -> str:
     """The most important numbers of an iteration in one line."""
-    shown = [figure for figure in metrics if is_mean(figure) or figure.of is Of.SOURCE or (figure.of, figure.name) in SHOWN]
+    shown = [
+        figure
+        for figure in metrics
+        if is_mean(figure) or figure.of is Of.SOURCE or (figure.of, figure.name) in SHOWN
+    ]
     shown.sort(key=lambda figure: figure.of in (Of.ROWS, Of.SOURCE))
     seconds = f"  {metrics[SECONDS]:.2f} s" if SECONDS in metrics else ""
     return "  ".join(f"{figure.key} {metrics[figure]:.3g}" for figure in shown) + seconds

@@ -1,4 +1,5 @@
-"""What the folder of a run recorded, read whole: its settings by the names of their flags, its curves, and what it cost."""
+"""What the folder of a run recorded, read whole: its settings by the names of their flags, its curves, and
+what it cost."""
 
 from __future__ import annotations
 
@@ -51,8 +52,16 @@ class Recorded:
     def curve(self, metric: str) -> Curve:
         """The values of a metric by finished iterations; none where the run has no such metric."""
         if metric in self.table and self.table[metric].of in EVALUATED:
-            return sorted({number: values[metric] for number, values in self.history.evaluations if metric in values}.items())
-        return sorted({number + 1: values[metric] for number, values in self.history.iterations if metric in values}.items())
+            return sorted(
+                {
+                    number: values[metric] for number, values in self.history.evaluations if metric in values
+                }.items()
+            )
+        return sorted(
+            {
+                number + 1: values[metric] for number, values in self.history.iterations if metric in values
+            }.items()
+        )
 
     @property
     def metrics(self) -> list[str]:
@@ -65,7 +74,8 @@ class Recorded:
 
     @property
     def shares(self) -> list[str]:
-        """The names of the sampled shares of right answers: to prompts held out of the data, then to each set of --eval."""
+        """The names of the sampled shares of right answers: to prompts held out of the data, then to each set
+        of --eval."""
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
 
@@ -75,12 +85,19 @@ def recorded(folder: Path) -> Recorded:
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
     seconds = [values["seconds"] for values in dict(history.iterations).values() if "seconds" in values]
-    return Recorded(folder.absolute(), summarised(folder), flags_of(folder), history, costs(folder, sum(seconds) if seconds else None),
-                    keys.completed(history.table, history.names))
+    return Recorded(
+        folder.absolute(),
+        summarised(folder),
+        flags_of(folder),
+        history,
+        costs(folder, sum(seconds) if seconds else None),
+        keys.completed(history.table, history.names),
+    )
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
-    """The settings of a run by the names of their flags, with its flow, its graph's identity and the versions it ran with."""
+    """The settings of a run by the names of their flags, with its flow, its graph's identity and the versions
+    it ran with."""
     content = read_object(folder / "settings.json")
     hp, options, values = (_object(content.get(name)) for name in ("hp", "options", "values"))
     flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
@@ -89,12 +106,21 @@ def flags_of(folder: Path) -> dict[str, Any]:
 
 
 def sampled_share(evaluation: Figures) -> float | None:
-    """The share of held-out answers that are right; where nothing is held out of the data, of the first set of --eval."""
-    return next((evaluation[figure] for figure in (HELD_OUT, *filter(is_share_of_set, evaluation)) if figure in evaluation), None)
+    """The share of held-out answers that are right; where nothing is held out of the data, of the first set
+    of --eval."""
+    return next(
+        (
+            evaluation[figure]
+            for figure in (HELD_OUT, *filter(is_share_of_set, evaluation))
+            if figure in evaluation
+        ),
+        None,
+    )
 
 
 def is_share_of_set(figure: Figure) -> bool:
-    """Whether a figure is the share of answers to a set of --eval that are right, sampled by the first role."""
+    """Whether a figure is the share of answers to a set of --eval that are right, sampled by the first
+    role."""
     return figure.of is Of.SET and figure.name == "sampled" and not figure.role
 
 
@@ -103,13 +129,18 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def costs(folder: Path, seconds: float | None) -> Costs:
-    """The sums of the account in fates.jsonl. ``seconds``: of the iterations. Rows that are carried on are counted where they end."""
+    """The sums of the account in fates.jsonl. ``seconds``: of the iterations. Rows that are carried on are
+    counted where they end."""
     lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
     if not by_iteration:
         return Costs(seconds)
     sampled = [count for line in by_iteration.values() for count in _object(line.get("sampled")).values()]
-    fates = [part for line in by_iteration.values() for part in (line["fates"] if isinstance(line.get("fates"), list) else ())]
+    fates = [
+        part
+        for line in by_iteration.values()
+        for part in (line["fates"] if isinstance(line.get("fates"), list) else ())
+    ]
     trained = [part for part in fates if isinstance(part, dict) and part.get("fate") == "trained"]
     with_tokens = [count for count in sampled if isinstance(count, dict) and count.get("tokens")]
     return Costs(seconds, _total(with_tokens, "rows"), _total(with_tokens, "tokens"), _total(trained, "rows"))
@@ -120,14 +151,18 @@ def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The settings that are not the same in all runs, each with its value in every run as text; '-' where a run does not say."""
+    """The settings that are not the same in all runs, each with its value in every run as text; '-' where a
+    run does not say."""
     names = dict.fromkeys(name for settings in flags for name in settings)
-    texts = {name: [as_text(settings[name]) if name in settings else "-" for settings in flags] for name in names}
+    texts = {
+        name: [as_text(settings[name]) if name in settings else "-" for settings in flags] for name in names
+    }
     return {name: values for name, values in texts.items() if len(set(values)) > 1}
 
 
 def as_text(value: Any) -> str:
-    """A setting as one would write it after its flag. Numbers of equal value have equal texts, whether they were numbers or text."""
+    """A setting as one would write it after its flag. Numbers of equal value have equal texts, whether they
+    were numbers or text."""
     if isinstance(value, str):
         try:
             number = json.loads(value)

@@ -1,4 +1,5 @@
-"""The reporter that writes what `rlflow runs`, `show` and `watch` read: the run's state in status.json, and its notes in notes.txt."""
+"""The reporter that writes what `rlflow runs`, `show` and `watch` read: the run's state in status.json, and
+its notes in notes.txt."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ EVERY_SECONDS = 1.0  # least seconds between two iterations that are written; me
 
 
 class Recorder:
-    """Keeps the run's state current on the disk. A full disk is reported once by ``say``, and writing is tried again each time.
+    """Keeps the run's state current on the disk. A full disk is reported once by ``say``, and writing is
+    tried again each time.
     ``clock``: gives seconds."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,15 +56,24 @@ class Recorder:
         """Add a note to notes.txt, with secrets masked."""
         if self._run is None:
             self._early.append(text)
-        elif self._notes and self._status and self._status.state == "running":  # notes after the end, the summary, are not recorded
+        # notes after the end, the summary, are not recorded
+        elif self._notes and self._status and self._status.state == "running":
             line = printable(masked(text)[:LONGEST_NOTE]).replace("\n", "\n  ")
             self._notes.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
     def close(self, state: State, error: str = "") -> None:
         """Write how the run has ended."""
         if self._status and self._status.state == "running":
-            iterations = self._status.iterations if state == "done" else self._status.iteration  # skipped iterations are not reported
-            self._put(replace(self._status, state=state, iteration=iterations, error=printable(masked(error)[:LONGEST_NOTE])))
+            # skipped iterations are not reported
+            iterations = self._status.iterations if state == "done" else self._status.iteration
+            self._put(
+                replace(
+                    self._status,
+                    state=state,
+                    iteration=iterations,
+                    error=printable(masked(error)[:LONGEST_NOTE]),
+                )
+            )
             if self._notes:
                 self._notes.close()
 

@@ -1,4 +1,5 @@
-"""Reporters: they show or record a run while it goes on. No reporter can end a run: one that raises is left out, and a note says so."""
+"""Reporters: they show or record a run while it goes on. No reporter can end a run: one that raises is left
+out, and a note says so."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Reporter(Protocol):
         """The run begins: its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the whole iteration."""
+        """An iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of the whole
+        iteration."""
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """An evaluation after ``number`` iterations has ended."""
@@ -76,13 +78,19 @@ class Quiet:
 
 
 class Several:
-    """Passes events to several reporters, the view first. One that raises is left out from then on; a view is replaced once by ``spare``.
+    """Passes events to several reporters, the view first. One that raises is left out from then on; a view is
+    replaced once by ``spare``.
 
-    Threads take turns. An event from a signal handler whose thread is passing on another event waits until that is done, since streams and
-    locks cannot be entered twice.
+    Threads take turns. An event from a signal handler whose thread is passing on another event waits until
+    that is done, since streams and locks cannot be entered twice.
     """
 
-    def __init__(self, view: Reporter, others: Iterable[Reporter] = (), spare: Callable[[RunInfo | None], Reporter] | None = None) -> None:
+    def __init__(
+        self,
+        view: Reporter,
+        others: Iterable[Reporter] = (),
+        spare: Callable[[RunInfo | None], Reporter] | None = None,
+    ) -> None:
         self._parts: list[Reporter] = [view, *others]
         self._spare = spare
         self._run: RunInfo | None = None
@@ -137,7 +145,10 @@ class Several:
         if place == 0 and self._spare is not None:
             self._parts.insert(0, self._spare(self._run))
             self._spare = None
-        self.note(f"{type(part).__name__.lower()} failed and is left out from here on: {type(error).__name__}: {error}")
+        self.note(
+            f"{type(part).__name__.lower()} failed and is left out from here on: {type(error).__name__}: "
+            f"{error}"
+        )
 
 
 def alarm(reporter: Reporter, text: str) -> None:

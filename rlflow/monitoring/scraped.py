@@ -16,7 +16,8 @@ UNFIT = re.compile(r"[^a-zA-Z0-9_]")  # for names of Prometheus
 
 
 class Scraped:
-    """A reporter that serves the last value of each metric, under its name with ``rlflow_`` before it and ``_`` for what is no letter."""
+    """A reporter that serves the last value of each metric, under its name with ``rlflow_`` before it and
+    ``_`` for what is no letter."""
 
     def __init__(self, port: int) -> None:
         """Raises PlanError where the port is taken or the package is missing."""
@@ -25,10 +26,17 @@ class Scraped:
         self._gauges: dict[tuple[str, bool], Any] = {}  # by the name, and whether it is of a metric
         self._taken: set[str] = set()  # names of gauges
         try:
-            self._server, self._thread = self._prometheus.start_http_server(port, addr=LOOPBACK, registry=self._registry)
+            self._server, self._thread = self._prometheus.start_http_server(
+                port, addr=LOOPBACK, registry=self._registry
+            )
         except OSError as error:
-            raise PlanError.of("metrics-port", f"the run's numbers cannot be served at port {port}", found=str(error.strerror),
-                               expected=f"a free port of {LOOPBACK}", remedy="--metrics-port with another number") from error
+            raise PlanError.of(
+                "metrics-port",
+                f"the run's numbers cannot be served at port {port}",
+                found=str(error.strerror),
+                expected=f"a free port of {LOOPBACK}",
+                remedy="--metrics-port with another number",
+            ) from error
 
     def start(self, run: RunInfo) -> None:
         """Say how far the run is to go."""

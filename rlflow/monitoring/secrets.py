@@ -1,5 +1,5 @@
-"""Keeps secrets out of settings, logs, trackers and terminals. A secret is known by its name in settings, flags and the environment; by its
-value, once it has stood under such a name; and by its shape.
+"""Keeps secrets out of settings, logs, trackers and terminals. A secret is known by its name in settings,
+flags and the environment; by its value, once it has stood under such a name; and by its shape.
 
 Text of models and data (samples.jsonl, answers.jsonl) is what a run learns from, and is not changed.
 """
@@ -17,38 +17,82 @@ from typing import Any, TextIO
 MASK = "***"
 # parts of a name; not 'tokens', which here counts tokens: max_tokens, prompt_tokens
 TELLING = {
-    "token", "secret", "secrets", "key", "keys", "apikey", "apikeys", "password", "passwords", "passwd", "passphrase", "credential",
-    "credentials", "creds", "pat", "pass", "auth", "authorization", "pwd", "bearer", "cookie", "jwt",
-}  # fmt: skip
-ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # ends of a part: PGPASSWORD, authtoken
+    "token",
+    "secret",
+    "secrets",
+    "key",
+    "keys",
+    "apikey",
+    "apikeys",
+    "password",
+    "passwords",
+    "passwd",
+    "passphrase",
+    "credential",
+    "credentials",
+    "creds",
+    "pat",
+    "pass",
+    "auth",
+    "authorization",
+    "pwd",
+    "bearer",
+    "cookie",
+    "jwt",
+}
+# ends of a part: PGPASSWORD, authtoken
+ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")
 # last parts of names that are about a secret, or about tokens of text, without being a secret
 ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url", "ids"}
-ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}  # telling in running text even without another part
-KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}  # before 'key': no name of a field
-TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special", "think"}
+# telling in running text even without another part
+ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}
+# before 'key': no name of a field
+KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}
+TOKENS = {
+    "eos",
+    "bos",
+    "pad",
+    "unk",
+    "sep",
+    "cls",
+    "mask",
+    "stop",
+    "start",
+    "end",
+    "image",
+    "audio",
+    "video",
+    "special",
+    "think",
+}
 WORD = re.compile(r"[A-Za-z][A-Za-z_. -]{0,18}")
 FOLDERS = ("PWD", "OLDPWD")  # variables of every shell
 SHORTEST = 6  # a shorter value would be found by chance in innocent text
 LINE = 16  # characters of a line that is a secret of its own, where a secret has several
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-ADDRESS = re.compile(r"""(://[^/\s:@"']*:)[^/\s"']+@|(://)[\w-]{20,}@""")  # scheme://user:password@host, or a token alone before the host
+# scheme://user:password@host, or a token alone before the host
+ADDRESS = re.compile(r"""(://[^/\s:@"']*:)[^/\s"']+@|(://)[\w-]{20,}@""")
 SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-[\w-]{20,}|[sr]k_(?:live|test)_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_\w{30,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{35}|npm_\w{36}|pypi-[\w-]{50,}"
     r"|ya29\.[\w-]{20,}|(?<!-)eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
     r"|(?<=[?&]sig=)[\w%+/=-]{16,}"  # of an address that is signed
     r"|-----BEGIN [A-Z0-9 ]{0,20}PRIVATE KEY-----"
-    r"(?:(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z0-9 ]{0,20}PRIVATE KEY-----|(?:(?:\\[nr]|\s)*[A-Za-z0-9+/=]{16,})*)"
+    r"(?:(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z0-9 ]{0,20}PRIVATE "
+    r"KEY-----|(?:(?:\\[nr]|\s)*[A-Za-z0-9+/=]{16,})*)"
 )
 BEARER = re.compile(r"\b(bearer\s{1,3})(?=\S*\d|\S{20})[\w.~+/=-]{8,}", re.IGNORECASE)
 BASIC = re.compile(r"(authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?basic\s{1,3})[\w+/=-]{4,}", re.IGNORECASE)
-WANDB = re.compile(r"(wandb\W{0,3}(?:\w{1,40}\W{1,3}){0,4}?)\b[0-9a-f]{40}\b", re.IGNORECASE)  # 40 digits are a commit elsewhere
+# 40 digits are a commit elsewhere
+WANDB = re.compile(r"(wandb\W{0,3}(?:\w{1,40}\W{1,3}){0,4}?)\b[0-9a-f]{40}\b", re.IGNORECASE)
 BESIDE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
     r"""(?P<lead>(?<![\w.])(?P<flag>--)?(?P<name>[A-Za-z][\w.-]{0,80})(?:(?P<sign>["']?\s{0,3}[=:]\s{0,3})|(?(flag)\s{1,3}|(?!))))"""
     r"""(?:(?P<quote>["'])(?P<quoted>[^"'<\[{][^"']{5,4096})(?P=quote)|(?=(?P<plain>[^\s"'<>\[\]{}()|,;&]{8})))"""
 )
-KEY_BEGIN, KEY_END = (re.compile(rf"-----{word} [A-Z0-9 ]{{0,20}}PRIVATE KEY-----") for word in ("BEGIN", "END"))
+KEY_BEGIN, KEY_END = (
+    re.compile(rf"-----{word} [A-Z0-9 ]{{0,20}}PRIVATE KEY-----") for word in ("BEGIN", "END")
+)
 KEY_LINES = 200  # most lines of a private key
 PLAIN = re.compile(r"""[^\s"'<>\[\]{}()|,;&]*""")
 _remembered: set[str] = set()
@@ -56,33 +100,40 @@ _remembered: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
-    """Whether a value of this name is a secret, by the parts of the name (of snake_case, kebab-case, dotted.name or camelCase)."""
+    """Whether a value of this name is a secret, by the parts of the name (of snake_case, kebab-case,
+    dotted.name or camelCase)."""
     parts = [part.lower() for part in PARTS.findall(name)]
     return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping with secrets masked at every depth. Short numbers, booleans and None stay, since --hp.key_dim is no secret."""
+    """The mapping with secrets masked at every depth. Short numbers, booleans and None stay, since
+    --hp.key_dim is no secret."""
     return _redacted(mapping, _values())
 
 
 def _redacted(mapping: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
-    return {_masked(str(key), values): MASK if telling(str(key)) and hides(value) else _cleaned(value, values)
-            for key, value in mapping.items()}  # fmt: skip
+    return {
+        _masked(str(key), values): MASK if telling(str(key)) and hides(value) else _cleaned(value, values)
+        for key, value in mapping.items()
+    }
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
-    """Have ``masked`` mask the secrets of this mapping from now on wherever they stand, since an error may repeat a flag's value."""
+    """Have ``masked`` mask the secrets of this mapping from now on wherever they stand, since an error may
+    repeat a flag's value."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             remember(value)
         elif telling(str(name)) and hides(value):
-            _remembered.update(text for text in _texts(value) if len(text) >= SHORTEST and not _ordinary(str(name), text))
+            _remembered.update(
+                text for text in _texts(value) if len(text) >= SHORTEST and not _ordinary(str(name), text)
+            )
 
 
 def masked(text: str) -> str:
-    """The text with secrets masked: values of secret environment variables, values that were remembered, text in the shape of a secret,
-    passwords in addresses, and values beside the name of a secret."""
+    """The text with secrets masked: values of secret environment variables, values that were remembered, text
+    in the shape of a secret, passwords in addresses, and values beside the name of a secret."""
     return _masked(text, _values())
 
 
@@ -112,7 +163,8 @@ class MaskedLines:
 
 
 def guard(*streams: TextIO | None) -> None:
-    """Mask secrets in all that is written to these streams from now on: prints of stages, warnings and tracebacks."""
+    """Mask secrets in all that is written to these streams from now on: prints of stages, warnings and
+    tracebacks."""
     for stream in streams:
         if stream is not None and not hasattr(stream, "guarded"):
             _guard(stream)
@@ -144,8 +196,9 @@ def _beside_names(text: str) -> str:
 
 
 def _announces(match: re.Match[str]) -> bool:
-    """Whether a name in running text clearly says that a secret follows. Its last part has to say so, which that of KeyError does not;
-    before a colon it also needs another part, or has to be clear alone, which "unexpected token: x" is not."""
+    """Whether a name in running text clearly says that a secret follows. Its last part has to say so, which
+    that of KeyError does not; before a colon it also needs another part, or has to be clear alone, which
+    "unexpected token: x" is not."""
     parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
     tells = last in TELLING or last.endswith(ENDINGS)
@@ -153,15 +206,27 @@ def _announces(match: re.Match[str]) -> bool:
 
 
 def _values() -> list[str]:
-    """The values to mask, the longest first: otherwise masking a shorter value could leave the rest of a longer one."""
-    telling_values = {value for name, value in os.environ.items() if len(value) >= SHORTEST and name not in FOLDERS and telling(name)}
-    return sorted({form for value in telling_values | _remembered for form in _forms(value)}, key=len, reverse=True)
+    """The values to mask, the longest first: otherwise masking a shorter value could leave the rest of a
+    longer one."""
+    telling_values = {
+        value
+        for name, value in os.environ.items()
+        if len(value) >= SHORTEST and name not in FOLDERS and telling(name)
+    }
+    return sorted(
+        {form for value in telling_values | _remembered for form in _forms(value)}, key=len, reverse=True
+    )
 
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> tuple[str, ...]:
-    """The forms in which a value may stand in text: as it is, quoted by JSON or Python, in an address, and each of its lines."""
-    lines = [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line] if "\n" in value else []
+    """The forms in which a value may stand in text: as it is, quoted by JSON or Python, in an address, and
+    each of its lines."""
+    lines = (
+        [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line]
+        if "\n" in value
+        else []
+    )
     return value, json.dumps(value)[1:-1], repr(value)[1:-1], urllib.parse.quote(value, safe=""), *lines
 
 
@@ -174,7 +239,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _ordinary(name: str, text: str) -> bool:
-    """Whether the value of a setting such as prompt_key or pad_token is an ordinary word, which must not be masked elsewhere."""
+    """Whether the value of a setting such as prompt_key or pad_token is an ordinary word, which must not be
+    masked elsewhere."""
     if not WORD.fullmatch(text):
         return False
     before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
@@ -184,12 +250,17 @@ def _ordinary(name: str, text: str) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Whether a value under the name of a secret can be one. A text that is a short number cannot: values of flags are texts."""
+    """Whether a value under the name of a secret can be one. A text that is a short number cannot: values of
+    flags are texts."""
     if value is None or isinstance(value, bool | float):
         return False
     if isinstance(value, str) and NUMBER.fullmatch(value):
         return value.isdigit() and len(value) >= SHORTEST
-    return len(str(value)) >= SHORTEST if isinstance(value, int) else bool(value) and value not in ("true", "false")
+    return (
+        len(str(value)) >= SHORTEST
+        if isinstance(value, int)
+        else bool(value) and value not in ("true", "false")
+    )
 
 
 def _cleaned(value: Any, values: Sequence[str]) -> Any:

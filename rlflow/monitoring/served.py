@@ -1,4 +1,5 @@
-"""The services of a run as its folder shows them: services.json, and a file with what each process of theirs prints."""
+"""The services of a run as its folder shows them: services.json, and a file with what each process of theirs
+prints."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ def read(folder: Path) -> list[ServedProcess]:
     except (OSError, ValueError, RecursionError):
         return []
     kinds = {entry.name: int if entry.type == "int" else str for entry in fields(ServedProcess)}
-    fits = (each for each in (content if isinstance(content, list) else ()) if isinstance(each, dict)
-            and all(isinstance(each.get(name), kind) for name, kind in kinds.items()))  # fmt: skip
+    fits = (
+        each
+        for each in (content if isinstance(content, list) else ())
+        if isinstance(each, dict) and all(isinstance(each.get(name), kind) for name, kind in kinds.items())
+    )
     return [ServedProcess(**{name: each[name] for name in kinds}) for each in fits]
 
 

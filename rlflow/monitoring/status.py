@@ -1,4 +1,5 @@
-"""The state of a run in its file status.json. It is written whole or not at all; reading it tells a run whose process was killed."""
+"""The state of a run in its file status.json. It is written whole or not at all; reading it tells a run whose
+process was killed."""
 
 from __future__ import annotations
 
@@ -38,14 +39,16 @@ def begun(flow: str, iterations: int) -> Status:
 
 
 def write(folder: Path, status: Status, flush: bool = True) -> None:
-    """Write status.json by a rename, so that no reader sees half of it. ``flush``: whether to wait until it is on the disk. Raises
-    OSError."""
-    durable.replace(folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush)
+    """Write status.json by a rename, so that no reader sees half of it. ``flush``: whether to wait until it
+    is on the disk. Raises OSError."""
+    durable.replace(
+        folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush
+    )
 
 
 def read(folder: Path) -> Status | None:
-    """The status in a run's folder; its state is ``died`` where it says running but its process is gone. None where there is no file.
-    Raises ValueError for a file that is damaged or is another program's."""
+    """The status in a run's folder; its state is ``died`` where it says running but its process is gone. None
+    where there is no file. Raises ValueError for a file that is damaged or is another program's."""
     try:
         values = json.loads(durable.read(folder / FILE))
     except (FileNotFoundError, NotADirectoryError):
@@ -59,16 +62,27 @@ def read(folder: Path) -> Status | None:
 def _checked(record: Any) -> Status:
     if not isinstance(record, dict) or record.get("state") not in STATES:
         raise ValueError(f"found no known state, expected one of {', '.join(STATES)}")
-    kinds = {"state": str, "flow": str, "iteration": int, "iterations": int, "evaluation": dict, "error": str,
-             "started": (int, float), "updated": (int, float)}
+    kinds = {
+        "state": str,
+        "flow": str,
+        "iteration": int,
+        "iterations": int,
+        "evaluation": dict,
+        "error": str,
+        "started": (int, float),
+        "updated": (int, float),
+    }
     values = {name: record[name] for name in kinds if name in record}
     mistyped = [name for name, value in values.items() if not isinstance(value, kinds[name])]  # type: ignore[arg-type]
     if mistyped:
         raise ValueError(f"found {mistyped[0]} = {values[mistyped[0]]!r}")
-    values["evaluation"] = {name: value for name, value in values.get("evaluation", {}).items() if isinstance(value, int | float)}
+    values["evaluation"] = {
+        name: value for name, value in values.get("evaluation", {}).items() if isinstance(value, int | float)
+    }
     return Status(**values, process=parsed(record.get("process")))
 
 
 def gone(status: Status) -> bool:
-    """Whether the process of the run has ended. A process on another machine, of which this cannot be known, counts as running."""
+    """Whether the process of the run has ended. A process on another machine, of which this cannot be known,
+    counts as running."""
     return status.process is not None and status.process.alive() is False

@@ -57,14 +57,19 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
         if "says" in turn:
             yield f"  environment: {shown(turn['says'])}"
     score = row.get("scores")
-    yield f"  end: {row.get('finish')}" + (f", score {score:g}" if isinstance(score, int | float) else "") + (
-        f"; {shown(episode['failed'])}" if "failed" in episode else "")
+    yield (
+        f"  end: {row.get('finish')}"
+        + (f", score {score:g}" if isinstance(score, int | float) else "")
+        + (f"; {shown(episode['failed'])}" if "failed" in episode else "")
+    )
 
 
 def shown(words: Any) -> str:
     """Text, or messages, on one line."""
     if isinstance(words, list):
-        words = " ".join(f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict))
+        words = " ".join(
+            f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict)
+        )
     text = repr(str(words))[1:-1]
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
@@ -79,23 +84,43 @@ CURVE = 60  # characters of a curve
 LINES = 6  # lines of the learning curve
 PARTS = 4  # most files of a model folder that are listed
 FILES = {
-    "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
-    "metrics.jsonl": "all numbers", "figures.json": "what they are of", "samples.jsonl": "samples",
-    "rewards.txt": "what rewards print", "services": "what services print",
-    "answers.jsonl": "held-out answers before and after", "evaluations": "all held-out answers",
-    "timeline.json": "times, for ui.perfetto.dev", "traffic.jsonl": "bytes from process to process",
-    "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
-    "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",
+    "settings.json": "what it ran with",
+    "identity.json": "what it depends on",
+    "graph.txt": "one iteration",
+    "metrics.jsonl": "all numbers",
+    "figures.json": "what they are of",
+    "samples.jsonl": "samples",
+    "rewards.txt": "what rewards print",
+    "services": "what services print",
+    "answers.jsonl": "held-out answers before and after",
+    "evaluations": "all held-out answers",
+    "timeline.json": "times, for ui.perfetto.dev",
+    "traffic.jsonl": "bytes from process to process",
+    "bounds.txt": "what bounded it",
+    "bounds.json": "the same for tools",
+    "weights.json": "what a sync moves",
+    "final": "trained models",
+    "tensorboard": "TensorBoard events",
+    "wandb": "Weights & Biases",
 }
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
 
 
-def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE) -> list[RenderableType]:
-    """A table with a line for each run, in their order. Settings that differ between them are columns, as are the ``names`` that were
-    asked for, and lines below name those for which there is no column. ``now``: seconds since the epoch; ``width``: columns of the
-    terminal, which limits how many settings are shown."""
-    different = {name: values for name, values in differing([run.settings for run in chosen]).items() if name not in ("flow", "graph")}
-    different = {name: different[name] for name in sorted(different, key=lambda name: (name not in names, not name.startswith("hp.")))}
+def runs(
+    chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE
+) -> list[RenderableType]:
+    """A table with a line for each run, in their order. Settings that differ between them are columns, as are
+    the ``names`` that were asked for, and lines below name those for which there is no column. ``now``:
+    seconds since the epoch; ``width``: columns of the terminal, which limits how many settings are shown."""
+    different = {
+        name: values
+        for name, values in differing([run.settings for run in chosen]).items()
+        if name not in ("flow", "graph")
+    }
+    different = {
+        name: different[name]
+        for name in sorted(different, key=lambda name: (name not in names, not name.startswith("hp.")))
+    }
     asked = [name for name in dict.fromkeys(names) if name not in {*different, *COLUMNS, "updated"}]
     most = min(max((width - FIXED) // EACH, 1), SETTINGS)
     shown = list(different)[:most]
@@ -106,9 +131,16 @@ def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), wid
         summary = run.summary
         accuracy = sampled_share(summary.evaluated)
         own = [different[name][position] for name in shown] + [asked_text(run, name) for name in asked]
-        table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
-                      "" if accuracy is None else f"{accuracy:.1%}", plain(mean_rewards(summary.figures)),
-                      spoken(max(now - summary.updated, 0.0)), *map(plain, own))
+        table.add_row(
+            plain(summary.folder.name),
+            plain(summary.flow),
+            state(summary),
+            f"{summary.iteration}/{summary.iterations}",
+            "" if accuracy is None else f"{accuracy:.1%}",
+            plain(mean_rewards(summary.figures)),
+            spoken(max(now - summary.updated, 0.0)),
+            *map(plain, own),
+        )
     more = list(different)[most:]
     return [table, plain(f"these settings differ too: {listed(more)}")] if more else [table]
 
@@ -122,20 +154,41 @@ def mean_rewards(figures: Figures) -> str:
 def asked_text(run: ListedRun, name: str) -> str:
     """A setting as it was given, or a metric with four digits; a dash where the run has none."""
     value = run.values.get(name)
-    return "-" if name not in run.values else f"{value:.4g}" if isinstance(value, float) and name not in run.settings else as_text(value)
+    return (
+        "-"
+        if name not in run.values
+        else f"{value:.4g}"
+        if isinstance(value, float) and name not in run.settings
+        else as_text(value)
+    )
 
 
 def as_json(runs: Sequence[ListedRun]) -> str:
     """The runs as a line of JSON: each with its folder, its state, its settings and its last numbers."""
-    return json.dumps([{"folder": str(run.summary.folder.absolute()), "flow": run.summary.flow, "state": run.summary.state,
-                        "iteration": run.summary.iteration, "iterations": run.summary.iterations, "updated": run.summary.updated,
-                        "error": run.summary.error, "settings": dict(run.settings), "metrics": dict(run.summary.metrics),
-                        "evaluation": dict(run.summary.evaluation)} for run in runs])
+    return json.dumps(
+        [
+            {
+                "folder": str(run.summary.folder.absolute()),
+                "flow": run.summary.flow,
+                "state": run.summary.state,
+                "iteration": run.summary.iteration,
+                "iterations": run.summary.iterations,
+                "updated": run.summary.updated,
+                "error": run.summary.error,
+                "settings": dict(run.settings),
+                "metrics": dict(run.summary.metrics),
+                "evaluation": dict(run.summary.evaluation),
+            }
+            for run in runs
+        ]
+    )
 
 
 def state(summary: RunSummary) -> Text:
     """The state of a run in its color."""
-    return Text(summary.state + (" (damaged)" if summary.problem else ""), style=STYLES.get(summary.state, ""))
+    return Text(
+        summary.state + (" (damaged)" if summary.problem else ""), style=STYLES.get(summary.state, "")
+    )
 
 
 def story(folder: Path) -> list[RenderableType]:
@@ -143,15 +196,32 @@ def story(folder: Path) -> list[RenderableType]:
     run = recorded(folder)
     summary, history = run.summary, run.history
     age = spoken(max(time.time() - summary.updated, 0.0))
-    head = Text.assemble((printable(str(folder)), "bold"), "  ", plain(summary.flow), "  ", state(summary),
-                         f"  {summary.iteration}/{summary.iterations} iterations, last written {age} ago")
+    head = Text.assemble(
+        (printable(str(folder)), "bold"),
+        "  ",
+        plain(summary.flow),
+        "  ",
+        state(summary),
+        f"  {summary.iteration}/{summary.iterations} iterations, last written {age} ago",
+    )
     problems = [f"error: {summary.error}"] if summary.error else []
     problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
     problems += [line] if (line := pointer(folder)) else []
-    parts = [head, *(plain(line) for line in problems), settings(folder), learning(run), *curves(run), last(summary, folder),
-             last_episode(folder)]
-    return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), services(folder), files(folder)] if part is not None]
+    parts = [
+        head,
+        *(plain(line) for line in problems),
+        settings(folder),
+        learning(run),
+        *curves(run),
+        last(summary, folder),
+        last_episode(folder),
+    ]
+    return [
+        part
+        for part in [*parts, bounds(folder), notes(folder), depends(folder), services(folder), files(folder)]
+        if part is not None
+    ]
 
 
 def settings(folder: Path) -> RenderableType | None:
@@ -160,7 +230,9 @@ def settings(folder: Path) -> RenderableType | None:
     lines = []
     for title, values, names in (("hp", recorded.get("hp"), None), ("run", recorded.get("options"), TELLING)):
         if isinstance(values, dict):
-            present = {name: values[name] for name in (names or values) if values.get(name) not in (None, [], "")}
+            present = {
+                name: values[name] for name in (names or values) if values.get(name) not in (None, [], "")
+            }
             lines.append(f"{title}: {_pairs(present)}")
     values = recorded.get("values")
     by_role: dict[str, dict[str, object]] = {}
@@ -173,7 +245,9 @@ def settings(folder: Path) -> RenderableType | None:
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    return "  ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items())
+    return "  ".join(
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
+    )
 
 
 def learning(run: Recorded) -> RenderableType | None:
@@ -184,28 +258,47 @@ def learning(run: Recorded) -> RenderableType | None:
     ends = (history.evaluations[0], history.evaluations[-1])
     (first, one), (end, two) = ((number, by_figure(values, run.table)) for number, values in ends)
     before, after = accuracies(one), accuracies(two)
-    table = Table("held-out accuracy", f"after {first}", f"after {end}", "change", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        "held-out accuracy", f"after {first}", f"after {end}", "change", box=None, padding=(0, 2, 0, 0)
+    )
     for name in before:
         if name in after:
-            table.add_row(plain(name), share(before[name]), share(after[name]), change(before[name], after[name]))
+            table.add_row(
+                plain(name), share(before[name]), share(after[name]), change(before[name], after[name])
+            )
     if SCORE in one and SCORE in two:
-        table.add_row("mean score", f"{one[SCORE]:.3f}", f"{two[SCORE]:.3f}", f"{two[SCORE] - one[SCORE]:+.3f}")
+        table.add_row(
+            "mean score", f"{one[SCORE]:.3f}", f"{two[SCORE]:.3f}", f"{two[SCORE] - one[SCORE]:+.3f}"
+        )
     return table
 
 
 def curves(run: Recorded) -> list[RenderableType]:
-    """The learning curve, a line for each reward and each metric of the author's own stages, and how many rows were trained on."""
+    """The learning curve, a line for each reward and each metric of the author's own stages, and how many
+    rows were trained on."""
     parts: list[RenderableType] = []
     for metric in run.shares:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
         if len(shares := run.curve(metric)) > 1:
-            parts += [plain(f"held-out accuracy{which} after iterations"), chart({ALONE: shares}, CURVE, LINES)]
+            parts += [
+                plain(f"held-out accuracy{which} after iterations"),
+                chart({ALONE: shares}, CURVE, LINES),
+            ]
     own = run.keys(is_own)[:OWN]
     rewards = run.keys(is_mean)
-    named = {"reward" if len(rewards) == 1 else run.table[name].node: name for name in rewards} | dict(zip(own, own, strict=True))
-    drawn = {label: [value for _, value in curve] for label, name in named.items() if len(curve := run.curve(name)) > 1}
+    named = {"reward" if len(rewards) == 1 else run.table[name].node: name for name in rewards} | dict(
+        zip(own, own, strict=True)
+    )
+    drawn = {
+        label: [value for _, value in curve]
+        for label, name in named.items()
+        if len(curve := run.curve(name)) > 1
+    }
     margin = max(map(len, drawn), default=0)
-    parts += [plain(f"{label:<{margin}}  {sparkline(values)}  {values[0]:.4g} → {values[-1]:.4g}") for label, values in drawn.items()]
+    parts += [
+        plain(f"{label:<{margin}}  {sparkline(values)}  {values[0]:.4g} → {values[-1]:.4g}")
+        for label, values in drawn.items()
+    ]
     costs = run.costs
     if costs.trained is not None:
         parts.append(plain(f"trained on {costs.trained:,} of {costs.sampled:,} sampled rows"))
@@ -213,12 +306,15 @@ def curves(run: Recorded) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
-    """A curve of at most ``width`` characters: the means of equal stretches of the values, drawn between their lowest and highest."""
+    """A curve of at most ``width`` characters: the means of equal stretches of the values, drawn between
+    their lowest and highest."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
     low, high = min(means, default=0.0), max(means, default=0.0)
-    return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means)
+    return "".join(
+        BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means
+    )
 
 
 def last(summary: RunSummary, folder: Path) -> RenderableType | None:
@@ -227,7 +323,11 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
     lines += funnel_lines(summary.figures)
-    lines += ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)] if stages else []
+    lines += (
+        ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)]
+        if stages
+        else []
+    )
     return plain("\n".join(lines)) if lines else None
 
 
@@ -238,8 +338,8 @@ def bounds(folder: Path) -> RenderableType | None:
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """The inputs that the run's numbers depend on beside settings and graph: a line for each model folder, reward and data file, and one
-    of versions."""
+    """The inputs that the run's numbers depend on beside settings and graph: a line for each model folder,
+    reward and data file, and one of versions."""
     identity = read_object(folder / "identity.json")
     digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
     parts: dict[str, list[str]] = {}
@@ -249,7 +349,9 @@ def depends(folder: Path) -> RenderableType | None:
     for name, file in weights.items() if isinstance(weights, dict) else ():
         head, _, part = str(name).partition(": ")
         digest = file.get("sha256") if isinstance(file, dict) else None
-        parts.setdefault(head, []).insert(0, f"{part} {_short(f'sha256 {digest}') if digest else 'not read yet'}")
+        parts.setdefault(head, []).insert(
+            0, f"{part} {_short(f'sha256 {digest}') if digest else 'not read yet'}"
+        )
     lines = [f"  {head}: {listed(values, PARTS)}" for head, values in parts.items()]
     lines += [f"  {_pairs(versions)}"] if isinstance(versions, dict) and versions else []
     return plain("\n".join(["depends on", *lines])) if lines else None

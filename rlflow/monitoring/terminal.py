@@ -1,5 +1,5 @@
-"""Keeps standard streams from ending a run: a terminal that is closed while the run goes on, and streams that were closed before it
-began."""
+"""Keeps standard streams from ending a run: a terminal that is closed while the run goes on, and streams that
+were closed before it began."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NAMES = ("stdout", "stderr")
 
 
 class Steady:
-    """A stream to a terminal. Once the terminal is gone, as when a connection breaks, text that is written is dropped and raises no error,
-    for instance in a stage's ``print``."""
+    """A stream to a terminal. Once the terminal is gone, as when a connection breaks, text that is written is
+    dropped and raises no error, for instance in a stage's ``print``."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -60,8 +60,8 @@ def steady() -> Iterator[None]:
 
 
 def open_all() -> None:
-    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the next file that is opened would take their descriptors, and prints
-    would go into it."""
+    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the next file that is opened would take
+    their descriptors, and prints would go into it."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)

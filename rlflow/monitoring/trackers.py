@@ -1,6 +1,8 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported when it is asked for.
+"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported when it
+is asked for.
 
-A tracker works in a thread of its own, so that a slow disk or server delays nothing. One that fails is reported once and left out.
+A tracker works in a thread of its own, so that a slow disk or server delays nothing. One that fails is
+reported once and left out.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from rlflow.processes.watchdog.signals import ending_at_once
 
 
 class TensorBoard:
-    """Scalars, and samples as a Markdown table of text. Raises PlanError where tensorboard is not installed."""
+    """Scalars, and samples as a Markdown table of text. Raises PlanError where tensorboard is not
+    installed."""
 
     def __init__(self) -> None:
         require("tensorboard", "trackers")
@@ -34,7 +37,9 @@ class TensorBoard:
         """Open the event file of a run. Gives where to look for it."""
         folder = run.folder / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
-        self._writer.add_text("settings", f"<pre>{html.escape(json.dumps(settings, indent=1, default=str))}</pre>", 0)
+        self._writer.add_text(
+            "settings", f"<pre>{html.escape(json.dumps(settings, indent=1, default=str))}</pre>", 0
+        )
         return f"{folder} (tensorboard --logdir {run.folder.parent})"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -68,12 +73,14 @@ def _cell(value: Any) -> str:
 NAMES = ("tensorboard", "wandb", "mlflow")
 TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
 WAITING = 10_000  # most records that wait for a slow tracker
-CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}  # state of a run → seconds that a tracker may take to end
+# state of a run → seconds that a tracker may take to end
+CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}
 SLOW_SECONDS = 30.0  # that a record may take before the user is told
 
 
 class Tracker(Protocol):
-    """The interface of a tracker. Metrics have the names of `rlflow.monitoring.metric_names`; a step is the number of finished iterations."""
+    """The interface of a tracker. Metrics have the names of `rlflow.monitoring.metric_names`; a step is the
+    number of finished iterations."""
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
         """Begin a run. Gives a text that says where to look for it."""
@@ -91,25 +98,35 @@ class Tracker(Protocol):
 def tracker(name: str) -> Tracker:
     """The tracker of that name. Raises PlanError where it is unknown or not installed."""
     if name not in NAMES:
-        raise PlanError.of("tracker", f"there is no tracker '{name}'", found=name, expected=f"one of {', '.join(NAMES)}",
-                           nearest=nearest(name, NAMES), remedy="--track tensorboard")
+        raise PlanError.of(
+            "tracker",
+            f"there is no tracker '{name}'",
+            found=name,
+            expected=f"one of {', '.join(NAMES)}",
+            nearest=nearest(name, NAMES),
+            remedy="--track tensorboard",
+        )
     from rlflow.monitoring import mlflow_store, wandb_runs
 
     makers: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": TensorBoard, "wandb": wandb_runs.WandB, "mlflow": mlflow_store.MLflow,
+        "tensorboard": TensorBoard,
+        "wandb": wandb_runs.WandB,
+        "mlflow": mlflow_store.MLflow,
     }
     return makers[name]()
 
 
 class Background:
-    """A reporter that passes events to a tracker in a thread. ``say`` reports to the user; it is called from the caller's thread only."""
+    """A reporter that passes events to a tracker in a thread. ``say`` reports to the user; it is called from
+    the caller's thread only."""
 
     def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, backend, say
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
         self._open = False  # from the start to the end, or to the first failure
         self._problem = self._place = ""  # reports of the thread: what failed, and where the tracker writes
-        self._began: float | None = None  # when the thread began with the record that it passes on, by the monotonic clock
+        # when the thread began with the record that it passes on, by the monotonic clock
+        self._began: float | None = None
         self._slow = False  # whether the user knows that a record takes long
         self._ended = threading.Event()  # the thread; one whose ``join`` is interrupted counts as ended
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
@@ -147,7 +164,8 @@ class Background:
         self._open = False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the thread's end; a signal that asks to stop ends the wait. What the thread still does must not keep the process."""
+        """Wait for the thread's end; a signal that asks to stop ends the wait. What the thread still does
+        must not keep the process."""
         try:
             with ending_at_once():
                 self._ended.wait(seconds)
@@ -175,7 +193,10 @@ class Background:
         began = self._began
         if self._open and not self._slow and began is not None and time.monotonic() - began > SLOW_SECONDS:
             self._slow = True
-            self._say(f"tracker {self.name} does not answer: it has tried for {time.monotonic() - began:.0f} s, and goes on trying")
+            self._say(
+                f"tracker {self.name} does not answer: it has tried for {time.monotonic() - began:.0f} "
+                "s, and goes on trying"
+            )
         if self._open and self._problem:
             self._open = False
             self._say(f"tracker {self.name} failed and is left out from here on: {self._problem}")

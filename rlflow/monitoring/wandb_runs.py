@@ -1,4 +1,5 @@
-"""The tracker of Weights & Biases: online where it has a key or WANDB_MODE says so, else offline in the run's folder. It never asks."""
+"""The tracker of Weights & Biases: online where it has a key or WANDB_MODE says so, else offline in the run's
+folder. It never asks."""
 
 from __future__ import annotations
 
@@ -23,12 +24,24 @@ class WandB:
         """Begin a run of wandb. Gives its address, or how to upload it later."""
         mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
         # rlflow prints itself, and the command line may hold secrets
-        wandb_settings = self._module.Settings(console="off", silent=True, disable_code=True, x_disable_meta=True)
-        self._run = self._module.init(
-            project=os.environ.get("WANDB_PROJECT", "rlflow"), group=run.flow, name=run.folder.name, dir=str(run.folder),
-            config=dict(settings), mode=mode, settings=wandb_settings, reinit="create_new",
+        wandb_settings = self._module.Settings(
+            console="off", silent=True, disable_code=True, x_disable_meta=True
         )
-        return str(self._run.url) if mode == "online" else f"{mode}; wandb sync {run.folder / 'wandb'}/*-run-* uploads it"
+        self._run = self._module.init(
+            project=os.environ.get("WANDB_PROJECT", "rlflow"),
+            group=run.flow,
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=dict(settings),
+            mode=mode,
+            settings=wandb_settings,
+            reinit="create_new",
+        )
+        return (
+            str(self._run.url)
+            if mode == "online"
+            else f"{mode}; wandb sync {run.folder / 'wandb'}/*-run-* uploads it"
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
@@ -37,7 +50,9 @@ class WandB:
     def table(self, step: int, rows: Rows) -> None:
         """Write rows of samples as a table."""
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = self._module.Table(columns=columns, data=[[row.get(name) for name in columns] for row in rows])
+        table = self._module.Table(
+            columns=columns, data=[[row.get(name) for name in columns] for row in rows]
+        )
         self._run.log({"samples": table}, step=step)
 
     def close(self, state: State) -> None:

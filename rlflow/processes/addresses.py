@@ -26,7 +26,8 @@ class Address:
 
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
-    """The address of each service, by name. Ports that are free now are chosen; nothing keeps them. Raises PlanError where none is."""
+    """The address of each service, by name. Ports that are free now are chosen; nothing keeps them. Raises
+    PlanError where none is."""
     used: set[int] = set()
     return {each.name: _address(each, used) for each in services}
 
@@ -39,15 +40,20 @@ def _address(service: Service, used: set[int]) -> Address:
 
 
 def _free(used: set[int]) -> int:
-    """A port that nothing listens at and that is not in ``used``, to which it is added. It is below those of outgoing connections, so that
-    a service which is started anew finds it free."""
+    """A port that nothing listens at and that is not in ``used``, to which it is added. It is below those of
+    outgoing connections, so that a service which is started anew finds it free."""
     for _ in range(TRIES):
         port = random.randrange(LOWEST, _highest())
         if port not in used and _binds(port):
             used.add(port)
             return port
-    raise PlanError.of("service-port", "no port is free for a service", found=f"{TRIES} that are used",
-                       expected=f"a free port of {LOOPBACK}", remedy="end what listens there, or name a service that runs by its URL")
+    raise PlanError.of(
+        "service-port",
+        "no port is free for a service",
+        found=f"{TRIES} that are used",
+        expected=f"a free port of {LOOPBACK}",
+        remedy="end what listens there, or name a service that runs by its URL",
+    )
 
 
 def _highest() -> int:
@@ -59,7 +65,8 @@ def _highest() -> int:
 
 def _binds(port: int) -> bool:
     with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, where an earlier one has just ended
+        # as servers do, where an earlier one has just ended
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((LOOPBACK, port))
         except OSError:

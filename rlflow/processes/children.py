@@ -13,16 +13,18 @@ from rlflow.processes.watchdog import kin
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process in a session of its own, so that signals of a terminal do not reach it. ``mark``: the name in the run's mark by which all
-    that it starts is found; empty for a program that starts nothing. ``options``: as of ``subprocess.Popen``. A program that shall not
-    outlive this process calls `kin.die_with`, or ends when its standard input does."""
+    """A process in a session of its own, so that signals of a terminal do not reach it. ``mark``: the name in
+    the run's mark by which all that it starts is found; empty for a program that starts nothing. ``options``:
+    as of ``subprocess.Popen``. A program that shall not outlive this process calls `kin.die_with`, or ends
+    when its standard input does."""
 
     def __init__(self, command: Sequence[str], mark: str = "", **options: Any) -> None:
         self._mark, self._below = mark, list[kin.Known]()
         super().__init__(command, start_new_session=True, **options)
 
     def note_descendants(self) -> None:
-        """Note what it has started, so that ``end`` ends it even without the mark. Once the process has ended, nothing can be noted."""
+        """Note what it has started, so that ``end`` ends it even without the mark. Once the process has
+        ended, nothing can be noted."""
         if self.returncode is None:
             self._below += kin.descendants(self.pid)
 

@@ -1,5 +1,5 @@
-"""Deadlines that count only seconds in which this process could run, not those in which it was stopped (SIGSTOP, ctrl-Z, machine
-asleep)."""
+"""Deadlines that count only seconds in which this process could run, not those in which it was stopped
+(SIGSTOP, ctrl-Z, machine asleep)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ LOOK = 0.25  # seconds; a caller that waits asks a deadline at least this often
 
 
 class Deadline:
-    """A deadline so many seconds from now. Its ``left`` has to be called every ``LOOK`` seconds or more often: where much more time than
-    that has passed since the last call, the process could not run, and only ``LOOK`` seconds count. ``clock``: gives seconds."""
+    """A deadline so many seconds from now. Its ``left`` has to be called every ``LOOK`` seconds or more
+    often: where much more time than that has passed since the last call, the process could not run, and only
+    ``LOOK`` seconds count. ``clock``: gives seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._left, self._clock, self._looked = seconds, clock, clock()

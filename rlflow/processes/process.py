@@ -1,7 +1,9 @@
-"""The identity of a process, to be written down: a pid alone soon belongs to another process, so the start time and the machine go with it.
+"""The identity of a process, to be written down: a pid alone soon belongs to another process, so the start
+time and the machine go with it.
 
-`Process.alive` is the one check of whether a process still runs: locks, status files, leftovers and shared memory all use it. Beneath it is
-`rlflow.processes.watchdog.kin.lives`, which the watchdog and rewards use directly for processes of their own machine.
+`Process.alive` is the one check of whether a process still runs: locks, status files, leftovers and shared
+memory all use it. Beneath it is `rlflow.processes.watchdog.kin.lives`, which the watchdog and rewards use
+directly for processes of their own machine.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Process:
         return cls(int(pid), started, boot(), space, socket.gethostname()) if pid.isdigit() and dot else None
 
     def alive(self) -> bool | None:
-        """Whether the process runs or is stopped; None where this cannot be known from here: another machine or another container."""
+        """Whether the process runs or is stopped; None where this cannot be known from here: another machine
+        or another container."""
         elsewhere = self.host != socket.gethostname()
         if self.boot != boot() or (elsewhere and not self.boot):
             return None if elsewhere else False  # False: this machine has been started anew since
@@ -46,12 +49,15 @@ class Process:
             return None
         if self.started:
             return kin.lives(self.pid, self.started)
-        import psutil  # takes longer than all else here, and is needed where the system does not say when a process was started
+        # takes longer than all else here, and is needed where the system does not say when a process was
+        # started
+        import psutil
 
         return bool(psutil.pid_exists(self.pid))
 
     def tag(self) -> str:
-        """The process as part of a file's name, unique on this machine until it is started anew: ``PID.STARTED.SPACE``."""
+        """The process as part of a file's name, unique on this machine until it is started anew:
+        ``PID.STARTED.SPACE``."""
         return f"{self.pid}.{self.started}.{self.space}"
 
     def as_json(self) -> str:

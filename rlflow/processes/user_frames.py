@@ -1,6 +1,7 @@
 """The lines of the user's own files that an exception went through: what its author can change.
 
-Exceptions cross processes without their tracebacks. What a worker raised is therefore written into a ``RemoteFailure`` where it is raised.
+Exceptions cross processes without their tracebacks. What a worker raised is therefore written into a
+``RemoteFailure`` where it is raised.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _OURS = str(Path(__file__).parents[1]) + os.sep  # rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """``path:line, in function: source`` of the last lines that are the user's, the one nearest to the error first; none where what raised
-    was called by no line of the user's."""
+    """``path:line, in function: source`` of the last lines that are the user's, the one nearest to the error
+    first; none where what raised was called by no line of the user's."""
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
 
@@ -35,7 +36,8 @@ def _own(error: BaseException) -> list[tuple[types.FrameType, int]]:
     return [each for each in traceback.walk_tb(error.__traceback__) if _users(each[0])]
 
 
-AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)  # errors that say themselves what is wrong and where
+# errors that say themselves what is wrong and where
+AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)
 
 
 class RaisedElsewhere(Exception):
@@ -47,7 +49,8 @@ class RaisedElsewhere(Exception):
 
 
 def failure_of(error: BaseException) -> RemoteFailure:
-    """The record of an exception of this process, with the user's lines and with notes that show its whole traceback."""
+    """The record of an exception of this process, with the user's lines and with notes that show its whole
+    traceback."""
     notes = (*getattr(error, "__notes__", ()), in_worker(error))
     return RemoteFailure(type(error).__name__, str(error), own_lines(error), notes)
 

@@ -1,4 +1,5 @@
-"""Scores rows in a forked child of the worker that ends after them: whatever scoring them has changed in the process is gone with it."""
+"""Scores rows in a forked child of the worker that ends after them: whatever scoring them has changed in the
+process is gone with it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ Judge = Callable[[], Any]  # gives a row's score, or (cause, message) for a miss
 
 
 def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
-    """Call each judge in a forked child, and give the results in order. ``closed``: descriptors that the child closes first. Where the
-    child ends early, the row that it was at gets the cause "died", and the rows after it go to a new child."""
+    """Call each judge in a forked child, and give the results in order. ``closed``: descriptors that the
+    child closes first. Where the child ends early, the row that it was at gets the cause "died", and the rows
+    after it go to a new child."""
     count = 0
     while count < len(judges):
         child = _Child(judges[count:], closed)
@@ -54,8 +56,8 @@ class _Child:
             return None
 
     def ended(self) -> str:
-        """Wait for the child's end, and say in words how it ended. One that never ends is killed together with this process, at the
-        deadline of its row."""
+        """Wait for the child's end, and say in words how it ended. One that never ends is killed together
+        with this process, at the deadline of its row."""
         os.close(self._near)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code} and no score"

@@ -1,4 +1,5 @@
-"""The forms of reward functions that other projects call, known by their parameters, and how a row is handed to them.
+"""The forms of reward functions that other projects call, known by their parameters, and how a row is handed
+to them.
 
 verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for a row, OpenRLHF
 ``reward_func(queries, prompts, labels)`` for a batch, where a query is a prompt with its completion.
@@ -24,14 +25,22 @@ class Form:
     project: str
     parameters: tuple[str, ...]  # that the project passes
     reads: tuple[str, ...]  # columns behind them
-    truth: str  # the field of the data that is handed over in place of the column ``answer``, where the data have it
+    # the field of the data that is handed over in place of the column ``answer``, where the data have it
+    truth: str
     fields: tuple[str, ...] = ()  # further fields of the data that are handed over where the data have them
     batch: bool = False  # whether one call scores several rows
 
 
-VERL = Form("verl", ("data_source", "solution_str", "ground_truth", "extra_info"), ("completion", "answer"), "ground_truth",
-            ("data_source", "extra_info"))  # fmt: skip
-OPENRLHF = Form("OpenRLHF", ("queries", "prompts", "labels"), ("prompt", "completion", "answer"), "label", batch=True)
+VERL = Form(
+    "verl",
+    ("data_source", "solution_str", "ground_truth", "extra_info"),
+    ("completion", "answer"),
+    "ground_truth",
+    ("data_source", "extra_info"),
+)
+OPENRLHF = Form(
+    "OpenRLHF", ("queries", "prompts", "labels"), ("prompt", "completion", "answer"), "label", batch=True
+)
 LISTED = "the list that the function returned has"
 FORMS = {form.project: form for form in (VERL, OPENRLHF)}
 
@@ -40,7 +49,9 @@ def form_of(parameters: Collection[str]) -> Form | None:
     """The form of a function with these parameters; None for one that names columns."""
     if "solution_str" in parameters and "ground_truth" in parameters:
         return VERL
-    return OPENRLHF if "queries" in parameters and ("prompts" in parameters or "labels" in parameters) else None
+    return (
+        OPENRLHF if "queries" in parameters and ("prompts" in parameters or "labels" in parameters) else None
+    )
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,14 +60,17 @@ def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def scored(*, completion: str, answer: Any = None, **fields: Any) -> Any:
         fields = {"data_source": None, "extra_info": {}, "ground_truth": answer, **fields}
-        passed = {name: fields.pop(name) for name in ("data_source", "extra_info", "ground_truth")} | {"solution_str": completion}
+        passed = {name: fields.pop(name) for name in ("data_source", "extra_info", "ground_truth")} | {
+            "solution_str": completion
+        }
         return function(**{name: passed[name] for name in takes}, **fields)
 
     return scored
 
 
 def by_batch(function: Callable[..., Any], rows: Sequence[Row]) -> Iterator[Any]:
-    """The verdicts on rows by a function of OpenRLHF's form. Where a call for all of them raises, each row is scored by itself."""
+    """The verdicts on rows by a function of OpenRLHF's form. Where a call for all of them raises, each row is
+    scored by itself."""
     try:
         yield from _verdicts(_called(function, rows), len(rows))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
@@ -83,8 +97,8 @@ def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
 
 
 def asked(row: Row) -> tuple[str, str, Any]:
-    """Three texts of a row that OpenRLHF hands over: the query, which is the prompt with its completion, the prompt as the model read it,
-    and the label. Rows that a flow asks have the text of the prompt alone."""
+    """Three texts of a row that OpenRLHF hands over: the query, which is the prompt with its completion, the
+    prompt as the model read it, and the label. Rows that a flow asks have the text of the prompt alone."""
     prompt = row.get(MODEL_PROMPT, row["prompt"])
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
 
@@ -97,8 +111,8 @@ def _takes(function: Callable[..., Any], form: Form) -> list[str]:
 
 
 def _verdicts(returned: Any, count: int) -> list[Any]:
-    """The verdicts on so many rows in what a function returned: their numbers, or a dictionary with ``rewards`` and, beside it or under
-    ``extra_logs``, other lists of a number for each row."""
+    """The verdicts on so many rows in what a function returned: their numbers, or a dictionary with
+    ``rewards`` and, beside it or under ``extra_logs``, other lists of a number for each row."""
     rewards = returned.get("rewards") if isinstance(returned, Mapping) else returned
     scores = _row_values(rewards, count)
     if scores is None:
@@ -106,11 +120,17 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
     if not isinstance(returned, Mapping):
         return [values.number(score, LISTED) for score in scores]
     logs = returned.get("extra_logs")  # a number of the whole batch counts for each of its rows
-    beside = {name: value for name, value in returned.items() if name not in ("rewards", "extra_logs", values.SCORE)}
+    beside = {
+        name: value for name, value in returned.items() if name not in ("rewards", "extra_logs", values.SCORE)
+    }
     beside |= logs if isinstance(logs, Mapping) else {}
     lists = {name: _row_values(value, count) or [value] * count for name, value in beside.items()}
-    return [values.verdict({values.SCORE: score, **{name: numbers[row] for name, numbers in lists.items()}}, LISTED)
-            for row, score in enumerate(scores)]  # fmt: skip
+    return [
+        values.verdict(
+            {values.SCORE: score, **{name: numbers[row] for name, numbers in lists.items()}}, LISTED
+        )
+        for row, score in enumerate(scores)
+    ]
 
 
 def _row_values(value: Any, count: int) -> list[Any] | None:
@@ -123,4 +143,7 @@ def _row_values(value: Any, count: int) -> list[Any] | None:
 
 def _bad(value: Any, count: int) -> list[str]:
     size = f" of {len(value)}" if hasattr(value, "__len__") and not isinstance(value, str | Mapping) else ""
-    return ["type", f"the function returned {type(value).__name__}{size} for {count} rows, not a number for each"]
+    return [
+        "type",
+        f"the function returned {type(value).__name__}{size} for {count} rows, not a number for each",
+    ]

@@ -1,4 +1,5 @@
-"""Messages between a pool and its worker processes: four bytes of length, then msgpack. Nothing here is ever a pickle."""
+"""Messages between a pool and its worker processes: four bytes of length, then msgpack. Nothing here is ever
+a pickle."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class FrameReader:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The body of the next message, or None where more bytes are needed. Raises ValueError for one that is longer than the limit."""
+        """The body of the next message, or None where more bytes are needed. Raises ValueError for one that
+        is longer than the limit."""
         opens = self._start + _LENGTH.size
         if len(self._buffer) < opens:
             return None

@@ -1,4 +1,5 @@
-"""Hints at the end of a reward's error: which flag allows what the walls around the reward's process refused."""
+"""Hints at the end of a reward's error: which flag allows what the walls around the reward's process
+refused."""
 
 from __future__ import annotations
 
@@ -31,9 +32,14 @@ def _remark(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         if error.filename is not None:
             return WRITE
-        return NETWORK if error.errno == errno.EACCES else ""  # a signal to another process, which no flag allows, is refused with EPERM
+        # a signal to another process, which no flag allows, is refused with EPERM
+        return NETWORK if error.errno == errno.EACCES else ""
     if isinstance(error, FileNotFoundError):
-        return FOLDER if isinstance(error.filename, str) and error.filename and not os.path.isabs(error.filename) else ""
+        return (
+            FOLDER
+            if isinstance(error.filename, str) and error.filename and not os.path.isabs(error.filename)
+            else ""
+        )
     if isinstance(error, KeyError):
         frames = traceback.extract_tb(error.__traceback__)
         return VARIABLE if frames and frames[-1].filename in (os.__file__, "<frozen os>") else ""
@@ -41,7 +47,8 @@ def _remark(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, its causes but for those that ``from None`` hides, and errors that were passed to them as arguments, as urllib does."""
+    """The error, its causes but for those that ``from None`` hides, and errors that were passed to them as
+    arguments, as urllib does."""
     current: BaseException | None = error
     for _ in range(DEEP):
         if current is None:

@@ -1,7 +1,8 @@
-"""RemoteReward: rows that a server judges, by the protocol of OpenRLHF's remote reward models. A failure is missing, never 0.
+"""RemoteReward: rows that a server judges, by the protocol of OpenRLHF's remote reward models. A failure is
+missing, never 0.
 
-A batch goes as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt with its completion. The
-answer is ``{"rewards": […]}`` with a number for each row.
+A batch goes as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt
+with its completion. The answer is ``{"rewards": […]}`` with a number for each row.
 """
 
 from __future__ import annotations
@@ -33,22 +34,28 @@ class _Batches:
 
 
 class RemoteReward:
-    """Judges rows by asking a server, IN_FLIGHT batches of BATCH rows at a time. ``submit`` and ``wait`` are those of `RewardPool`."""
+    """Judges rows by asking a server, IN_FLIGHT batches of BATCH rows at a time. ``submit`` and ``wait`` are
+    those of `RewardPool`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._threads = ThreadPoolExecutor(IN_FLIGHT, "remote-reward")
         self._client = HttpClient()
 
-    def submit(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float) -> _Batches:
-        """Start asking for rows, each with the values of the columns ``names``. ``timeout``: seconds for a batch,
-        in which a busy server is asked again."""
+    def submit(
+        self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float
+    ) -> _Batches:
+        """Start asking for rows, each with the values of the columns ``names``. ``timeout``: seconds for a
+        batch, in which a busy server is asked again."""
         judged = [given_back(dict(zip(names, row, strict=True))) for row in rows]
         starts = range(0, len(judged), BATCH)
-        return _Batches([self._threads.submit(self._verdicts, judged[start : start + BATCH], timeout) for start in starts])
+        return _Batches(
+            [self._threads.submit(self._verdicts, judged[start : start + BATCH], timeout) for start in starts]
+        )
 
     def wait(self, call: _Batches) -> Results:
-        """The results of submitted rows, once all have one. Raises RuntimeError where the reward was closed."""
+        """The results of submitted rows, once all have one. Raises RuntimeError where the reward was
+        closed."""
         waiting = set(call.futures)
         try:
             while waiting:
@@ -61,8 +68,11 @@ class RemoteReward:
             raise RuntimeError("the remote reward is closed")
         verdicts = [verdict for future in call.futures for verdict in future.result()]
         missing = [verdict for verdict in verdicts if isinstance(verdict, list)]
-        return Results([NAN if isinstance(verdict, list) else verdict for verdict in verdicts], Counter(cause for cause, _ in missing),
-                       dict(reversed(missing)))  # fmt: skip
+        return Results(
+            [NAN if isinstance(verdict, list) else verdict for verdict in verdicts],
+            Counter(cause for cause, _ in missing),
+            dict(reversed(missing)),
+        )
 
     def close(self) -> None:
         """End all requests. What waits for one raises RuntimeError."""

@@ -1,5 +1,5 @@
-"""Reward: a scorer bound to a pool of processes, with a weight. The score of several rewards is their weighted sum; a score that is missing
-in one of them is missing in the sum."""
+"""Reward: a scorer bound to a pool of processes, with a weight. The score of several rewards is their
+weighted sum; a score that is missing in one of them is missing in the sum."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Scores:
     values: Tensor  # float [rows]; NaN where the score is missing
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
     first: Mapping[str, str] = field(default_factory=dict)  # cause → message of the first missing score
-    others: Mapping[str, Tensor] = field(default_factory=dict)  # key → numbers beside the scores; NaN where a row has none
+    # key → numbers beside the scores; NaN where a row has none
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,28 +75,41 @@ class Reward:
         return self.scorer.optional
 
     def check(self, columns: Mapping[str, Kind]) -> None:
-        """Raises PlanError for a column that the reward reads and that is missing in ``columns``, or is not one value per row."""
+        """Raises PlanError for a column that the reward reads and that is missing in ``columns``, or is not
+        one value per row."""
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
             if field_column(name) in columns and name not in columns:
                 continue
             if name not in columns:
-                raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which the rows do not have",
-                                   found=listed(readable), expected=f"a row column '{name}'", nearest=column_meant(name, readable),
-                                   remedy=f"rename the parameter, give it a default, or map a field of the data: --data.{name} FIELD")
+                raise PlanError.of(
+                    "reward-column",
+                    f"the reward '{self.name}' reads '{name}', which the rows do not have",
+                    found=listed(readable),
+                    expected=f"a row column '{name}'",
+                    nearest=column_meant(name, readable),
+                    remedy="rename the parameter, give it a default, or map a field of the data: "
+                    f"--data.{name} FIELD",
+                )
             if name not in readable:
-                raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which is no row column",
-                                   found=str(columns[name]), expected="text, or one number per row",
-                                   remedy="judge tokens in a stage; rewards see rows")
+                raise PlanError.of(
+                    "reward-column",
+                    f"the reward '{self.name}' reads '{name}', which is no row column",
+                    found=str(columns[name]),
+                    expected="text, or one number per row",
+                    remedy="judge tokens in a stage; rewards see rows",
+                )
 
     def score(self, batch: Batch) -> Scores:
-        """The scores of the batch's rows, float32 [rows]. Raises PlanError where a column is missing or the scorer cannot be loaded."""
+        """The scores of the batch's rows, float32 [rows]. Raises PlanError where a column is missing or the
+        scorer cannot be loaded."""
         import torch
 
         return _scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
-        """The results of submitted rows. Where what a function returned is no number, the message names the function's place."""
+        """The results of submitted rows. Where what a function returned is no number, the message names the
+        function's place."""
         results = self.pool.wait(call)
         for cause in OF_VALUES if self.place else ():
             if cause in results.first:
@@ -111,7 +125,8 @@ class Reward:
 
 
 def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
-    """The column whose values a scorer gets under a name: of an episode scorers that come with rlflow judge what the model said last."""
+    """The column whose values a scorer gets under a name: of an episode scorers that come with rlflow judge
+    what the model said last."""
     return "said" if name == "completion" and scorer.kind in BUILT_IN and "said" in batch else name
 
 
@@ -127,12 +142,17 @@ def _values(column: Any) -> list[Any]:
 def _scores(results: Results, dtype: Dtype) -> Scores:
     import torch
 
-    return Scores(torch.tensor(results.values, dtype=dtype), dict(results.missing), results.first,
-                  others={key: torch.tensor(numbers, dtype=dtype) for key, numbers in results.others.items()})  # fmt: skip
+    return Scores(
+        torch.tensor(results.values, dtype=dtype),
+        dict(results.missing),
+        results.first,
+        others={key: torch.tensor(numbers, dtype=dtype) for key, numbers in results.others.items()},
+    )
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
-    """The weighted sum of several rewards, NaN where any of them has no score. ``dtype``: of the scores. The rewards score in parallel."""
+    """The weighted sum of several rewards, NaN where any of them has no score. ``dtype``: of the scores. The
+    rewards score in parallel."""
     return sum_up(submit_all(rewards, batch), len(batch), dtype)
 
 
@@ -147,7 +167,10 @@ def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
 
     parts = {reward.name: _scores(reward.judged(call), dtype) for reward, call in calls}
     weights = {reward.name: reward.weight for reward, _ in calls}
-    total = sum((weights[name] * part.values.double() for name, part in parts.items()), torch.zeros(rows, dtype=torch.float64))
+    total = sum(
+        (weights[name] * part.values.double() for name, part in parts.items()),
+        torch.zeros(rows, dtype=torch.float64),
+    )
     return Sum(total, parts)
 
 
@@ -159,21 +182,34 @@ def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:
-    """Raises PlanError where a reward reads of one source's rows what only other sources have. ``own``: columns of the source; ``every``:
+    """Raises PlanError where a reward reads of one source's rows what only other sources have. ``own``:
+    columns of the source; ``every``:
     of all of them."""
     for name in reward.reads:
         if not {name, field_column(name)} & own.keys() and {name, field_column(name)} & every.keys():
-            raise PlanError.of("source-field", f"the reward '{reward.name}' reads '{name}', which the source '{source}' has not",
-                               found=listed(column for column in own if column != SOURCE), expected=f"a field '{name}' in '{source}' too",
-                               nearest=nearest(name, [*own, *names_of(own)]),
-                               remedy=f"map it: --data.{source}.{name} FIELD, or a reward for each source: --reward REWARD@{source}")
+            raise PlanError.of(
+                "source-field",
+                f"the reward '{reward.name}' reads '{name}', which the source '{source}' has not",
+                found=listed(column for column in own if column != SOURCE),
+                expected=f"a field '{name}' in '{source}' too",
+                nearest=nearest(name, [*own, *names_of(own)]),
+                remedy=f"map it: --data.{source}.{name} FIELD, or a reward for each source: --reward "
+                f"REWARD@{source}",
+            )
 
 
-def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0,
-         unsafe: bool = False) -> list[Reward]:  # fmt: skip
-    """Rewards that are ready to score rows, with unique names. ``data``: the data set, whose scorer the reward ``task`` uses. ``unsafe``:
-    whether scorers that evaluate text may be used where they cannot be isolated. Raises PlanError where the data has no scorer, or it
-    cannot be isolated; ValueError for a reward that is a model, which is bound as a role instead."""
+def bind(
+    specs: Sequence[RewardSpec],
+    pool: RewardPool,
+    data: Judged | None = None,
+    timeout: float = 60.0,
+    unsafe: bool = False,
+) -> list[Reward]:
+    """Rewards that are ready to score rows, with unique names. ``data``: the data set, whose scorer the
+    reward ``task`` uses. ``unsafe``:
+    whether scorers that evaluate text may be used where they cannot be isolated. Raises PlanError where the
+    data has no scorer, or it cannot be isolated; ValueError for a reward that is a model, which is bound as a
+    role instead."""
     names = Counter[str]()
     rewards = []
     for spec in specs:
@@ -192,11 +228,18 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
             return ScorerSpec("math")
         case "function":
             columns = text.reads(spec.path, spec.function)
-            settings: dict[str, Any] = {"file": spec.path, "function": spec.function, "source": text.source(spec.path),
-                                        "module": spec.module, **({"later": True} if columns.later else {}),
-                                        **({"form": columns.form.project} if columns.form else {})}  # fmt: skip
+            settings: dict[str, Any] = {
+                "file": spec.path,
+                "function": spec.function,
+                "source": text.source(spec.path),
+                "module": spec.module,
+                **({"later": True} if columns.later else {}),
+                **({"form": columns.form.project} if columns.form else {}),
+            }
             rest = (*REST, *names_of(data.columns if data else ())) if columns.rest else ()
-            optional = tuple(dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required))
+            optional = tuple(
+                dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required)
+            )
             optional += (MODEL_PROMPT,) if columns.form is OPENRLHF else ()
             return ScorerSpec("function", _required(columns.required, columns.form, data), optional, settings)
         case "remote":
@@ -207,7 +250,8 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:
-    """The columns that a reward needs; of a form whose truth is a field of the data, that one in place of the answer."""
+    """The columns that a reward needs; of a form whose truth is a field of the data, that one in place of the
+    answer."""
     if form is None or data is None or field_column(form.truth) not in data.columns:
         return names
     return tuple(form.truth if name == "answer" else name for name in names)
@@ -215,9 +259,13 @@ def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) ->
 
 def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
     if data is None or data.scorer is None:
-        raise PlanError.of("reward-task", "the data has no scorer of its own, and no answer to compare with",
-                           found=listed(data.columns) if data else "no data", expected="a column 'answer', or a reasoning-gym task",
-                           remedy="name a reward: --reward file.py:function, or map the field: --data.answer FIELD")
+        raise PlanError.of(
+            "reward-task",
+            "the data has no scorer of its own, and no answer to compare with",
+            found=listed(data.columns) if data else "no data",
+            expected="a column 'answer', or a reasoning-gym task",
+            remedy="name a reward: --reward file.py:function, or map the field: --data.answer FIELD",
+        )
     if data.scorer.kind == "reasoning_gym" and plain.evaluates(data.scorer.settings["task"]) and not unsafe:
         _must_be_isolated(data.scorer.settings["task"])
     return data.scorer
@@ -226,6 +274,11 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
 def _must_be_isolated(task: str) -> None:
     """Raises PlanError where this machine cannot isolate the scorer of a task that evaluates text."""
     if lacks := probe.missing():
-        raise PlanError.of("scorer-unsafe", f"the scorer of '{task}' evaluates what models say, and cannot be isolated here",
-                           found=f"no wall around {listed(lacks)}", expected="all that rlflow doctor lists under isolation",
-                           remedy="use another task, a newer Linux, or --unsafe-scorers true: only plain answers are evaluated then too")
+        raise PlanError.of(
+            "scorer-unsafe",
+            f"the scorer of '{task}' evaluates what models say, and cannot be isolated here",
+            found=f"no wall around {listed(lacks)}",
+            expected="all that rlflow doctor lists under isolation",
+            remedy="use another task, a newer Linux, or --unsafe-scorers true: only plain answers are "
+            "evaluated then too",
+        )

@@ -1,8 +1,9 @@
-"""RewardPool: warm worker processes that score rows. A row that hangs or crashes loses its own score alone; the rows after it are scored by
-another process.
+"""RewardPool: warm worker processes that score rows. A row that hangs or crashes loses its own score alone;
+the rows after it are scored by another process.
 
-Starting a process takes more processor time than most rewards take to score a batch. So the pool starts with one process, and adds others
-when rows have waited: up to the number of cores, and beyond it only where the processes mostly wait themselves, for a judge elsewhere.
+Starting a process takes more processor time than most rewards take to score a batch. So the pool starts with
+one process, and adds others when rows have waited: up to the number of cores, and beyond it only where the
+processes mostly wait themselves, for a judge elsewhere.
 """
 
 from __future__ import annotations
@@ -27,31 +28,47 @@ from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.forms import FORMS
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.values import KEY, LONGEST, OTHERS
-from rlflow.rewards.worker_pool import GRACE, START, TRIES, Died, Idle, Load, RewardLate, Slot, WorkerPool, in_worker
+from rlflow.rewards.worker_pool import (
+    GRACE,
+    START,
+    TRIES,
+    Died,
+    Idle,
+    Load,
+    RewardLate,
+    Slot,
+    WorkerPool,
+    in_worker,
+)
 
 if TYPE_CHECKING:
     from rlflow.rewards.remote import RemoteReward
 
 CHUNK = 32  # rows of one message at most
-GROWTH = 0.5  # seconds, summed over all calls, that rows wait for ready processes before another process is started
+# seconds, summed over all calls, that rows wait for ready processes before another process is started
+GROWTH = 0.5
 STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
 ALTOGETHER = 32  # most processes of a pool whose size nobody named
-IDLE = 0.5  # share of the time that processes compute, or would if they had a core, below which they are waiting
+# share of the time that processes compute, or would if they had a core, below which they are waiting
+IDLE = 0.5
 AT_ONCE = 64  # most rows of one message to an async function
 NAN = float("nan")
-CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")  # why a score is missing; see Results
+# why a score is missing; see Results
+CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
 
 
 @dataclass
 class Results:
-    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not finite), overflow (finite, and
-    too large for float32), type (no number), raised, timeout, died."""
+    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not
+    finite), overflow (finite, and too large for float32), type (no number), raised, timeout, died."""
 
     values: list[float]  # one score for each row, in order; NaN where it is missing
     missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
     first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
-    others: dict[str, list[float]] = field(default_factory=dict)  # key → a number of each row beside its score; NaN where it has none
-    answers: dict[int, str] = field(default_factory=dict)  # row → the answer that the scorer read out of its response, where it gave one
+    # key → a number of each row beside its score; NaN where it has none
+    others: dict[str, list[float]] = field(default_factory=dict)
+    # row → the answer that the scorer read out of its response, where it gave one
+    answers: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -64,12 +81,14 @@ class _Call:
     timeout: float  # seconds for each row
     results: Results
     left: int  # rows without a result
-    done: threading.Event = field(default_factory=threading.Event)  # set when all rows have a result, or the call has failed
+    # set when all rows have a result, or the call has failed
+    done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     error: BaseException | None = None  # what ended the call as a whole
 
     def put(self, row: int, reply: Any) -> None:
-        """Store the result of a row: a number, a number with others or an answer beside it, or (cause, message)."""
+        """Store the result of a row: a number, a number with others or an answer beside it, or (cause,
+        message)."""
         with self.lock:
             if isinstance(reply, dict):
                 for key, number in reply.get("others", {}).items():
@@ -103,27 +122,38 @@ class _Chunk:
 
 
 class RewardPool(WorkerPool[_Chunk]):
-    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run; without a number, as
-    many as suit the machine and the rewards. The first process starts with the first request. Several threads may use the pool at once.
+    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards
+    of a run; without a number, as many as suit the machine and the rewards. The first process starts with the
+    first request. Several threads may use the pool at once.
     ``confinement``: what users' rewards may do. ``clock``: gives the seconds that deadlines of rows count."""
 
     def __init__(
-        self, workers: int | None = None, confinement: Confinement = STRICT, clock: Callable[[], float] = time.monotonic
+        self,
+        workers: int | None = None,
+        confinement: Confinement = STRICT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("reward", "the reward pool is closed", "rlflow.rewards.reward_worker", confinement, clock=clock)
+        super().__init__(
+            "reward", "the reward pool is closed", "rlflow.rewards.reward_worker", confinement, clock=clock
+        )
         self.cores = max(2, os.cpu_count() or 1)
         self.workers, self._named = workers or max(self.cores, ALTOGETHER), workers is not None
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._remotes: dict[str, RemoteReward] = {}  # by URL
         self._waited = 0.0
-        self._counted = (0.0, 0.0)  # when the pool last grew: seconds of processor time of its processes, and the time
+        # when the pool last grew: seconds of processor time of its processes, and the time
+        self._counted = (0.0, 0.0)
 
-    def score(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
-        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds for each row. Raises PlanError where the
-        scorer cannot be loaded."""
+    def score(
+        self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
+    ) -> Results:
+        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds for each row.
+        Raises PlanError where the scorer cannot be loaded."""
         return self.wait(self.submit(scorer, names, rows, timeout))
 
-    def submit(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
+    def submit(
+        self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
+    ) -> _Call:
         """Start scoring rows; see ``score``. ``wait`` gives the results."""
         with self.lock:
             self.check_open()
@@ -140,8 +170,8 @@ class RewardPool(WorkerPool[_Chunk]):
         return call
 
     def wait(self, call: _Call) -> Results:
-        """The results of a submitted call, once all rows have one. Raises what ended the call, PlanError for a scorer that cannot be
-        loaded and RuntimeError for a closed pool."""
+        """The results of a submitted call, once all rows have one. Raises what ended the call, PlanError for
+        a scorer that cannot be loaded and RuntimeError for a closed pool."""
         try:
             while not call.done.wait(STEP):
                 self._grow(call.scorer)
@@ -174,10 +204,14 @@ class RewardPool(WorkerPool[_Chunk]):
         self.close()
 
     def _grow(self, scorer: ScorerSpec) -> None:
-        """Count the wait, and add slots when waits have summed up. None is added while a process still loads: it would only be slowed
-        down."""
+        """Count the wait, and add slots when waits have summed up. None is added while a process still loads:
+        it would only be slowed down."""
         with self.lock:
-            if len(self.slots) < self.workers and not self.closed.is_set() and all(_has(slot, scorer) for slot in self.slots):
+            if (
+                len(self.slots) < self.workers
+                and not self.closed.is_set()
+                and all(_has(slot, scorer) for slot in self.slots)
+            ):
                 self._waited += STEP
                 if self._waited >= GROWTH:
                     self._waited = 0.0
@@ -185,8 +219,8 @@ class RewardPool(WorkerPool[_Chunk]):
                         self.begin(_RewardSlot(self, self._chunks))
 
     def _more(self) -> int:
-        """How many slots to add now that rows have waited: all of a number that was named; else one up to the number of cores, and beyond
-        it as many as there are where the processes mostly wait."""
+        """How many slots to add now that rows have waited: all of a number that was named; else one up to the
+        number of cores, and beyond it as many as there are where the processes mostly wait."""
         count = len(self.slots)
         if self._named:
             return self.workers - count
@@ -220,13 +254,20 @@ class _RewardSlot(Slot[_Chunk]):
     def _scores(self, chunk: _Chunk) -> Iterator[Any]:
         """The results of the rows, each as soon as it is there."""
         call, load = chunk.call, _load(chunk.call.scorer)
-        request = {"key": load.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows], "timeout": call.timeout}
+        request = {
+            "key": load.key,
+            "names": call.names,
+            "rows": [call.rows[row] for row in chunk.rows],
+            "timeout": call.timeout,
+        }
         seconds = call.timeout + (GRACE if _is_together(call.scorer) else 0)
-        return self.feed(load, request, seconds, repeat(partial(_verdict, built_in=load.built_in), len(chunk.rows)))
+        return self.feed(
+            load, request, seconds, repeat(partial(_verdict, built_in=load.built_in), len(chunk.rows))
+        )
 
     def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
-        """Have the rows scored that are left after a process has died or was late at the first of them. ``several``: whether the process
-        had several rows."""
+        """Have the rows scored that are left after a process has died or was late at the first of them.
+        ``several``: whether the process had several rows."""
         if _is_together(call.scorer) and several:  # any of the rows may be the one: each is scored by itself
             for unknown in left:
                 self.pool.put(self.jobs, _Chunk(call, range(unknown, unknown + 1)))
@@ -248,8 +289,10 @@ def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
 
 
 def computed(processes: Sequence[int]) -> float:
-    """Seconds of processor time that processes have taken, and seconds in which they could not go on because others had the processor:
-    on a busy machine a process that computes would otherwise look like one that waits (Linux tells it; elsewhere the first alone)."""
+    """Seconds of processor time that processes have taken, and seconds in which they could not go on because
+    others had the processor:
+    on a busy machine a process that computes would otherwise look like one that waits (Linux tells it;
+    elsewhere the first alone)."""
     import psutil
 
     total = 0.0
@@ -263,32 +306,43 @@ def computed(processes: Sequence[int]) -> float:
 
 
 def _is_together(scorer: ScorerSpec) -> bool:
-    """Whether the rows of one message are scored side by side or by one call, so that it cannot be told which of them holds up the
-    process."""
+    """Whether the rows of one message are scored side by side or by one call, so that it cannot be told which
+    of them holds up the process."""
     form = FORMS.get(scorer.settings.get("form", ""))
     return bool(scorer.settings.get("later")) or (form is not None and form.batch)
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """The reply where it can be a score: a finite number (from 0 to 1 for built-in scorers), or [cause, message] for a missing one. Raises
-    Died for any other reply, which no scorer can have sent."""
+    """The reply where it can be a score: a finite number (from 0 to 1 for built-in scorers), or [cause,
+    message] for a missing one. Raises Died for any other reply, which no scorer can have sent."""
     score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
     if isinstance(score, float) and math.isfinite(score):
-        return reply if not built_in or 0 <= score <= 1 else ("type", f"the scorer gave {score:g}, not a number from 0 to 1")
+        return (
+            reply
+            if not built_in or 0 <= score <= 1
+            else ("type", f"the scorer gave {score:g}, not a number from 0 to 1")
+        )
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return reply
     raise Died("the process sent what is no score")
 
 
 def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
-    """Whether the reply has a score, and beside it the answer of the response or, of users' functions, other numbers."""
+    """Whether the reply has a score, and beside it the answer of the response or, of users' functions, other
+    numbers."""
     others, answer = reply.get("others", {}), reply.get("answer", "")
     if not {"score"} < reply.keys() <= {"score", "answer"} | (set() if built_in else {"others"}):
         return False
-    if not isinstance(answer, str) or len(answer) > LONGEST or not isinstance(others, dict) or len(others) > OTHERS:
+    if (
+        not isinstance(answer, str)
+        or len(answer) > LONGEST
+        or not isinstance(others, dict)
+        or len(others) > OTHERS
+    ):
         return False
     return all(isinstance(key, str) and KEY.fullmatch(key) for key in others) and all(
-        isinstance(number, float) and math.isfinite(number) for number in others.values())
+        isinstance(number, float) and math.isfinite(number) for number in others.values()
+    )
 
 
 def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:
@@ -299,8 +353,11 @@ def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:
 
 def _cannot_start(scorer: ScorerSpec, stopped: Idle) -> PlanError:
     why = str(stopped) or f"no answer after {START:g} s"
-    return PlanError.of("reward-load", f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
-                        expected="a process that loads the reward and answers")
+    return PlanError.of(
+        "reward-load",
+        f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
+        expected="a process that loads the reward and answers",
+    )
 
 
 def _named(scorer: ScorerSpec) -> str:
@@ -310,5 +367,10 @@ def _named(scorer: ScorerSpec) -> str:
 
 def _refuse_in_worker() -> None:
     if in_worker():
-        raise PlanError.of("reward-nested", "a reward's file starts a run when it is loaded", found="rlflow.run at its top level",
-                           expected="only definitions", remedy='put the run under: if __name__ == "__main__":')
+        raise PlanError.of(
+            "reward-nested",
+            "a reward's file starts a run when it is loaded",
+            found="rlflow.run at its top level",
+            expected="only definitions",
+            remedy='put the run under: if __name__ == "__main__":',
+        )

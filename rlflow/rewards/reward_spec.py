@@ -1,4 +1,5 @@
-"""What a user names as a reward: ``task``, ``math``, ``file.py:function``, a model folder or a server's URL, each with a weight."""
+"""What a user names as a reward: ``task``, ``math``, ``file.py:function``, a model folder or a server's URL,
+each with a weight."""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ from rlflow.rewards.forms import OPENRLHF
 
 BUILT_IN = ("task", "math", "env")
 SOURCE = re.compile(r"\w[\w.-]*")  # the name of a source of data
-FORMS = "task, math, env, file.py:function, a model folder, or http://HOST/PATH; each may end in @source and :weight"
+FORMS = (
+    "task, math, env, file.py:function, a model folder, or http://HOST/PATH; each may end in @source "
+    "and :weight"
+)
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role, one of kind "env" to the environment
-    whose episodes gave it (both `rlflow.config.roles.rewards`)."""
+    """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role, one of
+    kind "env" to the environment whose episodes gave it (both `rlflow.config.roles.rewards`)."""
 
     kind: Literal["task", "math", "function", "model", "remote", "env"]
     name: str  # in metrics
@@ -43,8 +47,8 @@ class RewardSpec:
 
 
 def parse_reward(written: str) -> RewardSpec:
-    """The reward that the text names, such as ``file.py:function:0.5``. A function's file is read, not imported. Raises PlanError where the
-    text names no reward."""
+    """The reward that the text names, such as ``file.py:function:0.5``. A function's file is read, not
+    imported. Raises PlanError where the text names no reward."""
     if written.startswith(("http://", "https://")):
         return _remote(written)
     body, weight = _split_weight(os.path.expanduser(written))
@@ -59,18 +63,27 @@ def parse_reward(written: str) -> RewardSpec:
 
 
 def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None:
-    """Raises PlanError for a reward that names no source that there is, and for a source that no reward judges. ``rewards``: those of one
-    role, or of all of them."""
+    """Raises PlanError for a reward that names no source that there is, and for a source that no reward
+    judges. ``rewards``: those of one role, or of all of them."""
     for reward in rewards:
         if reward.source and reward.source not in sources:
-            raise PlanError.of("reward-source", f"the reward '{reward.name}@{reward.source}' names no source of the data",
-                               found=reward.source, expected=f"one of {listed(sources)}" if sources else "data that are named with --data",
-                               nearest=nearest(reward.source, sources), remedy="name the source with --data NAME=FILE, or its file's stem")
+            raise PlanError.of(
+                "reward-source",
+                f"the reward '{reward.name}@{reward.source}' names no source of the data",
+                found=reward.source,
+                expected=f"one of {listed(sources)}" if sources else "data that are named with --data",
+                nearest=nearest(reward.source, sources),
+                remedy="name the source with --data NAME=FILE, or its file's stem",
+            )
     lacking = [name for name in sources if not any(reward.source in ("", name) for reward in rewards)]
     if lacking and rewards:
-        raise PlanError.of("source-reward", f"no reward judges the source '{lacking[0]}'",
-                           found=", ".join(f"{reward.name}@{reward.source}" for reward in rewards), expected="a reward for each source",
-                           remedy=f"--reward task@{lacking[0]}, or a reward that names no source, which judges all")
+        raise PlanError.of(
+            "source-reward",
+            f"no reward judges the source '{lacking[0]}'",
+            found=", ".join(f"{reward.name}@{reward.source}" for reward in rewards),
+            expected="a reward for each source",
+            remedy=f"--reward task@{lacking[0]}, or a reward that names no source, which judges all",
+        )
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
@@ -89,7 +102,9 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
     functions = [text.reads(spec.path, spec.function) for spec in specs if spec.kind == "function"]
     optional = {name: False for columns in functions for name in columns.optional}
     required = {name: True for columns in functions for name in columns.required}
-    forms = [columns.form for columns in functions if columns.form] + [OPENRLHF for spec in specs if spec.kind == "remote"]
+    forms = [columns.form for columns in functions if columns.form] + [
+        OPENRLHF for spec in specs if spec.kind == "remote"
+    ]
     truths = {form.truth: True for form in forms}
     return Wanted(optional | required | truths, any(columns.rest for columns in functions), OPENRLHF in forms)
 
@@ -100,14 +115,19 @@ def weights(rewards: Iterable[str]) -> tuple[float, ...]:
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
-    """The spec of a Python function. Raises PlanError for a function that another process cannot load: one that is not at the top level of
-    a file."""
+    """The spec of a Python function. Raises PlanError for a function that another process cannot load: one
+    that is not at the top level of a file."""
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", repr(function))
     if code is None or "." in name or "<" in name or not os.path.isfile(code.co_filename):
-        raise PlanError.of("reward-function", f"the reward {name} cannot be loaded by another process", found=_what(function),
-                           expected="a function at the top level of a file",
-                           remedy="rewards run in processes that are killed at their deadline: put the function in a file of its own, "
-                                  "reward='file.py:function'")
+        raise PlanError.of(
+            "reward-function",
+            f"the reward {name} cannot be loaded by another process",
+            found=_what(function),
+            expected="a function at the top level of a file",
+            remedy="rewards run in processes that are killed at their deadline: put the function in a "
+            "file of its own, "
+            "reward='file.py:function'",
+        )
     path = os.path.abspath(code.co_filename)
     text.reads(path, name)
     return RewardSpec("function", name, weight, path, name, _package_module(function.__module__, path))
@@ -116,11 +136,16 @@ def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSp
 def _what(function: Callable[..., Any]) -> str:
     if not inspect.isfunction(function):
         return f"an object of type {type(function).__name__}"
-    return "a lambda" if function.__name__ == "<lambda>" else "a function defined inside another one, in a class or in a console"
+    return (
+        "a lambda"
+        if function.__name__ == "<lambda>"
+        else "a function defined inside another one, in a class or in a console"
+    )
 
 
 def _package_module(module: str, path: str) -> str:
-    """The module's dotted name where it is part of a package, so that its relative imports work; else an empty string."""
+    """The module's dotted name where it is part of a package, so that its relative imports work; else an
+    empty string."""
     existing = sys.modules.get(module)
     same = existing is not None and os.path.abspath(getattr(existing, "__file__", None) or "") == path
     return module if same and "." in module else ""
@@ -136,14 +161,22 @@ def _split_weight(text: str) -> tuple[str, float]:
     if not body or (body.endswith(".py") and last.isidentifier()):  # a function may be called nan or inf
         return text, 1.0
     if not math.isfinite(weight) or weight == 0:
-        raise PlanError.of("reward-weight", f"the weight of reward '{body}' has no use", found=last, expected="a number that is not 0")
+        raise PlanError.of(
+            "reward-weight",
+            f"the weight of reward '{body}' has no use",
+            found=last,
+            expected="a number that is not 0",
+        )
     return body, weight
 
 
 def _split_source(text: str) -> tuple[str, str]:
-    """(the text without its source, the source), which is empty where the text names none. A path as a whole names none."""
+    """(the text without its source, the source), which is empty where the text names none. A path as a whole
+    names none."""
     body, at, source = text.rpartition("@")
-    return (body, source) if at and body and SOURCE.fullmatch(source) and not Path(text).exists() else (text, "")
+    return (
+        (body, source) if at and body and SOURCE.fullmatch(source) and not Path(text).exists() else (text, "")
+    )
 
 
 def _remote(written: str) -> RewardSpec:
@@ -159,16 +192,27 @@ def _remote(written: str) -> RewardSpec:
     except ValueError:  # no port
         usable = False
     if not usable:
-        raise PlanError.of("reward-url", "the reward's URL cannot be asked", found=f"{scheme}://…@…" if "@" in host else url,
-                           expected="http://HOST:PORT/PATH, without a user's name")
-    return RewardSpec("remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url, source=source)
+        raise PlanError.of(
+            "reward-url",
+            "the reward's URL cannot be asked",
+            found=f"{scheme}://…@…" if "@" in host else url,
+            expected="http://HOST:PORT/PATH, without a user's name",
+        )
+    return RewardSpec(
+        "remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url, source=source
+    )
 
 
 def _function(written: str, body: str, weight: float) -> RewardSpec:
     path, _, name = body.rpartition(":")
     if path.rpartition(".py:")[2].isidentifier() and ".py:" in path:
-        raise PlanError.of("reward-weight", f"the weight of reward '{path}' is no number", found=name, expected="a number that is not 0",
-                           remedy=f"{path}:1.0, or leave it out")
+        raise PlanError.of(
+            "reward-weight",
+            f"the weight of reward '{path}' is no number",
+            found=name,
+            expected="a number that is not 0",
+            remedy=f"{path}:1.0, or leave it out",
+        )
     if not path.endswith(".py"):
         raise _no_function(written, (path or body).rstrip(":"))
     text.reads(path, name)
@@ -178,18 +222,33 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
 def _no_function(written: str, path: str) -> PlanError:
     """The error for a reward with a file but no function, with the functions that the file has."""
     names = [f"{path}:{name}" for name in text.functions(path)] if path.endswith(".py") else []
-    return PlanError.of("reward-function", f"the reward '{written}' does not name a function of a file", found=written,
-                        expected="file.py:function", remedy=f"name one of: {listed(names)}" if names else "")
+    return PlanError.of(
+        "reward-function",
+        f"the reward '{written}' does not name a function of a file",
+        found=written,
+        expected="file.py:function",
+        remedy=f"name one of: {listed(names)}" if names else "",
+    )
 
 
 def _model(folder: str) -> str:
     if not (Path(folder) / "config.json").exists():
-        raise PlanError.of("reward-model", f"the folder {folder} holds no model", expected="a config.json in it",
-                           found=listed(sorted(item.name for item in Path(folder).iterdir())))
+        raise PlanError.of(
+            "reward-model",
+            f"the folder {folder} holds no model",
+            expected="a config.json in it",
+            found=listed(sorted(item.name for item in Path(folder).iterdir())),
+        )
     return os.path.abspath(folder)
 
 
 def _unknown(written: str, body: str) -> PlanError:
     folder = Path(body).parent
     names = [*BUILT_IN, *(str(item) for item in folder.iterdir())] if folder.is_dir() else [*BUILT_IN]
-    return PlanError.of("reward-unknown", f"no such reward: '{written}'", found=body, expected=FORMS, nearest=nearest(body, names))
+    return PlanError.of(
+        "reward-unknown",
+        f"no such reward: '{written}'",
+        found=body,
+        expected=FORMS,
+        nearest=nearest(body, names),
+    )

@@ -1,9 +1,9 @@
-"""A reward worker: one process that loads scorers and scores rows. It sends one reply for each row, with the row's place, and ends with its
-parent.
+"""A reward worker: one process that loads scorers and scores rows. It sends one reply for each row, with the
+row's place, and ends with its parent.
 
-Run as ``python -m rlflow.rewards.reward_worker PARENT REPLIES WALLS``: the parent's process id, the descriptor that replies go to, and what the
-process may do, as JSON (``Confinement.words``). Requests come on standard input. Both are moved out of reach, so that what user code reads
-or prints cannot disturb them.
+Run as ``python -m rlflow.rewards.reward_worker PARENT REPLIES WALLS``: the parent's process id, the
+descriptor that replies go to, and what the process may do, as JSON (``Confinement.words``). Requests come on
+standard input. Both are moved out of reach, so that what user code reads or prints cannot disturb them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from rlflow.rewards.forms import OPENRLHF, by_batch
 if TYPE_CHECKING:
     from rlflow.rewards.together import SideBySide
 
-BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
+# bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
+BUILT_IN_MEMORY = 4 << 30
 
 
 def main() -> None:
@@ -36,8 +37,8 @@ def main() -> None:
 
 
 def begun() -> tuple[int, int]:
-    """Begin a process as its command line says: tie it to its parent, move requests and replies out of reach, put up the walls. Gives the
-    descriptors of both."""
+    """Begin a process as its command line says: tie it to its parent, move requests and replies out of reach,
+    put up the walls. Gives the descriptors of both."""
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     kin.die_with(parent)
     requests = os.dup(0)
@@ -49,8 +50,8 @@ def begun() -> tuple[int, int]:
 
 
 def confine(words: dict[str, Any]) -> None:
-    """Put up the walls around this process that ``words`` asks for (``Confinement.words``): those of built-in scorers, or those of users'
-    rewards."""
+    """Put up the walls around this process that ``words`` asks for (``Confinement.words``): those of built-in
+    scorers, or those of users' rewards."""
     if words["built_in"]:
         walls.around_scorers(words["folder"])
     else:
@@ -58,8 +59,8 @@ def confine(words: dict[str, Any]) -> None:
 
 
 class RequestWorker:
-    """Loads what requests name and answers requests, with one reply for each part of a request. ``requests`` and ``replies`` are
-    descriptors. A kind of worker says what it loads and how it answers."""
+    """Loads what requests name and answers requests, with one reply for each part of a request. ``requests``
+    and ``replies`` are descriptors. A kind of worker says what it loads and how it answers."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
@@ -81,7 +82,8 @@ class RequestWorker:
                 self._answer(frames.unpacked(body))
 
     def _answer(self, request: dict[str, Any]) -> None:
-        """Answer one request. A child that a function forks and that returns from the function ends there: this process alone replies."""
+        """Answer one request. A child that a function forks and that returns from the function ends there:
+        this process alone replies."""
         number = request["number"]
         if "load" in request:
             with kin.here_alone():
@@ -90,7 +92,8 @@ class RequestWorker:
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
         for place, answer in enumerate(self.answers(request)):
-            self._reply(frames.reply(number, place, answer))  # at once: whoever waits counts the time of the next one
+            # at once: whoever waits counts the time of the next one
+            self._reply(frames.reply(number, place, answer))
 
     def _loaded(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -140,7 +143,9 @@ class RewardWorker(RequestWorker):
             return
         for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
             if apart:
-                yield from alone.judged([partial(_score, scorer, row) for row in portion], (self._requests, self._replies))
+                yield from alone.judged(
+                    [partial(_score, scorer, row) for row in portion], (self._requests, self._replies)
+                )
                 continue
             for row in portion:
                 with kin.here_alone(), within(timeout):
@@ -158,7 +163,8 @@ def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
 
 @contextlib.contextmanager
 def _memory(kind: str) -> Iterator[None]:
-    """While inside, limit the memory that a built-in scorer may allocate. Users' functions are not limited: they may hold a model."""
+    """While inside, limit the memory that a built-in scorer may allocate. Users' functions are not limited:
+    they may hold a model."""
     if kind == "function" or sys.platform != "linux":
         yield
         return
@@ -179,7 +185,14 @@ def line_of(error: BaseException, file: str) -> int:
     """The last line of the user's file that the error went through."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
-    return next((frame.lineno or 1 for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == file), 1)
+    return next(
+        (
+            frame.lineno or 1
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if frame.filename == file
+        ),
+        1,
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards.forms import Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
-_PARSING = threading.Lock()  # CPython 3.11 counts the depth of all its parsers in one place: two threads that parse may get a SystemError
+# CPython 3.11 counts the depth of all its parsers in one place: two threads that parse may get a SystemError
+_PARSING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -23,32 +24,47 @@ class Reads:
     optional: tuple[str, ...]  # names with a default
     place: Place  # where the function is defined
     rest: bool = False  # whether it has **kwargs, which take all fields of the data
-    form: Form | None = None  # the form of another project, where it has one; None where its parameters name columns
+    # the form of another project, where it has one; None where its parameters name columns
+    form: Form | None = None
     later: bool = False  # whether it is async, so that rows can be scored side by side in one process
 
 
 def reads(file: str, function: str) -> Reads:
-    """The parameters of a top-level function of a file. Raises PlanError where the file cannot be read, has no such function, or the
-    function cannot be a reward."""
+    """The parameters of a top-level function of a file. Raises PlanError where the file cannot be read, has
+    no such function, or the function cannot be a reward."""
     functions = {node.name: node for node in _functions(tree(file).body)}
     if function not in functions:
-        raise PlanError.of("reward-function", f"{file} defines no function '{function}' at its top level", place=Place(file, 1),
-                           found=listed(functions), expected=f"def {function}(completion, answer): …", nearest=nearest(function, functions))
+        raise PlanError.of(
+            "reward-function",
+            f"{file} defines no function '{function}' at its top level",
+            place=Place(file, 1),
+            found=listed(functions),
+            expected=f"def {function}(completion, answer): …",
+            nearest=nearest(function, functions),
+        )
     node = functions[function]
     return _parameters(node, Place(file, node.lineno))
 
 
 def source(file: str, what: str = "reward") -> str:
-    """The text of a reward's file, or of another user's file, ``what`` for messages. Raises PlanError where it cannot be read."""
+    """The text of a reward's file, or of another user's file, ``what`` for messages. Raises PlanError where
+    it cannot be read."""
     path = Path(file)
     if not path.is_file():
         siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise PlanError.of(f"{what}-file", f"no such {what} file: {file}", found=f"{path.parent} holds {listed(sorted(siblings))}",
-                           expected=f"file.py:{'function' if what == 'reward' else 'Class'}", nearest=nearest(path.name, siblings))
+        raise PlanError.of(
+            f"{what}-file",
+            f"no such {what} file: {file}",
+            found=f"{path.parent} holds {listed(sorted(siblings))}",
+            expected=f"file.py:{'function' if what == 'reward' else 'Class'}",
+            nearest=nearest(path.name, siblings),
+        )
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError.of(f"{what}-file", f"cannot read {file}: {error}", expected="a Python file in UTF-8") from error
+        raise PlanError.of(
+            f"{what}-file", f"cannot read {file}: {error}", expected="a Python file in UTF-8"
+        ) from error
 
 
 def functions(file: str) -> list[str]:
@@ -63,7 +79,9 @@ def tree(file: str, what: str = "reward") -> ast.Module:
             return ast.parse(source(file, what), file)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise PlanError.of(f"{what}-syntax", f"the {what}'s file is not valid Python: {error}", place=Place(file, line)) from error
+        raise PlanError.of(
+            f"{what}-syntax", f"the {what}'s file is not valid Python: {error}", place=Place(file, line)
+        ) from error
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[Def]:
@@ -78,7 +96,9 @@ def _functions(body: list[ast.stmt]) -> Iterator[Def]:
 def _parameters(node: Def, place: Place) -> Reads:
     arguments = node.args
     if arguments.posonlyargs or arguments.vararg:
-        raise _refused(node, place, "it has positional-only parameters or *arguments", "parameters that name columns")
+        raise _refused(
+            node, place, "it has positional-only parameters or *arguments", "parameters that name columns"
+        )
     plain = [argument.arg for argument in arguments.args]
     first_default = len(plain) - len(arguments.defaults)
     defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
@@ -87,12 +107,31 @@ def _parameters(node: Def, place: Place) -> Reads:
     optional = plain[first_default:] + [name for name, has_default in keyword_only.items() if has_default]
     if form := form_of([*required, *optional]):
         others = tuple(name for name in required if name not in form.parameters)
-        return Reads((*form.reads, *others), form.fields, place, False, form, isinstance(node, ast.AsyncFunctionDef) and not form.batch)
+        return Reads(
+            (*form.reads, *others),
+            form.fields,
+            place,
+            False,
+            form,
+            isinstance(node, ast.AsyncFunctionDef) and not form.batch,
+        )
     if arguments.kwarg and "completion" not in (*required, *optional):
         required.append("completion")  # it arrives in **kwargs
-    return Reads(tuple(required), tuple(optional), place, arguments.kwarg is not None, None, isinstance(node, ast.AsyncFunctionDef))
+    return Reads(
+        tuple(required),
+        tuple(optional),
+        place,
+        arguments.kwarg is not None,
+        None,
+        isinstance(node, ast.AsyncFunctionDef),
+    )
 
 
 def _refused(node: Def, place: Place, why: str, expected: str) -> PlanError:
-    return PlanError.of("reward-function", f"'{node.name}' cannot be a reward: {why}", place=place, expected=expected,
-                        remedy=f"def {node.name}(completion, answer): …")
+    return PlanError.of(
+        "reward-function",
+        f"'{node.name}' cannot be a reward: {why}",
+        place=place,
+        expected=expected,
+        remedy=f"def {node.name}(completion, answer): …",
+    )

@@ -12,7 +12,8 @@ from rlflow.rewards import values
 
 
 class SideBySide:
-    """An event loop that lives as long as its process, so that what user code keeps between calls, such as connections, stays usable."""
+    """An event loop that lives as long as its process, so that what user code keeps between calls, such as
+    connections, stays usable."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
@@ -33,11 +34,13 @@ class SideBySide:
         finally:
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(RuntimeError):  # in a child that the user's code forked while the loop was running
+            # in a child that the user's code forked while the loop was running
+            with contextlib.suppress(RuntimeError):
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
-        """The verdict of each row, as ``results`` gives it. A row that awaits longer than ``timeout`` seconds is cancelled, and missing."""
+        """The verdict of each row, as ``results`` gives it. A row that awaits longer than ``timeout`` seconds
+        is cancelled, and missing."""
         return self.results([_score(function, row, timeout) for row in rows])
 
 

@@ -1,5 +1,5 @@
-"""What a reward function gave, as the message about its row: a number, alone or with others and an answer beside it, or why there is
-none."""
+"""What a reward function gave, as the message about its row: a number, alone or with others and an answer
+beside it, or why there is none."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from rlflow.rewards.hints import hint
 
 MESSAGE = 2000  # characters of an error that are sent
 SCORE = "score"  # the key of a dictionary whose number counts
-ANSWER = "pred"  # the key of a dictionary under which is the answer that the function read out of the response, as verl names it
+# the key of a dictionary under which is the answer that the function read out of the response, as verl names
+# it
+ANSWER = "pred"
 LONGEST = 1000  # characters of an answer that are sent
 OTHERS = 32  # most other numbers of a row that are logged
 NOT_HELD = "which float32 cannot hold: scale it down"
 RETURNED = "the function returned"
 LARGEST = 3.4028234663852886e38  # of float32, which scores are kept in
-OF_VALUES = ("none", "nan", "type", "overflow")  # causes that are what was returned, so that no line of the function is in their message
+# causes that are what was returned, so that no line of the function is in their message
+OF_VALUES = ("none", "nan", "type", "overflow")
 _PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
 KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
 
 
 def verdict(value: Any, source: str = RETURNED) -> Any:
-    """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float}, "answer": text} for a dictionary
-    with more than its score, of which others or answer may be missing, or [cause, message] where there is no score. ``source``: see
-    ``number``."""
+    """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float},
+    "answer": text} for a dictionary with more than its score, of which others or answer may be missing, or
+    [cause, message] where there is no score. ``source``: see ``number``."""
     if not isinstance(value, Mapping):
         return number(value, source)
     if SCORE not in value:
@@ -43,7 +46,8 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """An answer as text, which is what votes are counted by; None for what is neither text nor a number, and for no text."""
+    """An answer as text, which is what votes are counted by; None for what is neither text nor a number, and
+    for no text."""
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 
@@ -51,7 +55,12 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
     """The finite numbers of a dictionary beside its score, at most OTHERS."""
     count = 0
     for key, other in value.items():
-        if key != SCORE and isinstance(key, str) and KEY.fullmatch(key) and isinstance(beside := number(other), float):
+        if (
+            key != SCORE
+            and isinstance(key, str)
+            and KEY.fullmatch(key)
+            and isinstance(beside := number(other), float)
+        ):
             yield key, beside
             count += 1
             if count == OTHERS:
@@ -59,13 +68,17 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
 
 
 def number(value: Any, source: str = RETURNED) -> Any:
-    """The value as a finite float, or [cause, message] where it is none. ``source``: where it is from, with which the message begins."""
+    """The value as a finite float, or [cause, message] where it is none. ``source``: where it is from, with
+    which the message begins."""
     if value is None:
         return ["none", f"{source} None"]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):
-        return ["type", f"{source} {type(value).__name__}, not a number{_instead(value) if source == RETURNED else ''}"]
+        return [
+            "type",
+            f"{source} {type(value).__name__}, not a number{_instead(value) if source == RETURNED else ''}",
+        ]
     try:
         score = float(value)
     except OverflowError:  # of an int
@@ -86,8 +99,9 @@ def _instead(value: Any) -> str:
 
 
 def raised(error: BaseException) -> list[str]:
-    """The cause and message for a row whose function raised: the error's text with its place, cut to a length that can be sent. The whole
-    traceback is printed, once for each line of the user's that raises: what a reward prints is kept in the run's folder."""
+    """The cause and message for a row whose function raised: the error's text with its place, cut to a length
+    that can be sent. The whole traceback is printed, once for each line of the user's that raises: what a
+    reward prints is kept in the run's folder."""
     place = own_place(error) if own_lines(error) else ""
     if place and place not in _PRINTED:
         _PRINTED.add(place)

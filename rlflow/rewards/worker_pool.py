@@ -1,5 +1,5 @@
-"""Worker processes and the pool that keeps them: messages with deadlines, what a process prints, a kill that ends its children too, and the
-start of the next one."""
+"""Worker processes and the pool that keeps them: messages with deadlines, what a process prints, a kill that
+ends its children too, and the start of the next one."""
 
 from __future__ import annotations
 
@@ -49,28 +49,52 @@ class Idle(Exception):
 
 
 def in_worker() -> bool:
-    """Whether this process is a reward worker. A user's file that starts a run when it is loaded must not start one there."""
+    """Whether this process is a reward worker. A user's file that starts a run when it is loaded must not
+    start one there."""
     return MARK in os.environ
 
 
 class WorkerProcess:
-    """A running worker in a private folder, for built-in scorers or for users' rewards. The thread that makes it must live as long as it:
-    on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker prints."""
+    """A running worker in a private folder, for built-in scorers or for users' rewards. The thread that makes
+    it must live as long as it:
+    on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker
+    prints."""
 
     def __init__(
-        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
-        program: str = "rlflow.rewards.reward_worker", clock: Callable[[], float] = time.monotonic,
+        self,
+        built_in: bool = False,
+        confinement: Confinement = STRICT,
+        hear: Hear = lambda data: None,
+        program: str = "rlflow.rewards.reward_worker",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines count."""
+        """``program``: the module that the process runs. ``clock``: gives the seconds that deadlines
+        count."""
         self.built_in, self._hear, self._clock = built_in, hear, clock
         self._folder, name = _own_folder(), secrets.token_hex(8)
         replies, far_end = os.pipe()
-        command = [sys.executable, "-u", "-P", "-m", program, str(os.getpid()), str(far_end),
-                   confinement.words(built_in, self._folder)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-u",
+            "-P",
+            "-m",
+            program,
+            str(os.getpid()),
+            str(far_end),
+            confinement.words(built_in, self._folder),
+        ]
         try:
-            self.child = Child(command, name, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                               pass_fds=(far_end,), cwd=self._folder,
-                               env=confinement.environment(built_in, self._folder, name))  # fmt: skip
+            self.child = Child(
+                command,
+                name,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                pass_fds=(far_end,),
+                cwd=self._folder,
+                env=confinement.environment(built_in, self._folder, name),
+            )
         except BaseException:
             os.close(replies)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -79,10 +103,15 @@ class WorkerProcess:
             os.close(far_end)
         assert self.child.stdin is not None
         assert self.child.stdout is not None
-        self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
+        self._requests, self._output, self._replies = (
+            self.child.stdin.fileno(),
+            self.child.stdout.fileno(),
+            replies,
+        )
         self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
         self.loaded: set[str] = set()  # keys of what it has loaded
-        self._number = secrets.randbits(32)  # number of the last request; it starts at random so that user code cannot guess it
+        # number of the last request; it starts at random so that user code cannot guess it
+        self._number = secrets.randbits(32)
         self._events = selectors.DefaultSelector()
         for descriptor in (self._requests, self._output, self._replies):
             os.set_blocking(descriptor, False)
@@ -90,9 +119,13 @@ class WorkerProcess:
             self._events.register(descriptor, selectors.EVENT_READ)
 
     def send(self, message: dict[str, Any], seconds: float) -> None:
-        """Send a request. Raises Died where the process has ended, RewardLate where it does not take the whole message in time."""
+        """Send a request. Raises Died where the process has ended, RewardLate where it does not take the
+        whole message in time."""
         self._number += 1
-        unsent, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds, self._clock)
+        unsent, until = (
+            memoryview(frames.packed({**message, "number": self._number})),
+            Deadline(seconds, self._clock),
+        )
         self._events.register(self._requests, selectors.EVENT_WRITE)
         try:
             while unsent:
@@ -105,15 +138,17 @@ class WorkerProcess:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """The reply to the last request, or to the row at ``place`` of it. Raises RewardLate after so many seconds, and Died where the
-        process has ended, or user code has broken the stream or replied for another row."""
+        """The reply to the last request, or to the row at ``place`` of it. Raises RewardLate after so many
+        seconds, and Died where the process has ended, or user code has broken the stream or replied for
+        another row."""
         until = Deadline(seconds, self._clock)
         try:
             while (body := self._reader.next()) is None:
                 self._wait(until)
             number, replied_place, reply = frames.unpacked(body)
             if self._output in self._events.get_map():
-                self._take(self._output)  # what it printed before it replied may be the last that anybody reads
+                # what it printed before it replied may be the last that anybody reads
+                self._take(self._output)
         except (ValueError, TypeError) as error:
             raise Died(f"the process sent what is no reply: {error}") from None
         if (number, replied_place) != (self._number, place):
@@ -121,7 +156,8 @@ class WorkerProcess:
         return reply
 
     def _wait(self, until: Deadline) -> None:
-        """Read what the process has sent and printed; wait for it until the deadline. Looks once more after the deadline."""
+        """Read what the process has sent and printed; wait for it until the deadline. Looks once more after
+        the deadline."""
         seconds = until.left()
         events = self._events.select(min(max(seconds, 0), LOOK))
         for key, _ in events:
@@ -154,12 +190,19 @@ class WorkerProcess:
             data = os.read(self._output, 1 << 16)
             self._tail = (self._tail + data)[-TAIL:]
             self._hear(data)
-        ending = "closed its pipe" if code is None else f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
+        ending = (
+            "closed its pipe"
+            if code is None
+            else f"was killed by {_signal(-code)}"
+            if code < 0
+            else f"exited with code {code}"
+        )
         printed = printable(self._tail.decode(errors="replace")).strip()
         return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and its process group, from any thread; ``kill`` ends descendants that have left the group."""
+        """Kill the process and its process group, from any thread; ``kill`` ends descendants that have left
+        the group."""
         self.child.note_descendants()
         self.child.signal_group()
 
@@ -190,21 +233,31 @@ class Load:
 
     def cannot(self, reply: Mapping[str, Any]) -> PlanError:
         """The error for a worker's reply that it cannot load this."""
-        return PlanError.of(self.rule, f"the {self.name} cannot be loaded: {reply['failed']}",
-                            place=Place(self.file, reply["line"]) if self.file else None,
-                            remedy="its file must load by itself: python FILE")
+        return PlanError.of(
+            self.rule,
+            f"the {self.name} cannot be loaded: {reply['failed']}",
+            place=Place(self.file, reply["line"]) if self.file else None,
+            remedy="its file must load by itself: python FILE",
+        )
 
 
 class WorkerPool(Generic[Job]):
-    """Slots with worker processes, which start with the first job and end with the pool. Several threads may use it at once. ``name``: of
-    its threads. ``closed``: the message of the error for a closed pool. ``program``: the module that processes run. ``confinement``: what
-    users' code may do. ``clock``: gives the seconds that deadlines count."""
+    """Slots with worker processes, which start with the first job and end with the pool. Several threads may
+    use it at once. ``name``: of its threads. ``closed``: the message of the error for a closed pool.
+    ``program``: the module that processes run. ``confinement``: what users' code may do. ``clock``: gives the
+    seconds that deadlines count."""
 
     def __init__(
-        self, name: str, closed: str, program: str, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        self,
+        name: str,
+        closed: str,
+        program: str,
+        confinement: Confinement = STRICT,
+        hear: Hear = lambda data: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.hear = name, hear  # ``hear`` is called with what processes print, from several threads
+        # ``hear`` is called with what processes print, from several threads
+        self.name, self.hear = name, hear
         self.program, self.confinement, self.clock = program, confinement, clock
         self.slots: list[Slot[Job]] = []
         self.closed = threading.Event()
@@ -247,8 +300,9 @@ class WorkerPool(Generic[Job]):
 
 
 class Slot(threading.Thread, Generic[Job]):
-    """A thread that does jobs with up to two worker processes, one for users' code and one for built-in scorers: it starts them, sends
-    them requests, kills them at a deadline and starts the next ones. A kind of pool says how its jobs are done."""
+    """A thread that does jobs with up to two worker processes, one for users' code and one for built-in
+    scorers: it starts them, sends them requests, kills them at a deadline and starts the next ones. A kind of
+    pool says how its jobs are done."""
 
     def __init__(self, pool: WorkerPool[Job], jobs: queue.SimpleQueue[Job | None]) -> None:
         super().__init__(name=pool.name, daemon=True)
@@ -281,10 +335,13 @@ class Slot(threading.Thread, Generic[Job]):
                 process.signal_group()
         self.jobs.put(None)
 
-    def feed(self, load: Load, message: dict[str, Any], seconds: float, checks: Iterator[Callable[[Any], Any]]) -> Iterator[Any]:
-        """Send a request, and give its replies as soon as they are there, each within ``seconds`` and as the next of ``checks`` gives it.
-        Raises Idle where a process ends before it takes the request, Died and RewardLate where it ends or is late after that, PlanError
-        for what cannot be loaded and RuntimeError for a closed pool."""
+    def feed(
+        self, load: Load, message: dict[str, Any], seconds: float, checks: Iterator[Callable[[Any], Any]]
+    ) -> Iterator[Any]:
+        """Send a request, and give its replies as soon as they are there, each within ``seconds`` and as the
+        next of ``checks`` gives it. Raises Idle where a process ends before it takes the request, Died and
+        RewardLate where it ends or is late after that, PlanError for what cannot be loaded and RuntimeError
+        for a closed pool."""
         try:
             process = self._ready(load)
             process.send(message, START)
@@ -312,7 +369,9 @@ class Slot(threading.Thread, Generic[Job]):
         with self._guard:
             pool.check_open()
             if (process := self.processes.get(load.built_in)) is None:
-                process = WorkerProcess(load.built_in, pool.confinement, lambda data: pool.hear(data), pool.program, pool.clock)
+                process = WorkerProcess(
+                    load.built_in, pool.confinement, lambda data: pool.hear(data), pool.program, pool.clock
+                )
                 self.processes[load.built_in] = process
         if load.key not in process.loaded:
             process.send({"key": load.key, "file": load.file, "load": load.packed}, START)
@@ -328,8 +387,8 @@ class Slot(threading.Thread, Generic[Job]):
 
 
 def _own_folder() -> str:
-    """Make an empty folder that this user alone can read. Where this process is killed, the run's watchdog removes the folder, which it
-    knows by its name."""
+    """Make an empty folder that this user alone can read. Where this process is killed, the run's watchdog
+    removes the folder, which it knows by its name."""
     run = os.environ.get(kin.MARK, "").rpartition("/")[2]
     return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")
 

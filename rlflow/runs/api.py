@@ -29,23 +29,27 @@ from rlflow.runs.run_services import settings_with_urls
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """Whether a run takes the packaged task: where neither a model nor data are named. ``values``: by flag."""
+    """Whether a run takes the packaged task: where neither a model nor data are named. ``values``: by
+    flag."""
     return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the packaged task of a flow, where it is taken, as far as they go with those that are given: an environment that is
-    given has rewards and settings of its own."""
+    """The values of the packaged task of a flow, where it is taken, as far as they go with those that are
+    given: an environment that is given has rewards and settings of its own."""
     if not uses_packaged(values):
         return {}
     task = packaged(flow)[1]
     if not any(name == "env" or name.endswith(".env") for name in values):
         return task
-    return {name: value for name, value in task.items() if name != "reward" and name.partition(".")[0] != "env"}
+    return {
+        name: value for name, value in task.items() if name != "reward" and name.partition(".")[0] != "env"
+    }
 
 
 def environment_beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment, and its settings, of the packaged task of a flow, where it is taken: they shape the flow's graph."""
+    """The environment, and its settings, of the packaged task of a flow, where it is taken: they shape the
+    flow's graph."""
     return {name: value for name, value in beneath(flow, values).items() if name.partition(".")[0] == "env"}
 
 
@@ -58,14 +62,20 @@ def packaged(flow: str) -> tuple[str, dict[str, Any]]:
     for name, value in values.items():
         if (name == "model" or name.endswith(".model")) and (folder / str(value)).exists():
             values[name] = str(folder / value)
-    values["data"] = tuple(str(folder / source) if (folder / source).exists() else source for source in values.get("data", ()))
-    values["reward"] = [str(folder / reward) if ".py:" in reward else reward for reward in values.get("reward", [])]
+    values["data"] = tuple(
+        str(folder / source) if (folder / source).exists() else source for source in values.get("data", ())
+    )
+    values["reward"] = [
+        str(folder / reward) if ".py:" in reward else reward for reward in values.get("reward", [])
+    ]
     return path.stem, values
 
 
-def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:
-    """Sort keywords or flags, with the packaged task beneath them, into the configuration of a run and the flow's settings. From here on no
-    text of rlflow's repeats their secrets. Raises PlanError."""
+def resolve_config(
+    flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True
+) -> tuple[RunConfig, Any]:
+    """Sort keywords or flags, with the packaged task beneath them, into the configuration of a run and the
+    flow's settings. From here on no text of rlflow's repeats their secrets. Raises PlanError."""
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
     remember(values)
@@ -76,7 +86,9 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
         if hp is not None:  # settings that are passed as an object are meant as they are
             task = {name: value for name, value in task.items() if not name.startswith("hp.")}
         values = {**suitable_values(flow, names, task), **values}
-    values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
+    values = {
+        name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()
+    }
     places: dict[str, Address] = {}
 
     def urls(services: Sequence[Service]) -> dict[str, str]:
@@ -84,18 +96,27 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
         return {name: place.url for name, place in places.items()}
 
     written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
-    config = replace(sort_values(written, names, flow.parameters.hp, urls, partial(sampling_roles, flow)), places=places)
+    config = replace(
+        sort_values(written, names, flow.parameters.hp, urls, partial(sampling_roles, flow)), places=places
+    )
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and config.hp:
-        raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(config.hp),
-                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
+        raise PlanError.of(
+            "unknown-setting",
+            f"flow '{flow.name}' has no settings",
+            place=flow.place,
+            found=", ".join(config.hp),
+            expected="no --hp flags",
+            remedy="give the flow a parameter hp=Settings()",
+        )
     hp = override_flow(hp, config.hp) if hp is not None else None
     remember(vars(hp) if hp is not None else {})
     return config, hp
 
 
 def named_reward(reward: Any) -> Any:
-    """A reward as a flag would name it: a function by its file and name. Raises PlanError for one that no file defines."""
+    """A reward as a flag would name it: a function by its file and name. Raises PlanError for one that no
+    file defines."""
     if not callable(reward):
         return reward
     spec = from_function(reward)
@@ -103,16 +124,21 @@ def named_reward(reward: Any) -> Any:
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The packaged values that this flow can take: a default task knows settings and roles that it may not have."""
+    """The packaged values that this flow can take: a default task knows settings and roles that it may not
+    have."""
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
     heads = {"data", "env", *roles}
-    return {name: value for name, value in values.items() if name in known or "." not in name or name.partition(".")[0] in heads}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in known or "." not in name or name.partition(".")[0] in heads
+    }
 
 
 class Roles(dict[str, Any]):
-    """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` or the end of ``with`` ends what
-    was started."""
+    """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` or
+    the end of ``with`` ends what was started."""
 
     def __init__(self, context: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
         super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
@@ -144,13 +170,20 @@ class Roles(dict[str, Any]):
 
 
 def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
-    """The objects of a run for eager calls, with its seed and data cursor: ``flow(roles.take(), **roles)`` is one iteration.
+    """The objects of a run for eager calls, with its seed and data cursor: ``flow(roles.take(), **roles)`` is
+    one iteration.
 
     A flow with ``*rewards`` takes them by position: ``flow(roles.take(), actor, *rewards)``.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
     context = prepare(flow, hp, config, judge=None)
-    names = [name for names in role_names(flow, max(len(config.options.reward), 1)).values() for name in names]
+    names = [
+        name for names in role_names(flow, max(len(config.options.reward), 1)).values() for name in names
+    ]
     weights = context.plan.program.weights
-    return Roles(context, {name: Role(name, context.engine, weights.get(name, 1.0)) for name in names}, settings_with_urls(hp, config.urls))
+    return Roles(
+        context,
+        {name: Role(name, context.engine, weights.get(name, 1.0)) for name in names},
+        settings_with_urls(hp, config.urls),
+    )

@@ -1,5 +1,5 @@
-"""What bounded a run: per node its time and share, what the critical path was made of, how busy lanes were, and how far all that is from
-what no schedule can beat."""
+"""What bounded a run: per node its time and share, what the critical path was made of, how busy lanes were,
+and how far all that is from what no schedule can beat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class NodeTime:
 
     node: str
     seconds: float = 0.0  # its own time, without that of nodes that ran in it
-    part: float = 0.0  # its part of the iterations' time, where of several nodes at once each has an even part
+    # its part of the iterations' time, where of several nodes at once each has an even part
+    part: float = 0.0
     critical: float = 0.0  # its time on critical paths
     calls: int = 0
 
@@ -40,13 +41,15 @@ class TimeBounds:
     seconds: float
     path: float  # the longest path through the nodes
     work: Mapping[str, float]  # lane → seconds of its nodes over its room
-    critical: Mapping[str, float] = field(default_factory=dict)  # node → seconds on the critical path of most iterations, in its order
+    # node → seconds on the critical path of most iterations, in its order
+    critical: Mapping[str, float] = field(default_factory=dict)
     alike: int = 0  # iterations that had this path
     outside: float = 0.0  # the rest of their time: between nodes, before them and after
 
     @property
     def bound(self) -> float:
-        """Seconds that no schedule of these nodes can beat: those of the longest path, or the work of the busiest lane."""
+        """Seconds that no schedule of these nodes can beat: those of the longest path, or the work of the
+        busiest lane."""
         return max(self.path, *self.work.values(), 0.0)
 
     @property
@@ -62,10 +65,16 @@ class TimeBounds:
 
 
 class RunTotals:
-    """Adds up iterations. ``room``: how many nodes each lane runs at once; ``staleness``: how many more iterations are under way beside
-    the one that trains; ``within``: by node the one that it runs in (``Plan.within``)."""
+    """Adds up iterations. ``room``: how many nodes each lane runs at once; ``staleness``: how many more
+    iterations are under way beside the one that trains; ``within``: by node the one that it runs in
+    (``Plan.within``)."""
 
-    def __init__(self, room: Mapping[str, int] | None = None, staleness: int = 0, within: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        room: Mapping[str, int] | None = None,
+        staleness: int = 0,
+        within: Mapping[str, str] | None = None,
+    ) -> None:
         self.shares: dict[str, NodeTime] = {}
         self.seconds, self.iterations = 0.0, 0
         self._room, self._under_way, self._within = room, staleness + 1, dict(within or {})
@@ -74,7 +83,8 @@ class RunTotals:
         self._path = 0.0
 
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
-        """An iteration that began at ``start`` and took ``seconds``. What ran before, ahead of it, kept nothing waiting."""
+        """An iteration that began at ``start`` and took ``seconds``. What ran before, ahead of it, kept
+        nothing waiting."""
         self.iterations += 1
         self.seconds += seconds
         for span in spans:
@@ -93,7 +103,8 @@ class RunTotals:
         return self.shares.setdefault(node, NodeTime(node))
 
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
-        """Count an iteration among those of the same critical path. Of a node that others ran in, what is left at its end follows them:
+        """Count an iteration among those of the same critical path. Of a node that others ran in, what is
+        left at its end follows them:
         the rest of its time counts there."""
         on_path: dict[str, float] = {}
         for span in path:
@@ -102,7 +113,11 @@ class RunTotals:
             self._share(node).critical += own
         last = {span.node: place for place, span in enumerate(path)}
         holders = set(self._within.values())
-        nodes = chain(span.node for place, span in enumerate(path) if span.node not in holders or last[span.node] == place)
+        nodes = chain(
+            span.node
+            for place, span in enumerate(path)
+            if span.node not in holders or last[span.node] == place
+        )
         alike = self._paths.setdefault(tuple(nodes), Path(dict.fromkeys(nodes, 0.0)))
         alike.iterations += 1
         alike.seconds += seconds
@@ -119,15 +134,31 @@ class RunTotals:
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
         outside = max(most.seconds / max(most.iterations, 1) - sum(critical.values()), 0.0)
-        return TimeBounds(self.iterations, self.seconds * each, self._path * each / self._under_way,
-                      {lane: work * each for lane, work in self._work.items()}, critical, most.iterations, outside)
+        return TimeBounds(
+            self.iterations,
+            self.seconds * each,
+            self._path * each / self._under_way,
+            {lane: work * each for lane, work in self._work.items()},
+            critical,
+            most.iterations,
+            outside,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values under stable keys; docs/runs.md says what each is."""
         bounds = self.bounds
         return asdict(bounds) | {
             "critical": [{"node": node, "seconds": seconds} for node, seconds in bounds.critical.items()],
-            "bound": bounds.bound, "bounded_by": "path" if bounds.by == PATH else bounds.by, "busy": bounds.busy,
-            "nodes": {share.node: {"calls": share.calls, "seconds": share.seconds, "part": share.part, "critical": share.critical}
-                      for share in self},
+            "bound": bounds.bound,
+            "bounded_by": "path" if bounds.by == PATH else bounds.by,
+            "busy": bounds.busy,
+            "nodes": {
+                share.node: {
+                    "calls": share.calls,
+                    "seconds": share.seconds,
+                    "part": share.part,
+                    "critical": share.critical,
+                }
+                for share in self
+            },
         }

@@ -1,4 +1,5 @@
-"""What a run is made of, and what it comes to: plain records that the loop, the session and checkpoints share."""
+"""What a run is made of, and what it comes to: plain records that the loop, the session and checkpoints
+share."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Runtime:
     plan: Plan
     engine: Engine
     lanes: Lanes
-    reasons: Callable[[], Mapping[Cause, str]]  # gives the first message of each cause for which scores are missing
+    # gives the first message of each cause for which scores are missing
+    reasons: Callable[[], Mapping[Cause, str]]
     close: Callable[[], object]  # ends what was started for it
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as far as recovery is concerned
@@ -61,17 +63,21 @@ class RunContext:
     options: Options
     evaluation: Evaluation | FlowEvaluation | None  # None where no held-out prompts can be judged
     settings: Mapping[str, Any]  # what settings.json says
-    files: Mapping[str, Mapping[str, bytes]]  # role that the run may change → the small files of its model folder
+    # role that the run may change → the small files of its model folder
+    files: Mapping[str, Mapping[str, bytes]]
     inputs: Dependencies | None  # what numbers depend on beside settings and plan; None where nobody asked
-    reasons: Callable[[], Mapping[Cause, str]]  # gives the first message of each cause for which scores are missing
+    # gives the first message of each cause for which scores are missing
+    reasons: Callable[[], Mapping[Cause, str]]
     stop: Callable[[], None]  # ends everything that was started, but for the watchdog
     watchdog: Watchdog
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as far as recovery is concerned
     canary: Canary | None = None  # compares trainer and generator on fixed tokens
     heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
-    services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))  # processes beside the run
-    alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)  # role that several ranks train → makes one here
+    # processes beside the run
+    services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
+    # role that several ranks train → makes one here
+    alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
     unclaimed: str = ""  # why no accuracy is measured on held-out prompts that there are
     resizing: frozenset[str] = frozenset()  # roles whose trainers can be told how many tokens a pass may have
 
@@ -95,7 +101,8 @@ class RunStart:
     iteration: int = 0
     before: Accuracy | None = None  # accuracy of the first weights, known where the run was begun earlier
     answers: list[dict[str, str]] = field(default_factory=list)  # what the first weights answered, likewise
-    here: Accuracy | None = None  # accuracy of the weights with which it begins, known where they were evaluated
+    # accuracy of the weights with which it begins, known where they were evaluated
+    here: Accuracy | None = None
 
 
 @dataclass
@@ -108,7 +115,8 @@ class RunResult:
     before: Accuracy | None  # accuracy of the first weights; None where there was nothing to evaluate
     after: Accuracy | None  # accuracy of the last weights; None where there was nothing to evaluate
     totals: RunTotals
-    answers: list[dict[str, str]] = field(default_factory=list)  # held-out prompts with what was answered before and after
+    # held-out prompts with what was answered before and after
+    answers: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations in which nothing was kept to train on
     unclaimed: str = ""  # why no accuracy was measured on held-out prompts that there are
@@ -119,10 +127,16 @@ class RunResult:
         """Numbers and the learning curve, as notebooks show them."""
         from rlflow.monitoring.page import run_html
 
-        rows = [("run", self.shown or str(self.folder)), ("iterations", f"{self.iterations}"), ("seconds", f"{self.seconds:.1f}")]
+        rows = [
+            ("run", self.shown or str(self.folder)),
+            ("iterations", f"{self.iterations}"),
+            ("seconds", f"{self.seconds:.1f}"),
+        ]
         for name, accuracy in (("before", self.before), ("after", self.after)):
             if accuracy is not None:
-                rows.append((f"held out, {name}", f"sampled {accuracy.sampled:.1%}, greedy {accuracy.greedy:.1%}"))
+                rows.append(
+                    (f"held out, {name}", f"sampled {accuracy.sampled:.1%}, greedy {accuracy.greedy:.1%}")
+                )
         return run_html(self.folder, rows)
 
     def as_json(self) -> dict[str, Any]:

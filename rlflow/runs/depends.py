@@ -1,4 +1,5 @@
-"""What a run depends on, gathered before its models are loaded: model folders, rewards, modules, data, packages and the machine."""
+"""What a run depends on, gathered before its models are loaded: model folders, rewards, modules, data,
+packages and the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ from rlflow.runs.trust import Imports, imports, meaning, root_of
 
 ALWAYS = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 OF_SCORERS = {"math": ("math-verify", "latex2sympy2_extended", "sympy"), "task": ("reasoning-gym",)}
-BY_KEY = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "adapter_config.json")
+BY_KEY = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "adapter_config.json",
+)
 NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that say who wrote it
 DATA = "data"  # whose tokenizer is read, and nothing else, where no model is in that folder
 LONG = 2000  # letters of a group of values that are told apart
@@ -51,7 +58,8 @@ class Sources:
 
     file: Path  # of the flow
     roles: Roles  # that are models
-    rewards: Mapping[str, RewardSpec]  # by a name that does not change where the same files are named by other paths
+    # by a name that does not change where the same files are named by other paths
+    rewards: Mapping[str, RewardSpec]
     training: Dataset
     held_out: Dataset
     tokenizer: str | None  # the folder whose tokenizer encodes the data
@@ -60,9 +68,13 @@ class Sources:
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
-    """The rewards of a run, each once, by a name that does not change where the same files are named by other paths. ``roles``: those that
-    are rewards."""
-    specs = [*rewards.named, *(rewards.own[role] for role in roles if role in rewards.own), *rewards.judges.values()]
+    """The rewards of a run, each once, by a name that does not change where the same files are named by other
+    paths. ``roles``: those that are rewards."""
+    specs = [
+        *rewards.named,
+        *(rewards.own[role] for role in roles if role in rewards.own),
+        *rewards.judges.values(),
+    ]
     named: dict[str, RewardSpec] = {}
     for spec in dict.fromkeys(replace(spec, weight=1.0, source="") for spec in specs):
         name = f"{Path(spec.path).name}:{spec.function}" if spec.kind == "function" else spec.name
@@ -94,16 +106,29 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
     modules = Imports()
     parts |= dict(_code(sources, modules))
     data = f"data {Path(sources.training.name).name}"
-    parts |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}",
-             **{f"chat template: {name}": json.dumps(value) for name, value in sources.training.wording.template_kwargs.items()},
-             **{f"held-out set {name}: records": f"digest {each.digest}" for name, each in sources.sets.items()}}
-    return Dependencies(Identity(kept=parts, told=versions(sources, options, modules), weights=weights), paths)
+    parts |= {
+        f"{data}: records": f"digest {sources.training.digest}",
+        f"{data}: held-out records": f"digest {sources.held_out.digest}",
+        **{
+            f"chat template: {name}": json.dumps(value)
+            for name, value in sources.training.wording.template_kwargs.items()
+        },
+        **{f"held-out set {name}: records": f"digest {each.digest}" for name, each in sources.sets.items()},
+    }
+    return Dependencies(
+        Identity(kept=parts, told=versions(sources, options, modules), weights=weights), paths
+    )
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:
     """The error that a model folder cannot be read."""
-    return PlanError.of("model-folder", f"the model folder '{folder}' cannot be read", found=str(error.strerror or error),
-                        expected="a folder whose files can be read", remedy="name another folder with --model")
+    return PlanError.of(
+        "model-folder",
+        f"the model folder '{folder}' cannot be read",
+        found=str(error.strerror or error),
+        expected="a folder whose files can be read",
+        remedy="name another folder with --model",
+    )
 
 
 def folders(sources: Sources) -> dict[Path, str]:
@@ -148,8 +173,8 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Python files that the graph does not know of: rewards, what they and the flow's file import from their own folders, and backends
-    that are not rlflow's."""
+    """Python files that the graph does not know of: rewards, what they and the flow's file import from their
+    own folders, and backends that are not rlflow's."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
     for name, spec in sources.rewards.items():
@@ -166,12 +191,17 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
             yield from _imported(f"environment {environment.name}", file, "", modules)
         elif environment.library:
             modules.outside.add(environment.library)
-    for backend in sorted({half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)):
-        yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
+    for backend in sorted(
+        {half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)
+    ):
+        yield from (
+            (f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend)
+        )
 
 
 def _held(path: Path) -> str:
-    """The digest of a file that a setting names, of a very large one its size; of a folder only that it is one."""
+    """The digest of a file that a setting names, of a very large one its size; of a folder only that it is
+    one."""
     if not path.is_file():
         return "a folder" if path.is_dir() else "nothing"
     if path.stat().st_size > LARGE:
@@ -197,20 +227,39 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
 
 def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
     """Versions of packages, and what the machine computes with."""
-    packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
-    packages += ["reasoning-gym"] if any(parse_source(data).path.startswith(PREFIX) for data in options.data) else []
+    packages = [
+        *ALWAYS,
+        *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ())),
+    ]
+    packages += (
+        ["reasoning-gym"] if any(parse_source(data).path.startswith(PREFIX) for data in options.data) else []
+    )
     packages += ["ray"] if options.pools and not options.pools.threads else []
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
-    packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
+    packages += sorted(
+        {half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"}
+    )
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
-    known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := module_version(name))}
+    known |= {
+        name: version
+        for name in sorted(modules.outside - {"rlflow"})
+        if name not in known and (version := module_version(name))
+    }
     threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())
-    return {"python": platform.python_version(), "rlflow": VERSION, **known, "device": _device(device_of(options.device)),
-            "machine": platform.machine(), "threads": str(threads)}
+    return {
+        "python": platform.python_version(),
+        "rlflow": VERSION,
+        **known,
+        "device": _device(device_of(options.device)),
+        "machine": platform.machine(),
+        "threads": str(threads),
+    }
 
 
 def _device(kind: str) -> str:
-    return torch.cuda.get_device_name(0) if kind == "cuda" else f"cpu, {torch.backends.cpu.get_cpu_capability()}"
+    return (
+        torch.cuda.get_device_name(0) if kind == "cuda" else f"cpu, {torch.backends.cpu.get_cpu_capability()}"
+    )
 
 
 def _version(package: str) -> str | None:
@@ -230,21 +279,28 @@ def module_version(name: str) -> str | None:
 
 @cache
 def _packages() -> Mapping[str, list[str]]:
-    """Module → the packages that have it. Looking through all that is installed takes a fifth of a second, so a process does it once."""
+    """Module → the packages that have it. Looking through all that is installed takes a fifth of a second, so
+    a process does it once."""
     return importlib.metadata.packages_distributions()
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
-    """Compare what a run depends on with what it was started with; the dependencies with the digests that are known of them. Raises
-    PlanError with everything that has changed; of versions and the like a change is reported."""
+    """Compare what a run depends on with what it was started with; the dependencies with the digests that are
+    known of them. Raises PlanError with everything that has changed; of versions and the like a change is
+    reported."""
     before = recorded_identity(folder, reporter)
     if before is None:
         return dependencies
     dependencies, changes = compare_inputs(before, dependencies, reporter)
     if changes:
-        raise PlanError.of("resume-inputs", f"what the run '{name}' depends on has changed", found="\n            ".join(map(str, changes)),
-                           expected="what it was started with",
-                           remedy=f"put it back; or start a new run from the checkpoint, with what is there: rlflow resume {name} --fork")
+        raise PlanError.of(
+            "resume-inputs",
+            f"what the run '{name}' depends on has changed",
+            found="\n            ".join(map(str, changes)),
+            expected="what it was started with",
+            remedy="put it back; or start a new run from the checkpoint, with what is there: rlflow "
+            f"resume {name} --fork",
+        )
     return dependencies
 
 
@@ -259,13 +315,17 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
     return dependencies
 
 
-def compare_inputs(before: Identity, dependencies: Dependencies, reporter: Reporter) -> tuple[Dependencies, list[Change]]:
-    """The dependencies with the digests that are known of them, and what has changed since ``before``. Raises PlanError for weights
-    that cannot be read."""
+def compare_inputs(
+    before: Identity, dependencies: Dependencies, reporter: Reporter
+) -> tuple[Dependencies, list[Change]]:
+    """The dependencies with the digests that are known of them, and what has changed since ``before``. Raises
+    PlanError for weights that cannot be read."""
     for change in differences(before.told, dependencies.identity.told):
         reporter.note(f"since the run was started: {change}; numbers may differ from here on")
     try:
-        weights, changes = compare_weights(before.weights, dependencies.identity.weights, dependencies.paths, reporter.note)
+        weights, changes = compare_weights(
+            before.weights, dependencies.identity.weights, dependencies.paths, reporter.note
+        )
     except OSError as error:
         raise unreadable(Path(str(error.filename)).parent, error) from error
     known = replace(dependencies, identity=dependencies.identity.model_copy(update={"weights": weights}))
@@ -279,5 +339,8 @@ def recorded_identity(folder: Path, reporter: Reporter) -> Identity | None:
     except ValueError as error:
         recorded, why = None, str(error)
     if recorded is None:
-        reporter.note(f"whether model folders, rewards and packages are those that the run was started with cannot be told: {why}")
+        reporter.note(
+            "whether model folders, rewards and packages are those that the run was started with cannot "
+            f"be told: {why}"
+        )
     return recorded

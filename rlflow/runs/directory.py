@@ -40,16 +40,22 @@ ABANDONED = 3600.0  # seconds after which a folder that a dead process was makin
 
 
 def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = MappingProxyType({})) -> Path:
-    """A new folder in ``out``: ``name``, or the flow's name and the next free number, as an absolute path. It is there with all of
-    ``texts`` or not at all. Raises PlanError for a name that is taken or would lie elsewhere."""
+    """A new folder in ``out``: ``name``, or the flow's name and the next free number, as an absolute path. It
+    is there with all of ``texts`` or not at all. Raises PlanError for a name that is taken or would lie
+    elsewhere."""
     check_free(out, name)
     try:
         out.mkdir(parents=True, exist_ok=True)
         durable.clear(out, ABANDONED)
         return _place(out.absolute(), [name] if name is not None else _numbered(flow), texts)
     except OSError as error:
-        raise PlanError.of("run-folder", f"no run can be written to '{out}'", found=str(error.strerror),
-                           expected="a folder that can be written", remedy="choose another --out") from error
+        raise PlanError.of(
+            "run-folder",
+            f"no run can be written to '{out}'",
+            found=str(error.strerror),
+            expected="a folder that can be written",
+            remedy="choose another --out",
+        ) from error
 
 
 def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
@@ -85,11 +91,17 @@ def _numbered(flow: str) -> Iterator[str]:
 
 
 def check_free(out: Path, name: str | None) -> None:
-    """Before anything is loaded. Raises PlanError for a name that is taken or would lie elsewhere, and for an ``out`` that is a file."""
+    """Before anything is loaded. Raises PlanError for a name that is taken or would lie elsewhere, and for an
+    ``out`` that is a file."""
     check_name(name)
     if os.path.lexists(out) and not out.is_dir():
-        raise PlanError.of("run-folder", f"no run can be written to '{out}'", found="a file", expected="a folder, or a new one's name",
-                           remedy="choose another --out")
+        raise PlanError.of(
+            "run-folder",
+            f"no run can be written to '{out}'",
+            found="a file",
+            expected="a folder, or a new one's name",
+            remedy="choose another --out",
+        )
     if name is not None and os.path.lexists(out / name):
         raise _exists(out / name)
 
@@ -97,38 +109,67 @@ def check_free(out: Path, name: str | None) -> None:
 def check_name(name: str | None) -> None:
     """Raises PlanError for a name that no run can have."""
     if name is not None and not NAME.fullmatch(name):
-        raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
-                           expected="at most 200 letters, digits, '.', '_' and '-'", remedy="choose another --name")
+        raise PlanError.of(
+            "run-name",
+            "a run's name is a single folder name",
+            found=repr(name),
+            expected="at most 200 letters, digits, '.', '_' and '-'",
+            remedy="choose another --name",
+        )
 
 
 def check_place(options: Options) -> None:
-    """Before anything is loaded. Raises PlanError where no run can get the name of the options, or go on under it."""
+    """Before anything is loaded. Raises PlanError where no run can get the name of the options, or go on
+    under it."""
     out, name = Path(options.out), options.name
     if options.resume is not None and name is None:
-        raise PlanError.of("resume-name", "--resume auto goes on with the run of a name", found="no --name",
-                           expected="the name that the run has whenever this command is given", remedy="--name NAME")
+        raise PlanError.of(
+            "resume-name",
+            "--resume auto goes on with the run of a name",
+            found="no --name",
+            expected="the name that the run has whenever this command is given",
+            remedy="--name NAME",
+        )
     if options.resume is None or not os.path.lexists(out / str(name)):
         check_free(out, name)
 
 
 def _exists(folder: Path) -> PlanError:
-    return PlanError.of("run-exists", f"the run '{folder}' exists", found="a folder or file of that name", expected="a new name",
-                        remedy=f"choose another --name, or leave it out; rlflow resume {folder} goes on with a run that was stopped")
+    return PlanError.of(
+        "run-exists",
+        f"the run '{folder}' exists",
+        found="a folder or file of that name",
+        expected="a new name",
+        remedy=f"choose another --name, or leave it out; rlflow resume {folder} goes on with a run that "
+        "was stopped",
+    )
 
 
 def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
-    """The files that say what a run is, by name: settings as JSON; the graph as text, as JSON and to compare on resume. No secrets
-    are in any of them."""
+    """The files that say what a run is, by name: settings as JSON; the graph as text, as JSON and to compare
+    on resume. No secrets are in any of them."""
     graph = without_secrets(graph)
-    return {SETTINGS: f"{json.dumps(settings, indent=1, default=str)}\n".encode(), "graph.txt": f"{graph}\n".encode(),
-            "graph.json": f"{draw.as_json(graph)}\n".encode(), GRAPH: wire.pack(graph)}
+    return {
+        SETTINGS: f"{json.dumps(settings, indent=1, default=str)}\n".encode(),
+        "graph.txt": f"{graph}\n".encode(),
+        "graph.json": f"{draw.as_json(graph)}\n".encode(),
+        GRAPH: wire.pack(graph),
+    }
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """The graph with the secrets among its settings and in its files' names masked. Done to one where it is done already, it changes
-    nothing."""
-    nodes = (replace(node, settings=_without_secrets(node.settings), body=node.body and without_secrets(node.body),
-                     place=_masked_place(node.place), definition=_masked_place(node.definition)) for node in graph.nodes)  # fmt: skip
+    """The graph with the secrets among its settings and in its files' names masked. Done to one where it is
+    done already, it changes nothing."""
+    nodes = (
+        replace(
+            node,
+            settings=_without_secrets(node.settings),
+            body=node.body and without_secrets(node.body),
+            place=_masked_place(node.place),
+            definition=_masked_place(node.definition),
+        )
+        for node in graph.nodes
+    )
     return replace(graph, hp=_masked(graph.hp), nodes=tuple(nodes))
 
 
@@ -153,7 +194,9 @@ class Lost(Exception):
 
     def __init__(self, folder: Path, moved: Path | None) -> None:
         self.folder, self.moved = folder, moved
-        super().__init__(f"the run's folder {folder} was {f'moved to {moved}' if moved else 'deleted'} while it ran")
+        super().__init__(
+            f"the run's folder {folder} was {f'moved to {moved}' if moved else 'deleted'} while it ran"
+        )
 
 
 class Home:
@@ -165,7 +208,8 @@ class Home:
         self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> None:
-        """Raises Lost where the folder is another one or none now. A disk that does not answer is no reason."""
+        """Raises Lost where the folder is another one or none now. A disk that does not answer is no
+        reason."""
         try:
             there = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -201,7 +245,8 @@ LIMIT = 1 << 20  # bytes of the file
 
 
 class Printed:
-    """Takes what processes print, in pieces and from several threads, and writes whole lines without secrets and control characters."""
+    """Takes what processes print, in pieces and from several threads, and writes whole lines without secrets
+    and control characters."""
 
     def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:
         self._path, self._failed = folder / FILE, failed
@@ -225,7 +270,9 @@ class Printed:
             self._room = LIMIT - (self._path.stat().st_size if self._path.exists() else 0)
         text = printable(self._masked(line.decode(errors="replace")))[:LINE] + "\n"
         self._room -= len(text.encode())
-        self._log.add(text if self._room > 0 else f"what rewards print beyond {LIMIT >> 20} MiB is left out\n")
+        self._log.add(
+            text if self._room > 0 else f"what rewards print beyond {LIMIT >> 20} MiB is left out\n"
+        )
 
 
 FOLDER = "final"
@@ -242,7 +289,8 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> b
 
 
 def write_models(context: RunContext, folder: Path) -> None:
-    """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is whole. Raises PlanError."""
+    """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is
+    whole. Raises PlanError."""
     roles = trained(context)
     if not roles:
         return
@@ -257,17 +305,25 @@ def write_models(context: RunContext, folder: Path) -> None:
             if os.path.lexists(aside):
                 durable.delete(aside)
     except (OSError, SafetensorError) as error:
-        raise PlanError.of("final-model", "the trained models cannot be written", found=str(getattr(error, "strerror", None) or error),
-                           expected=f"room in {folder}", remedy="make room") from error
+        raise PlanError.of(
+            "final-model",
+            "the trained models cannot be written",
+            found=str(getattr(error, "strerror", None) or error),
+            expected=f"room in {folder}",
+            remedy="make room",
+        ) from error
 
 
 def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
-    """Write one model: what its trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
+    """Write one model: what its trainer writes, and the tokenizer as it was when the run began. Raises
+    OSError."""
     assert model.trainer is not None
     context.engine.keeper.settle(computing(role))
     model.trainer.save(folder)
     if not folder.is_dir():
-        raise OSError(None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder")
+        raise OSError(
+            None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder"
+        )
     for name, data in context.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
         if name != CONFIG[0]:  # the trainer wrote its own
             path = folder / name
@@ -285,8 +341,9 @@ def name_of(iteration: int) -> str:
 
 @contextlib.contextmanager
 def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
-    """While inside, take the answers to one prompt after another. The file is there when all of them are on the disk, and none where there
-    are none. A disk that refuses them ends nothing: ``failed`` is told, once."""
+    """While inside, take the answers to one prompt after another. The file is there when all of them are on
+    the disk, and none where there are none. A disk that refuses them ends nothing: ``failed`` is told,
+    once."""
     file = _Lines(path)
 
     def attempt(action: Callable[[], object]) -> None:
@@ -318,7 +375,9 @@ class _Lines:
         if self._file is None:
             durable.make_folder(self.path.parent)
             self._file = os.open(self._aside, durable.NEW, 0o666)
-        durable.write_all(self._file, memoryview(f"{json.dumps(answers)}\n".encode(errors="backslashreplace")))
+        durable.write_all(
+            self._file, memoryview(f"{json.dumps(answers)}\n".encode(errors="backslashreplace"))
+        )
 
     def finish(self) -> None:
         """Put all lines on the disk, under the file's name. Raises OSError."""

@@ -1,4 +1,5 @@
-"""A run whose folder does not take its state: it is saved in another one, since without it what was learnt would be lost."""
+"""A run whose folder does not take its state: it is saved in another one, since without it what was learnt
+would be lost."""
 
 from __future__ import annotations
 
@@ -26,25 +27,37 @@ def texts(context: RunContext) -> dict[str, bytes]:
 
 
 def save_lost(loop: Loop, lost: Lost) -> PlanError:
-    """Save a run whose folder is gone: where that is now, or in a new folder in its place. What became of it, as the error of the run."""
+    """Save a run whose folder is gone: where that is now, or in a new folder in its place. What became of it,
+    as the error of the run."""
     context = loop.context
     try:
         folder = lost.moved or _anew(context, lost.folder.parent, lost.folder.name)
         with Writer(folder, context.options.keep) as writer:
             loop.writer = writer
             loop.save(loop.done, context.prompts.state())
-        where = f"it is saved as {writer.saved}" if writer.saved else f"it could not be saved there: {writer.failures[-1]}"
+        where = (
+            f"it is saved as {writer.saved}"
+            if writer.saved
+            else f"it could not be saved there: {writer.failures[-1]}"
+        )
         remedy = f"rlflow resume {folder}" if writer.saved else "start the run again"
         _note_state(context, folder, loop.done, str(lost))
     except (OSError, PlanError) as error:
         where, remedy = f"it could not be saved anew: {error}", "start the run again"
-    return PlanError.of("run-folder-lost", str(lost), found=where, expected="a folder that stays until the run ends", remedy=remedy)
+    return PlanError.of(
+        "run-folder-lost",
+        str(lost),
+        found=where,
+        expected="a folder that stays until the run ends",
+        remedy=remedy,
+    )
 
 
 def save_beside(loop: Loop, folder: Path, why: str) -> Path | None:
-    """Save the newest whole iteration of a run whose folder does not take it in the first place that does: beside the folder, or in the
-    system's folder for temporary files or the user's own, which may be of another disk. The new run folder; None if no place takes it, or
-    the models are between two iterations no more. ``why``: why the run's own does not take it."""
+    """Save the newest whole iteration of a run whose folder does not take it in the first place that does:
+    beside the folder, or in the system's folder for temporary files or the user's own, which may be of
+    another disk. The new run folder; None if no place takes it, or the models are between two iterations no
+    more. ``why``: why the run's own does not take it."""
     for parent in _places(folder):
         with contextlib.suppress(OSError, PlanError):
             place = _anew(loop.context, parent, f"{folder.name}-saved")

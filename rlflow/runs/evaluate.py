@@ -1,4 +1,5 @@
-"""Evaluation on held-out prompts: the same prompts and the same chance each time, so that two numbers differ by the weights alone."""
+"""Evaluation on held-out prompts: the same prompts and the same chance each time, so that two numbers differ
+by the weights alone."""
 
 from __future__ import annotations
 
@@ -28,17 +29,23 @@ PART = 256  # prompts that a flow's own evaluation gets at once: it may sample m
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of held-out answers that score 1.0: sampled at temperature 1, and greedy; or of the rows that a flow's own evaluation returns,
-    with the mean of their scores. None where no prompts are held out of the data."""
+    """Share of held-out answers that score 1.0: sampled at temperature 1, and greedy; or of the rows that a
+    flow's own evaluation returns, with the mean of their scores. None where no prompts are held out of the
+    data."""
 
     sampled: float | None
     greedy: float | None = None
-    roles: dict[str, dict[str, float]] = field(default_factory=dict)  # where several roles are evaluated, all shares of each
-    sources: dict[str, float] = field(default_factory=dict)  # where data have several sources, shares as sampled/NAME and greedy/NAME
-    score: float | None = None  # of a flow's own evaluation, without those that are missing; None where all are
-    repeated: dict[str, float] = field(default_factory=dict)  # mean@n, pass@k and maj@k, where several answers are sampled
+    # where several roles are evaluated, all shares of each
+    roles: dict[str, dict[str, float]] = field(default_factory=dict)
+    # where data have several sources, shares as sampled/NAME and greedy/NAME
+    sources: dict[str, float] = field(default_factory=dict)
+    # of a flow's own evaluation, without those that are missing; None where all are
+    score: float | None = None
+    # mean@n, pass@k and maj@k, where several answers are sampled
+    repeated: dict[str, float] = field(default_factory=dict)
     sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures
-    set_roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # where roles are named, set → role → its figures
+    # where roles are named, set → role → its figures
+    set_roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,21 +87,36 @@ class Evaluation:
         return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """The accuracy of the role, and by name where there are several. ``keep`` is handed the answers to each prompt."""
+        """The accuracy of the role, and by name where there are several. ``keep`` is handed the answers to
+        each prompt."""
         return self.lanes.do("model", partial(self._accuracy, keep))
 
     def _accuracy(self, keep: KeepAnswers) -> Accuracy:
-        measured = {each.role: {held_out.name: each._figures(held_out, keep) for held_out in each.sets} for each in (self, *self.others)}
+        measured = {
+            each.role: {held_out.name: each._figures(held_out, keep) for held_out in each.sets}
+            for each in (self, *self.others)
+        }
         own = measured[self.role].get("", {})
         roles = {role: sets[""] for role, sets in measured.items() if "" in sets} if self.named else {}
-        sets = {each.name: {"prompts": float(len(each.prompts))} | measured[self.role][each.name] for each in self.sets if each.name}
-        set_roles = {name: {role: each[name] for role, each in measured.items()} for name in sets} if self.named else {}
+        sets = {
+            each.name: {"prompts": float(len(each.prompts))} | measured[self.role][each.name]
+            for each in self.sets
+            if each.name
+        }
+        set_roles = (
+            {name: {role: each[name] for role, each in measured.items()} for name in sets}
+            if self.named
+            else {}
+        )
         sources = {name: value for name, value in own.items() if "/" in name}
         repeated = {name: value for name, value in own.items() if name not in ("sampled", "greedy", *sources)}
-        return Accuracy(own.get("sampled"), own.get("greedy"), roles, sources, None, repeated, sets, set_roles)
+        return Accuracy(
+            own.get("sampled"), own.get("greedy"), roles, sources, None, repeated, sets, set_roles
+        )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
+        """The first ``count`` prompts, the right answers where the data have them, and what the model
+        samples."""
         return self.lanes.do("model", partial(self._answers, count))
 
     def _answers(self, count: int) -> list[dict[str, str]]:
@@ -104,45 +126,82 @@ class Evaluation:
         rows = self.engine.fetch(rows.select(*names))
         self.engine.finished()
         role = {"role": self.role} if self.named else {}
-        return [role | dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
+        return [
+            role | dict(zip(names, values, strict=True))
+            for values in zip(*(rows[name] for name in names), strict=True)
+        ]
 
     def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
-        """The share of right answers of a set, sampled and greedy, and by source as ``NAME/SOURCE``; with several answers to each prompt
-        what these say together too."""
+        """The share of right answers of a set, sampled and greedy, and by source as ``NAME/SOURCE``; with
+        several answers to each prompt what these say together too."""
         prompts, samples = held_out.prompts, self.sampling.samples
         sampled: list[Answers] = []
         greedy: list[bool] = []
         for start in range(0, len(prompts), step := max(CHUNK // samples, 1)):
             part = prompts.rows(range(start, min(start + step, len(prompts))))
-            draws, best = (self._judged(held_out.judge, part, temperature, count) for temperature, count in ((1.0, samples), (0.0, 1)))
+            draws, best = (
+                self._judged(held_out.judge, part, temperature, count)
+                for temperature, count in ((1.0, samples), (0.0, 1))
+            )
             for record, several, one in zip(records(part), draws, best, strict=True):
-                keep({"set": held_out.name, "role": self.role, **record, "seed": self.engine.seed, "greedy": one.as_json()[0],
-                      "sampled": several.as_json()})  # fmt: skip
+                keep(
+                    {
+                        "set": held_out.name,
+                        "role": self.role,
+                        **record,
+                        "seed": self.engine.seed,
+                        "greedy": one.as_json()[0],
+                        "sampled": several.as_json(),
+                    }
+                )
             sampled += [answers.judged for answers in draws]
             greedy += [answers.judged.right[0] for answers in best]
-        shares: dict[str, Sequence[float]] = {"sampled": [sum(answers.right) / samples for answers in sampled], "greedy": greedy}
+        shares: dict[str, Sequence[float]] = {
+            "sampled": [sum(answers.right) / samples for answers in sampled],
+            "greedy": greedy,
+        }
         figures = {name: mean(right) for name, right in shares.items()}
         for name, right in shares.items():
             figures |= by_source(name, prompts[SOURCE] if SOURCE in prompts.data else (), right)
         return figures | (repeated_figures(sampled) if samples > 1 or held_out.name else {})
 
-    def _judged(self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int) -> list[DrawnAnswers]:
+    def _judged(
+        self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int
+    ) -> list[DrawnAnswers]:
         """The answers to each prompt."""
         rows = self._sampled(prompts, temperature, samples)
         answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
         rows = self.engine.gather(rows.select(*answered, "tokens"))
         self.engine.finished()
         judgement = judge(rows.select(*answered))
-        scores, texts, finish, lengths = judgement.scores.tolist(), rows["completion"], rows["finish"], rows.data["tokens"].row_lengths
+        scores, texts, finish, lengths = (
+            judgement.scores.tolist(),
+            rows["completion"],
+            rows["finish"],
+            rows.data["tokens"].row_lengths,
+        )
         tokens = lengths.tolist()
-        return [DrawnAnswers(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last],
-                      tokens[first:last])
-                for first in range(0, len(rows), samples) for last in (first + samples,)]  # fmt: skip
+        return [
+            DrawnAnswers(
+                Answers(scores[first:last], judgement.extracted[first:last]),
+                texts[first:last],
+                finish[first:last],
+                tokens[first:last],
+            )
+            for first in range(0, len(rows), samples)
+            for last in (first + samples,)
+        ]
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
-        """The prompts' rows with completions, adjacent for each prompt, from seeds that are the same at every evaluation."""
+        """The prompts' rows with completions, adjacent for each prompt, from seeds that are the same at every
+        evaluation."""
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
-        rows = self.engine.sample(self.role, self.engine.to_sample(self.role, prompts), sampling, derived(self.engine.seed, "evaluation"))
+        rows = self.engine.sample(
+            self.role,
+            self.engine.to_sample(self.role, prompts),
+            sampling,
+            derived(self.engine.seed, "evaluation"),
+        )
         return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
 
@@ -157,16 +216,30 @@ class DrawnAnswers:
 
     def as_json(self) -> list[dict[str, Any]]:
         """An object for each answer, of plain values."""
-        rows = zip(self.completions, self.judged.scores, self.judged.extracted, self.finish, self.tokens, strict=True)
-        return [{"completion": completion, "score": None if math.isnan(score) else score, "extracted": extracted,
-                 "truncated": finish == "length", "tokens": tokens} for completion, score, extracted, finish, tokens in rows]  # fmt: skip
+        rows = zip(
+            self.completions, self.judged.scores, self.judged.extracted, self.finish, self.tokens, strict=True
+        )
+        return [
+            {
+                "completion": completion,
+                "score": None if math.isnan(score) else score,
+                "extracted": extracted,
+                "truncated": finish == "length",
+                "tokens": tokens,
+            }
+            for completion, score, extracted, finish, tokens in rows
+        ]
 
 
 def records(prompts: Batch) -> Iterator[dict[str, Any]]:
-    """An object for each prompt: its text, its right answer, its source, and the number of its record, as far as the data have them."""
+    """An object for each prompt: its text, its right answer, its source, and the number of its record, as far
+    as the data have them."""
     names = {"source": SOURCE, "record": "prompt_id", "prompt": "prompt", "answer": "answer"}
-    columns = {name: values if isinstance(values := prompts[column], list) else values.tolist()
-               for name, column in names.items() if column in prompts}  # fmt: skip
+    columns = {
+        name: values if isinstance(values := prompts[column], list) else values.tolist()
+        for name, column in names.items()
+        if column in prompts
+    }
     return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
@@ -176,7 +249,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict[str, float]:
-    """The share of right answers of each source, as ``name/SOURCE``. ``sources``: of the answers; none where the data have one source."""
+    """The share of right answers of each source, as ``name/SOURCE``. ``sources``: of the answers; none where
+    the data have one source."""
     hits: dict[str, list[float]] = {}
     for source, hit in zip(sources, right, strict=bool(sources)):
         hits.setdefault(source, []).append(hit)
@@ -197,7 +271,8 @@ class FlowEvaluation:
         return len(self.prompts)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """The share of the rows it returns that score 1.0, 0 where it returns none, and the mean of their scores."""
+        """The share of the rows it returns that score 1.0, 0 where it returns none, and the mean of their
+        scores."""
         scores: list[float] = []
         sources: list[str] = []
         for start in range(0, len(self.prompts), PART):
@@ -206,53 +281,94 @@ class FlowEvaluation:
             scores += rows["scores"].double().tolist()
             index = prompts.axis.rows_of(rows.axis) if SOURCE in prompts else None
             sources += [prompts[SOURCE][row] for row in index.tolist()] if index is not None else []
-        right, there = [score == 1.0 for score in scores], [score for score in scores if not math.isnan(score)]
+        right, there = (
+            [score == 1.0 for score in scores],
+            [score for score in scores if not math.isnan(score)],
+        )
         mean = sum(there) / len(there) if there else None
-        return Accuracy(sum(right) / max(len(right), 1), sources=by_source("sampled", sources, right), score=mean)
+        return Accuracy(
+            sum(right) / max(len(right), 1), sources=by_source("sampled", sources, right), score=mean
+        )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """The first ``count`` prompts, the right answers where the data have them, and the first completion that the evaluation returns for
-        each; empty for a prompt of which it returns none."""
+        """The first ``count`` prompts, the right answers where the data have them, and the first completion
+        that the evaluation returns for each; empty for a prompt of which it returns none."""
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)
-        completions = dict(zip(rows.axis.keys[:, 0].tolist(), rows["completion"], strict=True)) if "completion" in rows else {}
+        completions = (
+            dict(zip(rows.axis.keys[:, 0].tolist(), rows["completion"], strict=True))
+            if "completion" in rows
+            else {}
+        )
         names = [name for name in ("prompt", "answer") if name in prompts]
-        return [dict(zip(names, values, strict=True)) | {"completion": completions.get(position, "")}
-                for position, *values in zip(prompts.axis.keys[:, 0].tolist(), *(prompts[name] for name in names), strict=True)]
+        return [
+            dict(zip(names, values, strict=True)) | {"completion": completions.get(position, "")}
+            for position, *values in zip(
+                prompts.axis.keys[:, 0].tolist(), *(prompts[name] for name in names), strict=True
+            )
+        ]
 
     def _rows(self, prompts: Batch, names: tuple[str, ...], first: bool = False) -> Batch:
-        """Columns of the rows that the evaluation returns, as far as it has them. ``first``: of the first row of each prompt alone."""
+        """Columns of the rows that the evaluation returns, as far as it has them. ``first``: of the first row
+        of each prompt alone."""
         executor = self.executor.evaluating()
         try:
             rows = executor.run_body(self.plan, prompts, Outcome(), {})
             rows = rows.select(*(name for name in names if name in rows))
             positions = rows.axis.keys[:, 0].tolist()
-            return executor.engine.fetch(rows.rows([positions.index(position) for position in dict.fromkeys(positions)]) if first else rows)
+            return executor.engine.fetch(
+                rows.rows([positions.index(position) for position in dict.fromkeys(positions)])
+                if first
+                else rows
+            )
         finally:
             executor.engine.finished()
 
 
 def shown(accuracy: Accuracy) -> dict[Figure, float]:
-    """An accuracy as metrics: that of the first role, or of the flow's own evaluation, by source of data where there are several, where
-    roles are named that of each by name, and the figures of each further set."""
-    plain = {"sampled": accuracy.sampled, "greedy": accuracy.greedy, "score": accuracy.score, **accuracy.repeated}
+    """An accuracy as metrics: that of the first role, or of the flow's own evaluation, by source of data
+    where there are several, where roles are named that of each by name, and the figures of each further
+    set."""
+    plain = {
+        "sampled": accuracy.sampled,
+        "greedy": accuracy.greedy,
+        "score": accuracy.score,
+        **accuracy.repeated,
+    }
     figures = {Figure(Of.EVALUATION, name): value for name, value in plain.items() if value is not None}
     for role, shares in {"": accuracy.sources, **accuracy.roles}.items():
         figures |= {of_source(name, role): share for name, share in shares.items()}
-    figures |= {Figure(Of.SET, name, part=part): value for part, own in accuracy.sets.items() for name, value in own.items()}
-    return figures | {Figure(Of.SET, name, role=role, part=part): value for part, roles in accuracy.set_roles.items()
-                      for role, own in roles.items() for name, value in own.items()}  # fmt: skip
+    figures |= {
+        Figure(Of.SET, name, part=part): value
+        for part, own in accuracy.sets.items()
+        for name, value in own.items()
+    }
+    return figures | {
+        Figure(Of.SET, name, role=role, part=part): value
+        for part, roles in accuracy.set_roles.items()
+        for role, own in roles.items()
+        for name, value in own.items()
+    }
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """The figure of a share as ``by_source`` names it: no figure of an evaluation has a slash in its name, which parts it from a source."""
+    """The figure of a share as ``by_source`` names it: no figure of an evaluation has a slash in its name,
+    which parts it from a source."""
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)
 
 
 def unvoted(accuracy: Accuracy) -> Iterator[str]:
     """Lines about held-out prompts that have pass@k of several answers and no maj@k."""
-    every = {"the prompts held out of the data": accuracy.repeated, **{f"the set '{name}'": each for name, each in accuracy.sets.items()}}
+    every = {
+        "the prompts held out of the data": accuracy.repeated,
+        **{f"the set '{name}'": each for name, each in accuracy.sets.items()},
+    }
     for what, figures in every.items():
-        if any(name.startswith("pass@") and name != "pass@1" for name in figures) and not any(name.startswith("maj@") for name in figures):
-            yield f"no maj@k for {what}: the reward that judges it gives no answers to count votes of ('{PRED}' in what it returns)"
+        if any(name.startswith("pass@") and name != "pass@1" for name in figures) and not any(
+            name.startswith("maj@") for name in figures
+        ):
+            yield (
+                f"no maj@k for {what}: the reward that judges it gives no answers to count votes of "
+                f"('{PRED}' in what it returns)"
+            )

@@ -1,4 +1,5 @@
-"""`rlflow eval`: the evaluation of a run at one of its checkpoints, as the run itself makes it, or of a model folder."""
+"""`rlflow eval`: the evaluation of a run at one of its checkpoints, as the run itself makes it, or of a model
+folder."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ from rlflow.runs.trust import check_trusted
 class Answering:
     """How answers are sampled, beside what ``--actor.generate.NAME`` says."""
 
-    max_tokens: Annotated[int, Ge(1)] = 512  # of an answer; at most half of the model's positions, unless it is named
+    # of an answer; at most half of the model's positions, unless it is named
+    max_tokens: Annotated[int, Ge(1)] = 512
 
 
 def answer(prompts: Any, actor: Any, hp: Any = Answering()) -> None:
@@ -64,17 +66,32 @@ class Evaluated:
     def as_json(self) -> dict[str, Any]:
         """The content of evaluation.json, but for the settings."""
         figures = plainly(shown(self.accuracy))
-        return {"model": str(self.model), "iteration": self.iteration, "evaluation": figures, "folder": str(self.folder)}
+        return {
+            "model": str(self.model),
+            "iteration": self.iteration,
+            "evaluation": figures,
+            "folder": str(self.folder),
+        }
 
 
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
-    """Evaluate a Hugging Face folder on the sets of ``--eval``. ``values``: by flag, as of a run, but that a reward judges each set
-    that has none of its own; ``out``: the folder that gets a folder with the answers. Raises PlanError."""
+    """Evaluate a Hugging Face folder on the sets of ``--eval``. ``values``: by flag, as of a run, but that a
+    reward judges each set that has none of its own; ``out``: the folder that gets a folder with the answers.
+    Raises PlanError."""
     model_folder(str(folder), "rlflow eval")
     if not values.get("eval"):
-        raise PlanError.of("eval-nothing", "there is nothing to evaluate the model on", found="no --eval", expected="a file with prompts",
-                           remedy=f"rlflow eval {folder} --eval NAME=FILE")
-    tokens = {"hp.max_tokens": min(Answering().max_tokens, positions // 2)} if (positions := positions_of(folder)) else {}
+        raise PlanError.of(
+            "eval-nothing",
+            "there is nothing to evaluate the model on",
+            found="no --eval",
+            expected="a file with prompts",
+            remedy=f"rlflow eval {folder} --eval NAME=FILE",
+        )
+    tokens = (
+        {"hp.max_tokens": min(Answering().max_tokens, positions // 2)}
+        if (positions := positions_of(folder))
+        else {}
+    )
     given = {**tokens, **with_rewards({}, values), "model": str(folder), "held_out": 0}
     config, hp = resolve_config(ANSWER, None, given, packaged_beneath=False)
     context = prepare(ANSWER, hp, config, reporter.note, judge=None, data=made_up(ANSWER))
@@ -82,17 +99,27 @@ def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter
 
 
 def evaluate_run(
-    folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter, checkpoint: int | None = None, trust: bool = False
+    folder: Path,
+    values: Mapping[str, Any],
+    out: Path,
+    reporter: Reporter,
+    checkpoint: int | None = None,
+    trust: bool = False,
 ) -> Evaluated:
-    """Evaluate a run at its newest good checkpoint, or at that after ``checkpoint`` iterations: on what the run itself evaluates on, or on
-    the sets of ``--eval`` alone where ``values`` has some. trust: execute files that the run names although nothing vouches for them.
-    Raises PlanError."""
+    """Evaluate a run at its newest good checkpoint, or at that after ``checkpoint`` iterations: on what the
+    run itself evaluates on, or on the sets of ``--eval`` alone where ``values`` has some. trust: execute
+    files that the run names although nothing vouches for them. Raises PlanError."""
     folder = folder.absolute()
     saved = read_settings(folder)
     loaded = newest(folder, reporter) if checkpoint is None else checkpoint_of(folder, checkpoint)
     sets = evaluation_names(values.get("eval") or saved["values"].get("eval") or ())
     saved = {**saved, "values": without_sets(saved["values"], sets)}
-    changes = {**dict.fromkeys(NO_SETTINGS), "track": (), "out": "runs", **with_rewards(saved["values"], values)}
+    changes = {
+        **dict.fromkeys(NO_SETTINGS),
+        "track": (),
+        "out": "runs",
+        **with_rewards(saved["values"], values),
+    }
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     context = prepare_again(saved, changes, reporter, partial(other_inputs, folder, reporter))
     try:
@@ -106,23 +133,32 @@ def evaluate_run(
 
 
 def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
-    """The values of a run but for those of its sets that are not among ``names_of_sets``: their fields, and what judges them."""
+    """The values of a run but for those of its sets that are not among ``names_of_sets``: their fields, and
+    what judges them."""
     dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
-    values = {name: value for name, value in saved.items() if not any(name.startswith(f"data.{each}.") for each in dropped)}
-    rewards = [reward for reward in saved.get("reward") or () if not any(_judges(reward, name) for name in dropped)]
+    values = {
+        name: value
+        for name, value in saved.items()
+        if not any(name.startswith(f"data.{each}.") for each in dropped)
+    }
+    rewards = [
+        reward for reward in saved.get("reward") or () if not any(_judges(reward, name) for name in dropped)
+    ]
     return values | ({"reward": rewards} if "reward" in saved else {})
 
 
 def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, whose rewards judge sets alone: those of the run are as they were, and one that names no set judges each set that has
-    none of its own. ``saved``: values of the run."""
+    """The values, whose rewards judge sets alone: those of the run are as they were, and one that names no
+    set judges each set that has none of its own. ``saved``: values of the run."""
     if not values.get("reward"):
         return dict(values)
     sets = evaluation_names(values.get("eval") or saved.get("eval") or ())
     general, named = sort_rewards({"reward": values["reward"], "eval": [f"{name}=-" for name in sets]})
     lacking = [name for name in sets if not any(_judges(reward, name) for reward in named)]
     own = [*named, *(f"{reward}@{name}" for name in lacking for reward in general)]
-    before = [reward for reward in saved.get("reward") or () if not any(_judges(reward, name) for name in sets)]
+    before = [
+        reward for reward in saved.get("reward") or () if not any(_judges(reward, name) for name in sets)
+    ]
     return {**values, "reward": (*before, *own)}
 
 
@@ -132,27 +168,48 @@ def _judges(reward: Any, name: str) -> bool:
 
 
 def checkpoint_of(folder: Path, iteration: int) -> Loaded:
-    """The checkpoint of a run after so many iterations. Raises PlanError where there is none that is whole."""
-    there = {path: number for path in steps(of_run(folder)) if (number := (file_names.of_step(path.name) or (-1,))[0]) >= 0}
+    """The checkpoint of a run after so many iterations. Raises PlanError where there is none that is
+    whole."""
+    there = {
+        path: number
+        for path in steps(of_run(folder))
+        if (number := (file_names.of_step(path.name) or (-1,))[0]) >= 0
+    }
     path = next((path for path, number in there.items() if number == iteration), None)
     if path is None:
         known = sorted(set(there.values()))
-        raise PlanError.of("no-checkpoint", f"the run has no checkpoint after {iteration} iterations",
-                           found=f"checkpoints after {listed(map(str, known))}" if known else "no checkpoint",
-                           expected="one that was kept (--keep)", remedy=f"--checkpoint {known[-1]}" if known else "--save-every")
+        raise PlanError.of(
+            "no-checkpoint",
+            f"the run has no checkpoint after {iteration} iterations",
+            found=f"checkpoints after {listed(map(str, known))}" if known else "no checkpoint",
+            expected="one that was kept (--keep)",
+            remedy=f"--checkpoint {known[-1]}" if known else "--save-every",
+        )
     try:
         return Loaded(read(path), path, [])
     except Damaged as damage:
-        raise PlanError.of("checkpoint-damaged", f"the checkpoint '{path}' is damaged", found=str(damage), expected="a whole one",
-                           remedy="leave --checkpoint out, which takes the newest good one") from damage
+        raise PlanError.of(
+            "checkpoint-damaged",
+            f"the checkpoint '{path}' is damaged",
+            found=str(damage),
+            expected="a whole one",
+            remedy="leave --checkpoint out, which takes the newest good one",
+        ) from damage
 
 
-def _measured(context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter) -> Evaluated:
+def _measured(
+    context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter
+) -> Evaluated:
     """Evaluate, write what was answered, and end what was started."""
     try:
         if context.evaluation is None:
-            raise PlanError.of("eval-nothing", "there is nothing to evaluate on", found="no held-out prompts that something judges",
-                               expected="--eval, and a backend with models", remedy="--eval NAME=FILE")
+            raise PlanError.of(
+                "eval-nothing",
+                "there is nothing to evaluate on",
+                found="no held-out prompts that something judges",
+                expected="--eval, and a backend with models",
+                remedy="--eval NAME=FILE",
+            )
         folder = directory.create(out, None, name)
         try:
             with context.computing(), answer_file(folder / ANSWERS, _raised) as keep:

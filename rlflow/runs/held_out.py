@@ -30,7 +30,8 @@ from rlflow.runs.guards import in_order
 from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
 from rlflow.training.protocols import Sampling
 
-PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_special_tokens")  # how a role samples that holds in evaluation
+# how a role samples that holds in evaluation
+PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_special_tokens")
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,30 @@ class HeldOut:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest response, 0 where there are none: what a flow that never samples may sample to be evaluated."""
+        """Tokens of the longest response, 0 where there are none: what a flow that never samples may sample
+        to be evaluated."""
         for data in (self.data, *self.sets.values()):
-            tokens = data.batch(range(len(data))).data.get("tokens") if data.shape != "prompts" and len(data) else None
+            tokens = (
+                data.batch(range(len(data))).data.get("tokens")
+                if data.shape != "prompts" and len(data)
+                else None
+            )
             if tokens is not None:
                 return int(tokens.lengths.max())  # type: ignore[union-attr]
         return 0
 
     def judged(self, rewards: Rewards) -> tuple[HeldOutSet, ...]:
-        """The sets that something can judge, as rows. Raises PlanError for a set of ``--eval`` that nothing can."""
+        """The sets that something can judge, as rows. Raises PlanError for a set of ``--eval`` that nothing
+        can."""
         judge = rewards.judge() if len(self.data) else None
         own = (HeldOutSet(questions(replace(self.data, numbered=True)), judge),) if judge is not None else ()
-        return (*own, *(HeldOutSet(questions(data), rewards.judge_of_set(name, data), name) for name, data in self.sets.items()))
+        return (
+            *own,
+            *(
+                HeldOutSet(questions(data), rewards.judge_of_set(name, data), name)
+                for name, data in self.sets.items()
+            ),
+        )
 
 
 def questions(data: Dataset) -> Batch:
@@ -65,17 +78,26 @@ def questions(data: Dataset) -> Batch:
 
 
 def usable_sets(
-    graph: Graph, roles: Roles, options: Options, opened: Callable[[list[str]], Mapping[str, Dataset]], note: Callable[[str], None],
+    graph: Graph,
+    roles: Roles,
+    options: Options,
+    opened: Callable[[list[str]], Mapping[str, Dataset]],
+    note: Callable[[str], None],
     begun: bool,
 ) -> dict[str, Dataset]:
-    """The sets of ``--eval`` that are measured, without the records that no model can be given. ``note`` gets these records, and a warning
-    for each set with prompts that hold control tokens. ``opened``: gives the sets by name, told the names of roles. Raises PlanError for a
-    flow that evaluates by itself, and for records that cannot be used unless these are to be left out, or the run has ``begun``."""
+    """The sets of ``--eval`` that are measured, without the records that no model can be given. ``note`` gets
+    these records, and a warning for each set with prompts that hold control tokens. ``opened``: gives the
+    sets by name, told the names of roles. Raises PlanError for a flow that evaluates by itself, and for
+    records that cannot be used unless these are to be left out, or the run has ``begun``."""
     if options.eval and graph.evaluation is not None:
-        raise PlanError.of("eval-own", "the flow has an evaluation of its own, which takes prompts held out of the data alone",
-                           found=f"--eval {options.eval[0]}", expected="no --eval, as the flow alone says what counts as an answer",
-                           remedy="leave --eval out here, and measure what the trained model itself answers afterwards: "
-                                  f"rlflow eval RUN/final/ROLE --eval {options.eval[0]}")
+        raise PlanError.of(
+            "eval-own",
+            "the flow has an evaluation of its own, which takes prompts held out of the data alone",
+            found=f"--eval {options.eval[0]}",
+            expected="no --eval, as the flow alone says what counts as an answer",
+            remedy="leave --eval out here, and measure what the trained model itself answers afterwards: "
+            f"rlflow eval RUN/final/ROLE --eval {options.eval[0]}",
+        )
     if not options.eval or options.backend == NULL:
         if options.eval:
             note("the sets of --eval are opened by no run on the null backend, which has no model to measure")
@@ -89,7 +111,9 @@ def usable_sets(
             raise refused(data.name, faults, len(data) + len(data.faults), limited.room)
         if faults:
             note(f"{len(faults)} records of the held-out set '{name}' are left out: {spoken(faults)}")
-        sets[name] = replace(limited, records=[record for place, record in enumerate(data.records) if place not in left_out])
+        sets[name] = replace(
+            limited, records=[record for place, record in enumerate(data.records) if place not in left_out]
+        )
         if templated := sets[name].templated(f"the held-out set '{name}'"):
             note(str(templated))
     return sets
@@ -101,10 +125,17 @@ def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], optio
 
 
 def evaluations(
-    plan: Plan, roles: Roles, first: str, engine: Engine, lanes: Lanes, held_out: HeldOut, sets: tuple[HeldOutSet, ...], options: Options
+    plan: Plan,
+    roles: Roles,
+    first: str,
+    engine: Engine,
+    lanes: Lanes,
+    held_out: HeldOut,
+    sets: tuple[HeldOutSet, ...],
+    options: Options,
 ) -> Evaluation:
-    """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the data. Figures name the role
-    where the flow trains several."""
+    """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the
+    data. Figures name the role where the flow trains several."""
     names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
     own, *others = (evaluation(plan, roles[name], engine, lanes, held_out, sets, options) for name in names)
     return replace(own, others=tuple(others), named=len(policies(roles)) > 1)
@@ -118,7 +149,13 @@ def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEv
 
 
 def evaluation(
-    plan: Plan, role: BoundRole, engine: Engine, lanes: Lanes, held_out: HeldOut, sets: tuple[HeldOutSet, ...], options: Options
+    plan: Plan,
+    role: BoundRole,
+    engine: Engine,
+    lanes: Lanes,
+    held_out: HeldOut,
+    sets: tuple[HeldOutSet, ...],
+    options: Options,
 ) -> Evaluation:
     """Measure the accuracy of a role's answers to held-out prompts."""
     model = engine.models[role.name]
@@ -133,6 +170,6 @@ def evaluation(
 
 def _generator_for_evaluation(role: BoundRole, options: Options, loaded: LoadedModels) -> Any:
     """A generator for a flow that never samples."""
-    return make_models([role], options, device_of(options.device), {}, lambda role: Halves(False, True), loaded)[role.name].generator
-
-
+    return make_models(
+        [role], options, device_of(options.device), {}, lambda role: Halves(False, True), loaded
+    )[role.name].generator

@@ -1,5 +1,5 @@
-"""A run's identity: what its numbers depend on beside its settings and its graph, each part under a name of its own, so that whoever goes
-on with the run is told what is another now, from what to what."""
+"""A run's identity: what its numbers depend on beside its settings and its graph, each part under a name of
+its own, so that whoever goes on with the run is told what is another now, from what to what."""
 
 from __future__ import annotations
 
@@ -29,20 +29,27 @@ SHOWN = 60  # letters of a value that are shown
 
 
 class WeightFile(BaseModel):
-    """A file of weights. While length, times and inode are the same nobody has written to it, so that it need not be read again."""
+    """A file of weights. While length, times and inode are the same nobody has written to it, so that it need
+    not be read again."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: int
     modified: int  # nanoseconds since the epoch, of the last change of its content
     changed: int  # nanoseconds since the epoch, of the last change of its inode
     inode: int
-    recent: bool = False  # whether it was changed so shortly before that a later change may have the same time
+    # whether it was changed so shortly before that a later change may have the same time
+    recent: bool = False
     # of its bytes; None where it has not been read yet
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
         """Whether nobody wrote to it in between, as far as that can be told without reading."""
-        return (self.bytes, self.modified, self.changed, self.inode) == (other.bytes, other.modified, other.changed, other.inode)
+        return (self.bytes, self.modified, self.changed, self.inode) == (
+            other.bytes,
+            other.modified,
+            other.changed,
+            other.inode,
+        )
 
     def with_digest(self, digits: str | None) -> WeightFile:
         """The file with the digest of its bytes."""
@@ -56,8 +63,10 @@ class Identity(BaseModel):
     format: Literal["rlflow-identity"] = "rlflow-identity"
     version: Literal[1] = 1
     kept: dict[str, str] = Field(default_factory=dict)  # parts that must be the same when the run goes on
-    told: dict[str, str] = Field(default_factory=dict)  # parts of which a change is reported, such as versions of packages
-    weights: dict[str, WeightFile] = Field(default_factory=dict)  # files of weights, which are compared by their digests
+    # parts of which a change is reported, such as versions of packages
+    told: dict[str, str] = Field(default_factory=dict)
+    # files of weights, which are compared by their digests
+    weights: dict[str, WeightFile] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The content of identity.json."""
@@ -87,11 +96,16 @@ def shortened(value: str) -> str:
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Parts that changed, went or came."""
     names = list(dict.fromkeys((*before, *now)))
-    return [Change(name, before.get(name, GONE), now.get(name, GONE)) for name in names if before.get(name) != now.get(name)]
+    return [
+        Change(name, before.get(name, GONE), now.get(name, GONE))
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
 
 
 def read(folder: Path) -> Identity | None:
-    """The identity that a run left; None where it left none. Raises ValueError for one that is damaged or of another version."""
+    """The identity that a run left; None where it left none. Raises ValueError for one that is damaged or of
+    another version."""
     try:
         return Identity.model_validate_json(durable.read(folder / FILE))
     except FileNotFoundError:
@@ -111,8 +125,13 @@ AT_ONCE = 4  # files that are read while a run waits for them
 def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFile:
     """The file as it lies there, unread. ``clock``: gives nanoseconds of the time of day. Raises OSError."""
     status = os.stat(path)
-    return WeightFile(bytes=status.st_size, modified=status.st_mtime_ns, changed=status.st_ctime_ns, inode=status.st_ino,
-                   recent=clock() - status.st_ctime_ns < RECENT)
+    return WeightFile(
+        bytes=status.st_size,
+        modified=status.st_mtime_ns,
+        changed=status.st_ctime_ns,
+        inode=status.st_ino,
+        recent=clock() - status.st_ctime_ns < RECENT,
+    )
 
 
 def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | None:
@@ -127,11 +146,16 @@ def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | Non
 
 
 def compare_weights(
-    before: Mapping[str, WeightFile], now: Mapping[str, WeightFile], paths: Mapping[str, Path], say: Callable[[str], None]
+    before: Mapping[str, WeightFile],
+    now: Mapping[str, WeightFile],
+    paths: Mapping[str, Path],
+    say: Callable[[str], None],
 ) -> tuple[dict[str, WeightFile], list[Change]]:
-    """The weights as they are now, with the digests that are known, and what changed. Files that nobody touched are not read; others are,
-    and where that may take long it is said. Raises OSError."""
-    changes = [Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()]
+    """The weights as they are now, with the digests that are known, and what changed. Files that nobody
+    touched are not read; others are, and where that may take long it is said. Raises OSError."""
+    changes = [
+        Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()
+    ]
     files, unread = dict(now), []
     for name in before.keys() & now.keys():
         if now[name].same_file(before[name]) and not before[name].recent:
@@ -151,17 +175,30 @@ def _told(weights: WeightFile | None) -> str:
     if weights is None:
         return GONE
     digits = weights.sha256
-    return f"{weights.bytes} bytes" if digits is None else digits if digits == UNSTEADY else f"sha256 {digits}"
+    return (
+        f"{weights.bytes} bytes" if digits is None else digits if digits == UNSTEADY else f"sha256 {digits}"
+    )
 
 
-def _read(paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]) -> dict[str, str | None]:
+def _read(
+    paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]
+) -> dict[str, str | None]:
     """Digests of files that are waited for."""
     total, stop, began = sum(stats[name].bytes for name in paths), threading.Event(), time.monotonic()
     if total > LARGE:
-        say(f"reading {total / LARGE:.1f} GiB of weights, to compare them with those that the run began with: their files are others")
+        say(
+            f"reading {total / LARGE:.1f} GiB of weights, to compare them with those that the run began "
+            "with: their files are others"
+        )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            digests = dict(zip(paths, pool.map(partial(digest, going_on=lambda: not stop.is_set()), paths.values()), strict=True))
+            digests = dict(
+                zip(
+                    paths,
+                    pool.map(partial(digest, going_on=lambda: not stop.is_set()), paths.values()),
+                    strict=True,
+                )
+            )
         finally:
             stop.set()
     if total > LARGE:
@@ -170,13 +207,18 @@ def _read(paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Calla
 
 
 class DigestReader:
-    """Takes the digests that an identity still lacks, in a thread that gives way to all others, and hands on the identity that has them.
+    """Takes the digests that an identity still lacks, in a thread that gives way to all others, and hands on
+    the identity that has them.
 
     ``put`` gets it, in that thread, once; ``say`` is told of files that changed since they were looked at.
     """
 
     def __init__(
-        self, identity: Identity, paths: Mapping[str, Path], put: Callable[[Identity], None], say: Callable[[str], None]
+        self,
+        identity: Identity,
+        paths: Mapping[str, Path],
+        put: Callable[[Identity], None],
+        say: Callable[[str], None],
     ) -> None:
         self._identity, self._paths, self._put, self._say = identity, paths, put, say
         self._stop = threading.Event()

@@ -43,10 +43,16 @@ class Between:
     @staticmethod
     def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
         """What a run is before an iteration that comes now."""
-        return Between(iteration, cursor, dict(engine.state), {role: model.version for role, model in engine.models.items()})
+        return Between(
+            iteration,
+            cursor,
+            dict(engine.state),
+            {role: model.version for role, model in engine.models.items()},
+        )
 
     def put_back(self, engine: Engine) -> None:
-        """Put back what is not weights: flows set scalars, and updates that took no step have raised versions."""
+        """Put back what is not weights: flows set scalars, and updates that took no step have raised
+        versions."""
         engine.state = dict(self.scalars)
         for role, version in self.versions.items():
             engine.models[role].version = version
@@ -81,11 +87,23 @@ class Loop:
     """One run, from its start to its end or to the request to stop."""
 
     def __init__(
-        self, context: RunContext, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot,
+        self,
+        context: RunContext,
+        records: Records,
+        writer: Writer,
+        reporter: Reporter,
+        take: TakeSnapshot,
         look: Callable[[], object] = lambda: None,
     ) -> None:
         """``look`` is called between iterations and raises where the run's folder is no longer there."""
-        self.context, self.records, self.writer, self.reporter, self.take, self.look = context, records, writer, reporter, take, look
+        self.context, self.records, self.writer, self.reporter, self.take, self.look = (
+            context,
+            records,
+            writer,
+            reporter,
+            take,
+            look,
+        )
         self.options = context.options
         self.guard = Guard(context.options, context.reasons)
         self.totals = RunTotals(context.executor.lanes.room, context.options.staleness, context.plan.within)
@@ -94,12 +112,18 @@ class Loop:
         self.skipped = self.reported = 0
         self.evaluated: dict[int, Accuracy] = {}
         self.done = 0  # iterations, at the last look at the folder
-        self.between: Between | None = None  # the newest state between two iterations that the models still have
+        # the newest state between two iterations that the models still have
+        self.between: Between | None = None
         self.lost = ""  # why the newest whole iteration of a run that an error ends cannot be saved
         self.taken = 0  # the iteration of the newest checkpoint that was taken, or with which the run began
-        self.copy: MemoryCopy | None = None  # what a run in one process was before an iteration, where --commit-every asks for it
-        self.recovery = Recovery(context.workers, self.options.copies_every, DriverState(self.capture, self.rewind, self.replay),
-                                 reporter.note)  # fmt: skip
+        # what a run in one process was before an iteration, where --commit-every asks for it
+        self.copy: MemoryCopy | None = None
+        self.recovery = Recovery(
+            context.workers,
+            self.options.copies_every,
+            DriverState(self.capture, self.rewind, self.replay),
+            reporter.note,
+        )
 
     def run(self, start: RunStart) -> RunResult:
         """Run from ``start`` to the end. Raises Stopped, StageError and RemoteError."""
@@ -109,17 +133,31 @@ class Loop:
             self.evaluated[start.iteration] = start.here
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
         seconds = time.monotonic() - began
-        return RunResult(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
-                      self.skipped, self.context.unclaimed)
+        return RunResult(
+            self.records.folder,
+            self.options.iterations,
+            seconds,
+            self.start.before,
+            after,
+            self.totals,
+            compared,
+            self.last,
+            self.skipped,
+            self.context.unclaimed,
+        )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
-        """Run from an iteration on, the first or the one that a worker's death threw the run back to. The accuracy of the last weights, and
-        held-out prompts with what the first and the last weights answer."""
+        """Run from an iteration on, the first or the one that a worker's death threw the run back to. The
+        accuracy of the last weights, and held-out prompts with what the first and the last weights answer."""
         start = self.start
-        self.start = replace(start, before=start.before or self.evaluate(first), answers=start.answers or self.answers())
+        self.start = replace(
+            start, before=start.before or self.evaluate(first), answers=start.answers or self.answers()
+        )
         for iteration in range(first, self.options.iterations):
             self.step(iteration)
-        self.between = Between.of(self.context.engine, max(first, self.options.iterations), self.context.prompts.state())
+        self.between = Between.of(
+            self.context.engine, max(first, self.options.iterations), self.context.prompts.state()
+        )
         after = self.evaluate(self.options.iterations)
         last = self.answers()
         self.done = self.options.iterations
@@ -144,8 +182,15 @@ class Loop:
         """Forget an iteration and those after it; ``state`` is from before."""
         self.context.engine.state = dict(state.scalars)
         counts = state.totals
-        self.totals, self.last, self.skipped, self.guard.bad = deepcopy(counts.totals), counts.last, counts.skipped, counts.bad
-        self.evaluated = {number: accuracy for number, accuracy in self.evaluated.items() if number <= iteration}
+        self.totals, self.last, self.skipped, self.guard.bad = (
+            deepcopy(counts.totals),
+            counts.last,
+            counts.skipped,
+            counts.bad,
+        )
+        self.evaluated = {
+            number: accuracy for number, accuracy in self.evaluated.items() if number <= iteration
+        }
         self.records.back_to(iteration)
 
     def step(self, iteration: int) -> None:
@@ -178,18 +223,28 @@ class Loop:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
     def _end_where_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """End a run whose workers still answer, but whose pools could not be started anew: it is saved first. Raises RemoteError."""
+        """End a run whose workers still answer, but whose pools could not be started anew: it is saved first.
+        Raises RemoteError."""
         lost = self.context.workers.lost() if self.context.workers else None
         if lost is not None:
             self.save(iteration, cursor)
             raise RemoteError(lost)
 
     def _end_where_unsaved(self, iteration: int) -> None:
-        """End a run of which nothing could be saved for too long: the more it goes on, the more would be lost. Raises PlanError."""
+        """End a run of which nothing could be saved for too long: the more it goes on, the more would be
+        lost. Raises PlanError."""
         if self.writer.in_a_row >= UNSAVED:
-            why = f"the run ends before iteration {iteration}: {UNSAVED} checkpoints in a row could not be saved"
-            raise PlanError.of("run-unsaved", why, found=self.writer.missed,
-                               expected=f"a disk that takes them below {self.records.folder}", remedy="make room there, or lower --keep")
+            why = (
+                f"the run ends before iteration {iteration}: {UNSAVED} checkpoints in a row could not "
+                "be saved"
+            )
+            raise PlanError.of(
+                "run-unsaved",
+                why,
+                found=self.writer.missed,
+                expected=f"a disk that takes them below {self.records.folder}",
+                remedy="make room there, or lower --keep",
+            )
 
     def outcome(self, iteration: int) -> Outcome:
         """Run the plan on the next prompts, or on rows that were sampled ahead."""
@@ -231,28 +286,44 @@ class Loop:
             self.records.weights(moved)
         health = outcome.summary.health
         graph = self.context.plan.graph
-        figures = {**without_funnel(health), **fate_metrics(outcome.account), **canaries, **speed(outcome, graph), SECONDS: seconds,
-                   **funnel_metrics(outcome.account, graph, health, outcome.policies), **outcome.metrics,
-                   **{Figure(Of.STATE, name): value for name, value in outcome.state.items()}}  # fmt: skip
-        samples = [{"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows]
+        figures = {
+            **without_funnel(health),
+            **fate_metrics(outcome.account),
+            **canaries,
+            **speed(outcome, graph),
+            SECONDS: seconds,
+            **funnel_metrics(outcome.account, graph, health, outcome.policies),
+            **outcome.metrics,
+            **{Figure(Of.STATE, name): value for name, value in outcome.state.items()},
+        }
+        samples = [
+            {"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows
+        ]
         self.last = self.records.metrics(iteration, figures)
         self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.records.traffic(iteration, self.context.engine.traffic())
-        warnings = [*short_repeat_warnings(self.context.plan, figures), *mismatch_warnings(self.options, figures, outcome.sampler),
-                    *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over(),
-                    *loss_warnings(figures), *self.guard.merge_warnings(figures),
-                    *self.guard.missing_warnings(figures)]  # fmt: skip
+        warnings = [
+            *short_repeat_warnings(self.context.plan, figures),
+            *mismatch_warnings(self.options, figures, outcome.sampler),
+            *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype),
+            *self.passed_over(),
+            *loss_warnings(figures),
+            *self.guard.merge_warnings(figures),
+            *self.guard.missing_warnings(figures),
+        ]
         try:
             self.guard.check(iteration, figures, outcome.summary)
-            self.reporter.iteration(iteration, figures, samples, stage_seconds(outcome, self.context.plan))  # none that failed is done
+            # none that failed is done
+            self.reporter.iteration(iteration, figures, samples, stage_seconds(outcome, self.context.plan))
         finally:
             for warning in warnings:
                 self.reporter.note(f"iteration {iteration}: {warning}")
 
     def passed_over(self) -> Iterator[str]:
-        """Warnings of records that were drawn and cannot be used, each once; after many they are counted only."""
+        """Warnings of records that were drawn and cannot be used, each once; after many they are counted
+        only."""
         for fault in self.context.prompts.untold():
             self.reported += 1
             if self.reported <= REPORTED:
@@ -261,7 +332,8 @@ class Loop:
                 yield "further records that are left out are counted only, as data/left_out_* of the metrics"
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Take a snapshot before an iteration and have it written in another thread. ``cursor``: of the prompts, before the iteration's."""
+        """Take a snapshot before an iteration and have it written in another thread. ``cursor``: of the
+        prompts, before the iteration's."""
         self._save(iteration, cursor, None)
 
     def _save(self, iteration: int, cursor: Mapping[str, Any], kept: KeptState | None) -> None:
@@ -271,8 +343,9 @@ class Loop:
         self.taken = iteration
 
     def rescue(self, again: bool = False) -> None:
-        """Save the newest whole iteration of a run that an error ends, unless it is saved: as the models are, or as the copies have it from
-        which pools recover. ``lost`` says why it cannot be: the error that ends the run counts. ``again``: though it was taken before."""
+        """Save the newest whole iteration of a run that an error ends, unless it is saved: as the models are,
+        or as the copies have it from which pools recover. ``lost`` says why it cannot be: the error that ends
+        the run counts. ``again``: though it was taken before."""
         point, between = self.recovery.newest(), self.between
         taken = -1 if again else self.taken
         try:
@@ -286,8 +359,12 @@ class Loop:
             elif between is None and self.copy is not None and self.copy.iteration > taken:
                 self._save(self.copy.iteration, self.copy.cursor, self.copy.kept)
             elif between is None and self.context.engine.iteration > taken:
-                self.lost = (f"iteration {self.context.engine.iteration} was changing weights as it failed, and they are not those of a "
-                             "whole iteration (--save-every 1 saves each one, --commit-every 1 keeps a copy of it in memory)")  # fmt: skip
+                self.lost = (
+                    f"iteration {self.context.engine.iteration} was changing weights as it failed, and "
+                    "they are not those of a "
+                    "whole iteration (--save-every 1 saves each one, --commit-every 1 keeps a copy of it "
+                    "in memory)"
+                )
         except Exception as error:
             self.lost = f"the last whole iteration cannot be saved: {type(error).__name__}: {error}"
 
@@ -305,7 +382,10 @@ class Loop:
             for line in unvoted(accuracy) if not self.evaluated else ():
                 self.reporter.note(line)
             self.records.metrics(iteration, shown(accuracy))
-            self.records.traffic(iteration, {f"evaluation/{kind}": size for kind, size in self.context.engine.traffic().items()})
+            self.records.traffic(
+                iteration,
+                {f"evaluation/{kind}": size for kind, size in self.context.engine.traffic().items()},
+            )
             self.reporter.evaluation(iteration, shown(accuracy))
             self.evaluated[iteration] = accuracy
         return self.evaluated[iteration]

@@ -1,7 +1,8 @@
-"""Planning of a run: where its roles run, and what an iteration does. `plan`, `run` and `resume` go through here, once each.
+"""Planning of a run: where its roles run, and what an iteration does. `plan`, `run` and `resume` go through
+here, once each.
 
-Nothing is started, no model is loaded and no data are opened. A run takes two steps, since whether held-out records can be judged is known
-only when the data are open: ``place_roles`` before, ``make_plan`` after.
+Nothing is started, no model is loaded and no data are opened. A run takes two steps, since whether held-out
+records can be judged is known only when the data are open: ``place_roles`` before, ``make_plan`` after.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from rlflow.compiler.passes.share import share
 from rlflow.compiler.placement import THREADS, Parallel, Placement, Pools, place
 from rlflow.compiler.plan import Plan, Streaming
 from rlflow.compiler.preview.explanation import here
-from rlflow.compiler.preview.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
+from rlflow.compiler.preview.fits import (
+    crowded,
+    idle_ranks,
+    overlap_problems,
+    stream_problems,
+    too_many_rows,
+    unused_pools,
+)
 from rlflow.compiler.preview.sizes import Assumed, Sizes
 from rlflow.compiler.trace.compile import Program, used_nodes
 from rlflow.compiler.trace.rules import chosen_prompts
@@ -35,59 +43,110 @@ from rlflow.training.protocols import GivesChunks
 
 
 def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
-    """Add to a placement how each half is distributed over its pool; None for one process. Raises PlanError where it does not fit."""
+    """Add to a placement how each half is distributed over its pool; None for one process. Raises PlanError
+    where it does not fit."""
     pools = placement.pools if placement is not None else {}
     halves: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
     for name, role in roles.items():
         for half in HALVES:
-            pool = (placement.trainers if half == "trainer" else placement.generators).get(name) if placement is not None else None
+            pool = (
+                (placement.trainers if half == "trainer" else placement.generators).get(name)
+                if placement is not None
+                else None
+            )
             if placement is None or pool is not None:
                 can = role.half(half).can
                 how = halves[name, half] = Parallel(can.tensor, can.collective)
                 problems += _unfit(name, half, how, pool, pools)
     PlanError.refuse([*problems, *_lone_stages(graph, halves), *_lone_changes(graph, placement)])
-    return replace(placement, parallel={key: how for key, how in halves.items() if how != Parallel()}) if placement is not None else None
+    return (
+        replace(placement, parallel={key: how for key, how in halves.items() if how != Parallel()})
+        if placement is not None
+        else None
+    )
 
 
-def _unfit(role: str, half: str, how: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:
+def _unfit(
+    role: str, half: str, how: Parallel, pool: str | None, pools: Mapping[str, int]
+) -> Iterator[Problem]:
     ranks = pools[pool] if pool is not None else 1
     if ranks % how.tensor:
-        where = f"pool '{pool}' has {ranks} rank{'s' if ranks > 1 else ''}" if pool is not None else "a run in one process has one rank"
-        yield Problem("tensor-parallel", f"the {half} of role '{role}' wants whole teams of {how.tensor} ranks", found=where,
-                      expected=f"a multiple of {how.tensor}", remedy=f"--pools {pool or 'all'}={-(-ranks // how.tensor) * how.tensor}, "
-                      f"or --{role}.tensor_parallel 1")
+        where = (
+            f"pool '{pool}' has {ranks} rank{'s' if ranks > 1 else ''}"
+            if pool is not None
+            else "a run in one process has one rank"
+        )
+        yield Problem(
+            "tensor-parallel",
+            f"the {half} of role '{role}' wants whole teams of {how.tensor} ranks",
+            found=where,
+            expected=f"a multiple of {how.tensor}",
+            remedy=f"--pools {pool or 'all'}={-(-ranks // how.tensor) * how.tensor}, "
+            f"or --{role}.tensor_parallel 1",
+        )
 
 
 def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
     """Stages that compute with a model on rank 0 alone, of which it has a part."""
     for node in used_nodes(graph):
-        if node.op is Op.STAGE and node.role and node.dispatch == "RANK0" and halves.get((node.role, "trainer"), Parallel()).collective:
-            yield Problem("lone-stage", f"{node.name} computes with '{node.role}' on rank 0 alone, which holds a part of its weights",
-                          node.place, found="dispatch=RANK0", expected="DP_COMPUTE or ALL, in which all ranks take part",
-                          remedy="let the stage be ALL or DP_COMPUTE, or use a trainer that holds all weights on each rank")
+        if (
+            node.op is Op.STAGE
+            and node.role
+            and node.dispatch == "RANK0"
+            and halves.get((node.role, "trainer"), Parallel()).collective
+        ):
+            yield Problem(
+                "lone-stage",
+                f"{node.name} computes with '{node.role}' on rank 0 alone, which holds a part of its weights",
+                node.place,
+                found="dispatch=RANK0",
+                expected="DP_COMPUTE or ALL, in which all ranks take part",
+                remedy="let the stage be ALL or DP_COMPUTE, or use a trainer that holds all weights on "
+                "each rank",
+            )
 
 
 def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
-    """Stages that may change the weights of a role on one of several ranks, or on each by other rows: the ranks would then train and sample
-    with weights that are not the same."""
+    """Stages that may change the weights of a role on one of several ranks, or on each by other rows: the
+    ranks would then train and sample with weights that are not the same."""
     for node in used_nodes(graph):
-        pool = placement.trainers.get(node.role or "") if placement is not None and node.op is Op.STAGE and not node.pure else None
-        if placement is not None and pool is not None and placement.pools[pool] > 1 and node.dispatch != "ALL":
-            yield Problem("lone-change", f"{node.name} may change the weights of '{node.role}', and not alike on the "
-                          f"{placement.pools[pool]} ranks of pool '{pool}'", node.place, found=f"dispatch={node.dispatch}, pure=False",
-                          expected="dispatch=ALL, with which each rank does the same", remedy=f"write dispatch=ALL, or --pools {pool}=1")
+        pool = (
+            placement.trainers.get(node.role or "")
+            if placement is not None and node.op is Op.STAGE and not node.pure
+            else None
+        )
+        if (
+            placement is not None
+            and pool is not None
+            and placement.pools[pool] > 1
+            and node.dispatch != "ALL"
+        ):
+            yield Problem(
+                "lone-change",
+                f"{node.name} may change the weights of '{node.role}', and not alike on the "
+                f"{placement.pools[pool]} ranks of pool '{pool}'",
+                node.place,
+                found=f"dispatch={node.dispatch}, pure=False",
+                expected="dispatch=ALL, with which each rank does the same",
+                remedy=f"write dispatch=ALL, or --pools {pool}=1",
+            )
 
 
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
-    """How rows may be streamed with ``--stream``. ``roles``: those that are models. A reward function scores row by row; a reward model
-    does where its backend is exact by row."""
+    """How rows may be streamed with ``--stream``. ``roles``: those that are models. A reward function scores
+    row by row; a reward model does where its backend is exact by row."""
     if options.stream < 2:
         return Streaming()
     samplers = {name for name, role in roles.items() if role.generator.offers(GivesChunks)}
     exact = {name for name, role in roles.items() if role.trainer.can.row_exact}
-    scorers = {use.name for use in graph.roles if use.rewards and use.name not in roles
-               and (rewards.functions_only(use.name) or usual(options.backend, "trainer").row_exact)}  # fmt: skip
+    scorers = {
+        use.name
+        for use in graph.roles
+        if use.rewards
+        and use.name not in roles
+        and (rewards.functions_only(use.name) or usual(options.backend, "trainer").row_exact)
+    }
     return Streaming(options.stream, frozenset(samplers), frozenset(exact | scorers))
 
 
@@ -100,11 +159,13 @@ class PlacedRoles:
     options: Options
     placement: Placement | None  # None: all in one process
     evaluated: str | None = None  # the role that samples held-out prompts, if any does
-    undecided: PlanError | None = None  # why there is no pool for the generator of that role, which the flow itself does not need
+    # why there is no pool for the generator of that role, which the flow itself does not need
+    undecided: PlanError | None = None
 
     @cached_property
     def needs(self) -> dict[str, Halves]:
-        """Role → the halves that it needs; the role that is evaluated samples, even where the flow never does."""
+        """Role → the halves that it needs; the role that is evaluated samples, even where the flow never
+        does."""
         return needed(self.roles, self.evaluated)
 
     @property
@@ -115,7 +176,10 @@ class PlacedRoles:
 
 def needed(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
     """Role → the halves that it needs. ``evaluated``: the role that samples held-out prompts."""
-    return {name: Halves(role.needs.trainer, role.needs.generator or name == evaluated) for name, role in roles.items()}
+    return {
+        name: Halves(role.needs.trainer, role.needs.generator or name == evaluated)
+        for name, role in roles.items()
+    }
 
 
 def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
@@ -124,28 +188,36 @@ def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
 
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
-    """The roles that are evaluated where held-out records can be judged: language models that are trained and sample from prompts of the
-    data; where none of those samples from them, the first of those. Of several that sample in training, only those count whose rows from
-    these prompts a reward scores: another one does not answer the data's questions. In a flow that trains nothing, where ``--eval`` asks
-    for it, all that sample from them. None where the flow evaluates by itself."""
+    """The roles that are evaluated where held-out records can be judged: language models that are trained and
+    sample from prompts of the data; where none of those samples from them, the first of those. Of several
+    that sample in training, only those count whose rows from these prompts a reward scores: another one does
+    not answer the data's questions. In a flow that trains nothing, where ``--eval`` asks for it, all that
+    sample from them. None where the flow evaluates by itself."""
     names, answering = policies(roles), answering_roles(graph)
     if len(playing := [name for name in names if roles[name].use.generates]) > 1:
         names = [name for name in playing if name in scored_roles(graph)]
     if options.eval and not any(role.use.trained for role in roles.values()):
         names = [name for name in roles if name in answering]
     names = [name for name in names if name in answering] or names[:1]
-    return tuple(names) if (options.held_out or options.eval) and options.backend != "null" and graph.evaluation is None else ()
+    return (
+        tuple(names)
+        if (options.held_out or options.eval) and options.backend != "null" and graph.evaluation is None
+        else ()
+    )
 
 
 def unclaimed(graph: Graph, roles: Roles, options: Options) -> str:
-    """A line that says why no accuracy is measured on held-out prompts that there are: none of several roles that sample answers the data's
-    questions. Empty where one is measured, or none is asked for."""
+    """A line that says why no accuracy is measured on held-out prompts that there are: none of several roles
+    that sample answers the data's questions. Empty where one is measured, or none is asked for."""
     playing = [name for name in policies(roles) if roles[name].use.generates]
     asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
     if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
         return ""
-    return (f"no held-out accuracy is measured: {listed(playing)} sample, and no reward scores what any of them answers to the data's "
-            "questions. @flow(evaluate=…) says what counts as an answer")
+    return (
+        f"no held-out accuracy is measured: {listed(playing)} sample, and no reward scores what any of "
+        "them answers to the data's "
+        "questions. @flow(evaluate=…) says what counts as an answer"
+    )
 
 
 def policies(roles: Roles) -> list[str]:
@@ -165,7 +237,8 @@ def answering_roles(graph: Graph) -> set[str]:
 
 
 def scored_roles(graph: Graph) -> set[str]:
-    """The roles whose rows from the prompts of the data, or from chosen ones, a reward scores, in a `repeat` too."""
+    """The roles whose rows from the prompts of the data, or from chosen ones, a reward scores, in a `repeat`
+    too."""
     sampled: dict[int, set[str]] = {}
     scored: set[str] = set()
     for node in graph.nodes:
@@ -179,12 +252,20 @@ def scored_roles(graph: Graph) -> set[str]:
     return scored
 
 
-def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()) -> PlacedRoles:
-    """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with ``problems`` and every other reason for
-    which a run cannot be: rows, rewards, pools, groups of ranks, a staleness."""
+def place_roles(
+    program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()
+) -> PlacedRoles:
+    """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with
+    ``problems`` and every other reason for which a run cannot be: rows, rewards, pools, groups of ranks, a
+    staleness."""
     options, rewards = config.options, RewardNames.of(config, program.flow)
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
-    problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale, *pool_flag_problems(roles, config)]
+    problems = [
+        *too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))),
+        *problems,
+        *stale,
+        *pool_flag_problems(roles, config),
+    ]
     try:
         placed = _placed(program, roles, rewards, options)
     except PlanError as error:
@@ -193,16 +274,23 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
     return placed
 
 
-def problems_before_backends(graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]) -> Iterator[Problem]:
-    """The reasons for which ``place_roles`` refuses a configuration that are known before a backend is loaded: too many rows, pools,
-    and a staleness that they cannot have. ``values``: name of a role → values of its flags."""
+def problems_before_backends(
+    graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]
+) -> Iterator[Problem]:
+    """The reasons for which ``place_roles`` refuses a configuration that are known before a backend is
+    loaded: too many rows, pools, and a staleness that they cannot have. ``values``: name of a role → values
+    of its flags."""
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     placement = None
     if options.pools:
         uses = model_uses(graph)
         try:
-            placement = place(graph, {use.name: needed_halves(graph, use) for use in uses}, options.pools.ranks,
-                              {use.name: values(use.name) for use in uses})
+            placement = place(
+                graph,
+                {use.name: needed_halves(graph, use) for use in uses},
+                options.pools.ranks,
+                {use.name: values(use.name) for use in uses},
+            )
         except PlanError as error:
             yield from error.problems
             return
@@ -210,24 +298,40 @@ def problems_before_backends(graph: Graph, options: Options, values: Callable[[s
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is room; the data decide
-    whether it is evaluated."""
+    """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is
+    room; the data decide whether it is evaluated."""
     evaluated = evaluation_role(program.graph, roles, options)
     try:
-        return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated)
+        return PlacedRoles(
+            roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated
+        )
     except PlanError as error:
         if evaluated is None or roles[evaluated].needs.generator:
             raise
-        return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, None)), evaluated, error)
+        return PlacedRoles(
+            roles,
+            rewards,
+            options,
+            _placement(program, roles, options, needed(roles, None)),
+            evaluated,
+            error,
+        )
 
 
-def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]) -> Placement | None:
+def _placement(
+    program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]
+) -> Placement | None:
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
     placement = None
     if options.pools:
-        placement = replace(place(program.graph, needs, options.pools.ranks, flags), shares=options.pools.shares,
-                            threads=options.pools.threads)
-        PlanError.refuse([*share_problems(options.pools, options), *thread_problems(placement, roles, options)])
+        placement = replace(
+            place(program.graph, needs, options.pools.ranks, flags),
+            shares=options.pools.shares,
+            threads=options.pools.threads,
+        )
+        PlanError.refuse(
+            [*share_problems(options.pools, options), *thread_problems(placement, roles, options)]
+        )
     return with_parallelism(placement, program.graph, roles)
 
 
@@ -235,13 +339,18 @@ def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
     """Parts of devices of which a run uses none."""
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
     if pools.kind and device != pools.kind:
-        yield Problem("pool-device", f"--pools shares a {pools.kind} and the ranks compute on a {device}", found=f"--pools {pools}",
-                      expected=f"parts of a {device}, or --device {'cuda' if pools.kind == 'gpu' else 'cpu'}",
-                      remedy=f"--pools {pools.replace(f'@{pools.kind}', f'@{device}')}")
+        yield Problem(
+            "pool-device",
+            f"--pools shares a {pools.kind} and the ranks compute on a {device}",
+            found=f"--pools {pools}",
+            expected=f"parts of a {device}, or --device {'cuda' if pools.kind == 'gpu' else 'cpu'}",
+            remedy=f"--pools {pools.replace(f'@{pools.kind}', f'@{device}')}",
+        )
 
 
 def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:
-    """What ranks that are threads of the run's own process cannot do: run an engine of which a process has one, or use Ray."""
+    """What ranks that are threads of the run's own process cannot do: run an engine of which a process has
+    one, or use Ray."""
     if not placement.threads:
         return
     remedy = f"--pools {str(options.pools).replace(f'@{THREADS}', '')}, whose ranks are processes"
@@ -249,19 +358,35 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
         for name in pools:
             bound = roles[name].half(half)
             if not bound.can.threads:
-                yield Problem("pool-threads", f"the {half} {bound.backend} of role '{name}' needs a process of its own for each rank",
-                              found=f"--pools {options.pools}", expected="a backend whose ranks may be threads: local, null", remedy=remedy)
+                yield Problem(
+                    "pool-threads",
+                    f"the {half} {bound.backend} of role '{name}' needs a process of its own for each rank",
+                    found=f"--pools {options.pools}",
+                    expected="a backend whose ranks may be threads: local, null",
+                    remedy=remedy,
+                )
     if options.weights not in ("auto", "gather"):
-        yield Problem("pool-threads", f"--weights {options.weights} moves weights between processes, and the ranks are threads of one",
-                      found=f"--pools {options.pools}", expected="--weights auto or gather", remedy=remedy)
+        yield Problem(
+            "pool-threads",
+            f"--weights {options.weights} moves weights between processes, and the ranks are threads of one",
+            found=f"--pools {options.pools}",
+            expected="--weights auto or gather",
+            remedy=remedy,
+        )
     if options.ray_address is not None:
-        yield Problem("pool-threads", "--ray-address joins a Ray, and the ranks are threads of this process",
-                      found=f"--pools {options.pools} --ray-address {options.ray_address}", expected="one of the two", remedy=remedy)
+        yield Problem(
+            "pool-threads",
+            "--ray-address joins a Ray, and the ranks are threads of this process",
+            found=f"--pools {options.pools} --ray-address {options.ray_address}",
+            expected="one of the two",
+            remedy=remedy,
+        )
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
-    """The placement when the data are known. ``evaluated``: the role that is evaluated indeed. A generator that only an evaluation would
-    have needed goes without one. Raises PlanError where the role needs a pool that nothing decides."""
+    """The placement when the data are known. ``evaluated``: the role that is evaluated indeed. A generator
+    that only an evaluation would have needed goes without one. Raises PlanError where the role needs a pool
+    that nothing decides."""
     if evaluated is not None:
         if placed.undecided is not None:
             raise placed.undecided
@@ -275,8 +400,8 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 
 
 def make_plan(program: Program, placed: PlacedRoles) -> Plan:
-    """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for, and for memory that does not
-    suffice."""
+    """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for,
+    and for memory that does not suffice."""
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
     packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
     passed = share(plan(program, placed.placement, chunks), packing)

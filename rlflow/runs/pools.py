@@ -1,4 +1,5 @@
-"""A run on pools: what the driver makes, and pools in threads of its own process. Pools on Ray: `rlflow.runs.ray_pools`."""
+"""A run on pools: what the driver makes, and pools in threads of its own process. Pools on Ray:
+`rlflow.runs.ray_pools`."""
 
 from __future__ import annotations
 
@@ -49,27 +50,57 @@ class WorkerSetups:
     updates: Mapping[str, int]  # role → optimizer steps over the run
 
     def of_pools(
-        self, placement: Placement, threads: int, rendezvous_points: Mapping[str, str], residency: Iterable[MemorySchedule] = ()
+        self,
+        placement: Placement,
+        threads: int,
+        rendezvous_points: Mapping[str, str],
+        residency: Iterable[MemorySchedule] = (),
     ) -> dict[str, list[Setup]]:
         """The setup of each rank of each pool. ``rendezvous_points``: pool → where its ranks meet."""
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
-        source, shape = FlowSource.of(program.flow), DataShape(self.data.columns, self.data.scorer, self.data.sources)
-        hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
+        source, shape = (
+            FlowSource.of(program.flow),
+            DataShape(self.data.columns, self.data.scorer, self.data.sources),
+        )
+        hp = (
+            {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)}
+            if program.hp is not None
+            else None
+        )
         return {
             pool: [
-                Setup(version=VERSION, flow=source, hp=hp, config=self.config, options=self.options,
-                      graph=identity(program.graph), data=shape, placement=placement, pool=pool, rank=rank, ranks=ranks,
-                      updates=self.updates, threads=threads, rendezvous=rendezvous_points[pool], course=schedules.get(pool))
+                Setup(
+                    version=VERSION,
+                    flow=source,
+                    hp=hp,
+                    config=self.config,
+                    options=self.options,
+                    graph=identity(program.graph),
+                    data=shape,
+                    placement=placement,
+                    pool=pool,
+                    rank=rank,
+                    ranks=ranks,
+                    updates=self.updates,
+                    threads=threads,
+                    rendezvous=rendezvous_points[pool],
+                    course=schedules.get(pool),
+                )
                 for rank in range(ranks)
             ]
             for pool, ranks in placement.pools.items()
         }
 
 
-def worker_setups(program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]) -> WorkerSetups:
-    """Gather what workers need to know of a run, with the device that ``auto`` is here: workers may see other ones."""
+def worker_setups(
+    program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]
+) -> WorkerSetups:
+    """Gather what workers need to know of a run, with the device that ``auto`` is here: workers may see other
+    ones."""
     device: Any = device_in(config.options.device)
-    return WorkerSetups(program, replace(config, options=replace(config.options, device=device)), data, options, updates)
+    return WorkerSetups(
+        program, replace(config, options=replace(config.options, device=device)), data, options, updates
+    )
 
 
 def threads_of_rank(options: Options, placement: Placement) -> int:
@@ -78,7 +109,8 @@ def threads_of_rank(options: Options, placement: Placement) -> int:
 
 
 def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: EngineInputs) -> Runtime:
-    """Load the models of pools whose ranks are threads of this process. Raises PlanError; what was started by then is ended."""
+    """Load the models of pools whose ranks are threads of this process. Raises PlanError; what was started by
+    then is ended."""
     placement = plan.placement
     assert placement is not None
     with ExitStack() as started:
@@ -91,15 +123,23 @@ def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: Engin
 
 
 def runtime(
-    plan: Plan, options: Options, inputs: EngineInputs, fleet: WorkerFleet, pools: Mapping[str, Pool[Worker]], started: ExitStack
+    plan: Plan,
+    options: Options,
+    inputs: EngineInputs,
+    fleet: WorkerFleet,
+    pools: Mapping[str, Pool[Worker]],
+    started: ExitStack,
 ) -> Runtime:
-    """Make what a run needs of pools that are up. ``started``: what ends them, which goes over to the runtime."""
+    """Make what a run needs of pools that are up. ``started``: what ends them, which goes over to the
+    runtime."""
     engine = engine_of(plan, options, inputs, pools)
     lanes = Lanes(room_of(plan.placement))
     started.callback(lanes.close)
     ahead = None
     if options.staleness:
-        ahead = Ahead(plan, engine, lanes, inputs.prompts, options.staleness, options.iterations, options.prompts)
+        ahead = Ahead(
+            plan, engine, lanes, inputs.prompts, options.staleness, options.iterations, options.prompts
+        )
         started.callback(ahead.close)
     started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
     workers = Workers(fleet, engine, plan.graph.changed_roles, ahead)
@@ -114,29 +154,57 @@ def roles_of(placement: Placement) -> dict[str, str]:
     return {pool: ", ".join(roles) for pool, roles in names.items()}
 
 
-def engine_of(plan: Plan, options: Options, inputs: EngineInputs, pools: Mapping[str, Pool[Worker]]) -> ClusterEngine:
+def engine_of(
+    plan: Plan, options: Options, inputs: EngineInputs, pools: Mapping[str, Pool[Worker]]
+) -> ClusterEngine:
     """The engine that carries a plan out on pools that are up."""
     program, graph, placement = plan.program, plan.graph, plan.placement
     assert placement is not None
     models = {
         use.name: RemoteModel(
             use.name,
-            RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.parallelism(use.name, "trainer").collective)
-            if use.name in placement.trainers else None,
-            pools.get(placement.generators.get(use.name, "")), transfer=transfer(use.name, options, placement, pools),
+            RemoteTrainer(
+                use.name,
+                pools[placement.trainers[use.name]],
+                placement.parallelism(use.name, "trainer").collective,
+            )
+            if use.name in placement.trainers
+            else None,
+            pools.get(placement.generators.get(use.name, "")),
+            transfer=transfer(use.name, options, placement, pools),
         )
         for use in model_uses(graph)
     }
-    names = {function.key if isinstance(function, Loss) else id(function): name for name, function in program.functions.items()}
-    return ClusterEngine(models, {}, options.seed, inputs.prompts.take, {slot.name: slot.initial for slot in graph.state},
-                         iterations=options.iterations, reward_timeout=options.reward_timeout, dtype=numbers(options.dtype),
-                         asking=inputs.asking, sampling=inputs.sampling, environments=inputs.environments, grace=GRACE, pools=pools,
-                         placement=placement, names=names, judging=reward_pools(graph, placement),
-                         limited=[schedule.pool for schedule in plan.residency if schedule.moving])
+    names = {
+        function.key if isinstance(function, Loss) else id(function): name
+        for name, function in program.functions.items()
+    }
+    return ClusterEngine(
+        models,
+        {},
+        options.seed,
+        inputs.prompts.take,
+        {slot.name: slot.initial for slot in graph.state},
+        iterations=options.iterations,
+        reward_timeout=options.reward_timeout,
+        dtype=numbers(options.dtype),
+        asking=inputs.asking,
+        sampling=inputs.sampling,
+        environments=inputs.environments,
+        grace=GRACE,
+        pools=pools,
+        placement=placement,
+        names=names,
+        judging=reward_pools(graph, placement),
+        limited=[schedule.pool for schedule in plan.residency if schedule.moving],
+    )
 
 
-def transfer(role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> WeightTransfer | None:
-    """The transfer that brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
+def transfer(
+    role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]
+) -> WeightTransfer | None:
+    """The transfer that brings the weights of a role to another pool by a plan; None where they go otherwise,
+    or nowhere."""
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":
         return None

@@ -1,5 +1,5 @@
-"""Preparing a run: from a flow and a configuration to data, rewards, models and a plan. Whatever does not fit is said before any model is
-loaded."""
+"""Preparing a run: from a flow and a configuration to data, rewards, models and a plan. Whatever does not fit
+is said before any model is loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,14 @@ from rlflow.config.roles import rewards as bound
 from rlflow.config.roles.asking import asking
 from rlflow.config.roles.backends import device_of, numbers
 from rlflow.config.roles.bound import Roles, bind_roles, folders
-from rlflow.config.roles.environments import Environments, Specs, default_rewards, environments_of, single_rank, wanted_fields
+from rlflow.config.roles.environments import (
+    Environments,
+    Specs,
+    default_rewards,
+    environments_of,
+    single_rank,
+    wanted_fields,
+)
 from rlflow.config.roles.evaluation_sets import open_sets
 from rlflow.config.roles.loaded_models import make_models, trainer_alone
 from rlflow.config.roles.opened_data import open_dataset
@@ -61,7 +68,15 @@ from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.guards import canary, screen_records
 from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
-from rlflow.runs.planning import PlacedRoles, crowd_warnings, make_plan, place_roles, pool_warnings, settle_evaluation, unclaimed
+from rlflow.runs.planning import (
+    PlacedRoles,
+    crowd_warnings,
+    make_plan,
+    place_roles,
+    pool_warnings,
+    settle_evaluation,
+    unclaimed,
+)
 from rlflow.runs.run_services import reserved_gpus, services_of, with_urls
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.services.running import Services
@@ -80,16 +95,28 @@ def accept(graph: Graph, dependencies: Dependencies) -> Dependencies:
 
 
 def prepare(
-    flow: Flow, hp: Any, config: RunConfig, note: Callable[[str], None] = QUIET.note, judge: Judge | None = accept, begun: bool = False,
-    data: Dataset | None = None, folder: Path | None = None,
+    flow: Flow,
+    hp: Any,
+    config: RunConfig,
+    note: Callable[[str], None] = QUIET.note,
+    judge: Judge | None = accept,
+    begun: bool = False,
+    data: Dataset | None = None,
+    folder: Path | None = None,
 ) -> RunContext:
-    """Make everything that a run needs. ``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before
-    any model is loaded, and may add digests that it knows; None where nothing will go on with the run. ``begun``: whether the run has begun
-    before, so that no record stops it. ``data``: in place of those that are named. ``folder``: as of ``services_of``. Raises FlowError and
+    """Make everything that a run needs. ``note`` is told what takes long. ``judge`` is shown the graph and
+    what the run depends on before any model is loaded, and may add digests that it knows; None where nothing
+    will go on with the run. ``begun``: whether the run has begun before, so that no record stops it.
+    ``data``: in place of those that are named. ``folder``: as of ``services_of``. Raises FlowError and
     PlanError, and what ``judge`` raises."""
     if in_worker():
-        raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
-                           expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
+        raise PlanError.of(
+            "run-in-worker",
+            "a reward's file starts a run when it is imported",
+            found="a run inside a reward process",
+            expected="a file that only defines",
+            remedy='put the run under: if __name__ == "__main__":',
+        )
     options = config.options
     gpus = reserved_gpus(config.services, config.options)
     torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -109,31 +136,48 @@ def prepare(
     tools = with_tools_of(specs)
     telling = partial(told_of_tools, spec=tools)
     if data is None:
-        data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling)
+        data = open_dataset(
+            flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling
+        )
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     for problem in replies(report.program, placed, config.tokenizer_folder, data, specs):
         note(str(problem))
     note_warnings(filter(None, [data.templated()]), note)
-    rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
-    services = services_of(config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note)
+    rewards, watchdog = (
+        bound.Rewards(placed.rewards, data, options, config.tokenizer_folder),
+        Watchdog.start(),
+    )
+    services = services_of(
+        config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note
+    )
     try:
         traced_with = trace_options(options, config.sampling, data, rewards, specs)
         program = with_urls(compile_with_data(flow, hp, traced_with, note), config.urls)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph), encoder=with_tools(data, tools))
-        opened = partial(open_sets, options, config.data, config.tokenizer_folder,
-                         lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs), telling=telling)
+        opened = partial(
+            open_sets,
+            options,
+            config.data,
+            config.tokenizer_folder,
+            lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs),
+            telling=telling,
+        )
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         sets = usable_sets(program.graph, placed.roles, options, opened, note, begun)
-        held_out = HeldOut(kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()})
+        held_out = HeldOut(
+            kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()}
+        )
         held = (prompts.data, kept_out, *sets.values())
         if longest := rotated_rows(options, config.data.get("max_prompt"), placed, program.graph, held, note):
             config = config.with_option("longest_row", longest)
             placed = replace(placed, options=config.options)
         for line in amounts(prompts.data, options.prompts):
             note(line)
-        return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with, services)
+        return _assemble(
+            program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with, services
+        )
     except BaseException:
         rewards.close()
         services.close()
@@ -142,48 +186,84 @@ def prepare(
 
 
 def unrepeatable(specs: Specs) -> Iterator[str]:
-    """A line for each environment whose episodes cannot be played again, which a run that goes on may miss."""
+    """A line for each environment whose episodes cannot be played again, which a run that goes on may
+    miss."""
     for spec in specs.values():
         if not spec.source.repeatable:
-            yield (f"{spec.name} says that an episode cannot be played again (repeatable = False): what the run samples from here on may "
-                   "be other than it would have been")
+            yield (
+                f"{spec.name} says that an episode cannot be played again (repeatable = False): what the "
+                "run samples from here on may "
+                "be other than it would have been"
+            )
 
 
 def rotated_rows(
-    options: Options, max_prompt: Any, placed: PlacedRoles, graph: Graph, datasets: Iterable[Dataset], note: Callable[[str], None]
+    options: Options,
+    max_prompt: Any,
+    placed: PlacedRoles,
+    graph: Graph,
+    datasets: Iterable[Dataset],
+    note: Callable[[str], None],
 ) -> int:
-    """Tokens of the longest row that can come, where a model of the run rotates positions by it; 0 where none does, or it is not known.
-    Raises PlanError where --longest-row is shorter than the data's."""
+    """Tokens of the longest row that can come, where a model of the run rotates positions by it; 0 where none
+    does, or it is not known. Raises PlanError where --longest-row is shorter than the data's."""
     folders_of = {name: role.folder for name, role in placed.roles.items()}
-    folders_of |= {spec.name: Path(spec.path) for spec in map(parse_reward, options.reward) if spec.kind == "model"}
+    folders_of |= {
+        spec.name: Path(spec.path) for spec in map(parse_reward, options.reward) if spec.kind == "model"
+    }
     models = {name: found for name, folder in folders_of.items() if (found := boundaries(folder))}
     if not models or options.backend == NULL:
         return 0
-    given, known = options.longest_row, longest_row(graph, datasets, None if max_prompt is None else int(max_prompt))
-    reaches = [reach for found in models.values() for each in found if (reach := each.reach(given)) is not None]
+    given, known = (
+        options.longest_row,
+        longest_row(graph, datasets, None if max_prompt is None else int(max_prompt)),
+    )
+    reaches = [
+        reach for found in models.values() for each in found if (reach := each.reach(given)) is not None
+    ]
     if given and known > min(reaches, default=known):
-        raise PlanError.of("longest-row", "rows can be longer than --longest-row says, and longer ones have other rotary frequencies",
-                           found=f"--longest-row {given}", expected=f"at least {known}, the longest prompt with max_tokens behind it",
-                           remedy=f"--longest-row {known}, or shorter rows")
+        raise PlanError.of(
+            "longest-row",
+            "rows can be longer than --longest-row says, and longer ones have other rotary frequencies",
+            found=f"--longest-row {given}",
+            expected=f"at least {known}, the longest prompt with max_tokens behind it",
+            remedy=f"--longest-row {known}, or shorter rows",
+        )
     longest = given or known
     of = f"rows of at most {longest} tokens" if longest else "the longest rows that its config knows"
-    why = "" if longest else "; how long asked prompts can get is not known before: --data.max_prompt or --longest-row TOKENS"
-    note(f"rotary frequencies of {listed(models)} depend on the longest row: all passes and samples of the run have those for {of}{why}")
+    why = (
+        ""
+        if longest
+        else "; how long asked prompts can get is not known before: --data.max_prompt or --longest-row TOKENS"
+    )
+    note(
+        f"rotary frequencies of {listed(models)} depend on the longest row: all passes and samples of "
+        f"the run have those for {of}{why}"
+    )
     return longest
 
 
-def replies(program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs) -> list[Problem]:
-    """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that cannot do what the flow asks, and
-    for ends of replies that a model does not have."""
+def replies(
+    program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs
+) -> list[Problem]:
+    """Warnings and notes on what the models' folders say of replies. Raises PlanError for a template that
+    cannot do what the flow asks, and for ends of replies that a model does not have."""
     folders = {name: role.folder for name, role in placed.roles.items()}
-    problems = [*reply_problems(program.graph, tokenizer, folders, specs, data.wording.chat, data.wording.template_kwargs),
-                *stop_problems(program, tokenizer, folders)]
+    problems = [
+        *reply_problems(
+            program.graph, tokenizer, folders, specs, data.wording.chat, data.wording.template_kwargs
+        ),
+        *stop_problems(program, tokenizer, folders),
+    ]
     PlanError.refuse(problem for problem in problems if problem.severity == "error")
     return problems
 
 
-def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note) -> Program:
-    """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises FlowError."""
+def compile_with_data(
+    flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note
+) -> Program:
+    """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises
+    FlowError."""
     traced = trace(flow, hp, options)
     program = traced.sound()
     note_warnings(traced.problems, note)
@@ -191,17 +271,32 @@ def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:
-    """Lines about the share of each of several sources, and about data that have fewer records than an iteration takes prompts."""
+    """Lines about the share of each of several sources, and about data that have fewer records than an
+    iteration takes prompts."""
     total = sum(training.weights.values())
-    records = Counter(record.more[SOURCE] for record in training.records) if training.parts else {training.name: len(training)}
+    records = (
+        Counter(record.more[SOURCE] for record in training.records)
+        if training.parts
+        else {training.name: len(training)}
+    )
     for name, there in records.items():
         quota = float(training.weights[name] / total * prompts) if training.parts else prompts
         if training.parts:
-            by = " (--data NAME=FILE:WEIGHT for another share)" if training.weights[name] == len(training.parts[name]) else ""
-            yield f"source {name}: {float(training.weights[name] / total):.1%} of the prompts, from {there} records{by}"
+            by = (
+                " (--data NAME=FILE:WEIGHT for another share)"
+                if training.weights[name] == len(training.parts[name])
+                else ""
+            )
+            yield (
+                f"source {name}: {float(training.weights[name] / total):.1%} of the prompts, from "
+                f"{there} records{by}"
+            )
         if 0 < there < quota:
-            yield (f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {quota:.4g}: each stands in it "
-                   f"{quota / there:.3g} times (--prompts)")
+            yield (
+                f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes "
+                f"{quota:.4g}: each stands in it "
+                f"{quota / there:.3g} times (--prompts)"
+            )
 
 
 def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> None:
@@ -213,23 +308,55 @@ def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> N
 
 def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], specs: Specs) -> TraceOptions:
     """The part of a run that shapes its graph, before its data are open. As ``trace_options``."""
-    reads = ("episode_score",) if default_rewards(options.reward, specs) == ("env",) else TraceOptions().reward_reads
+    reads = (
+        ("episode_score",)
+        if default_rewards(options.reward, specs) == ("env",)
+        else TraceOptions().reward_reads
+    )
     wanted = tuple(name for spec in specs.values() for name in (*spec.source.required, *spec.source.optional))
-    return TraceOptions(max(len(options.reward), 1), reads, sampling=sampling, fields=wanted, environments=specs,
-                        weights=weights(options.reward))
+    return TraceOptions(
+        max(len(options.reward), 1),
+        reads,
+        sampling=sampling,
+        fields=wanted,
+        environments=specs,
+        weights=weights(options.reward),
+    )
 
 
 def trace_options(
-    options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards, specs: Specs = MappingProxyType({})
+    options: Options,
+    sampling: Mapping[str, Mapping[str, Any]],
+    data: Dataset,
+    rewards: bound.Rewards,
+    specs: Specs = MappingProxyType({}),
 ) -> TraceOptions:
-    """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``; ``specs``: environments."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known, specs,
-                        weights(options.reward))
+    """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``;
+    ``specs``: environments."""
+    return TraceOptions(
+        max(len(options.reward), 1),
+        rewards.reads,
+        data.columns,
+        readers(rewards.names.named),
+        sampling,
+        data.known,
+        specs,
+        weights(options.reward),
+    )
 
 
 def _assemble(
-    program: Program, placed: PlacedRoles, config: RunConfig, prompts: Prompts, held_out: HeldOut, rewards: bound.Rewards,
-    watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None, traced_with: TraceOptions, services: Services,
+    program: Program,
+    placed: PlacedRoles,
+    config: RunConfig,
+    prompts: Prompts,
+    held_out: HeldOut,
+    rewards: bound.Rewards,
+    watchdog: Watchdog,
+    note: Callable[[str], None],
+    judge: Judge | None,
+    traced_with: TraceOptions,
+    services: Services,
 ) -> RunContext:
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
     sets = held_out.judged(rewards) if graph.evaluation is None else ()
@@ -240,22 +367,42 @@ def _assemble(
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
         note(str(warning))
-    dependencies = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
-                                                  traced_with.environments)) if judge else None
-    files = {name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
-             for name, role in roles.items() if name in graph.changed_roles}  # fmt: skip
+    dependencies = (
+        judge(
+            graph,
+            depends_on(
+                program, placed, config.tokenizer_folder, training, held_out, traced_with.environments
+            ),
+        )
+        if judge
+        else None
+    )
+    files = {
+        name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
+        for name, role in roles.items()
+        if name in graph.changed_roles
+    }
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
     environments = Environments(traced_with.environments, graph, options)
-    inputs = EngineInputs(prompts, asking(graph, roles, config, traced_with.environments), config.sampling, environments.pools)
-    single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
+    inputs = EngineInputs(
+        prompts, asking(graph, roles, config, traced_with.environments), config.sampling, environments.pools
+    )
+    single_rank(
+        traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()}
+    )
     services.start()  # they get ready while models are loaded
-    updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
+    updates = {
+        name: expected_steps(graph, role.use, options.prompts, options.iterations)
+        for name, role in roles.items()
+    }
     if options.pools:
         from rlflow.runs.pools import worker_setups  # a run in one process loads nothing of it
 
-        runtime = _loader(plan, placed, watchdog, note)(worker_setups(program, config, training, traced_with, updates), inputs)
+        runtime = _loader(plan, placed, watchdog, note)(
+            worker_setups(program, config, training, traced_with, updates), inputs
+        )
     else:
         runtime = _in_process(plan, placed, inputs, updates, rewards)
 
@@ -279,16 +426,32 @@ def _assemble(
         stop()
         raise
     return RunContext(
-        plan=runtime.plan, engine=runtime.engine, executor=executor, prompts=prompts, options=options,
-        evaluation=_evaluation(runtime.plan, placed, executor, held_out, sets), settings=recorded_settings(program, config),
-        files=files, inputs=dependencies, reasons=reasons, stop=stop, watchdog=watchdog, ahead=runtime.ahead, workers=runtime.workers,
-        canary=canary(roles, runtime.engine, training, options), heard_by=heard_by, services=services,
-        alone=_alone(plan, roles, options, updates), unclaimed=nobody,
+        plan=runtime.plan,
+        engine=runtime.engine,
+        executor=executor,
+        prompts=prompts,
+        options=options,
+        evaluation=_evaluation(runtime.plan, placed, executor, held_out, sets),
+        settings=recorded_settings(program, config),
+        files=files,
+        inputs=dependencies,
+        reasons=reasons,
+        stop=stop,
+        watchdog=watchdog,
+        ahead=runtime.ahead,
+        workers=runtime.workers,
+        canary=canary(roles, runtime.engine, training, options),
+        heard_by=heard_by,
+        services=services,
+        alone=_alone(plan, roles, options, updates),
+        unclaimed=nobody,
         resizing=frozenset(name for name, role in roles.items() if role.trainer.offers(ResizesPasses)),
     )
 
 
-def _alone(plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]) -> dict[str, Callable[[], Trainer]]:
+def _alone(
+    plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]
+) -> dict[str, Callable[[], Trainer]]:
     """Role → a function that makes its trainer in this process, for each role that several ranks train."""
     if plan.placement is None:
         return {}
@@ -305,22 +468,38 @@ def _evaluation(
         return flow_evaluation(executor, plan, held_out.data)
     if placed.evaluated is None or not sets:
         return None
-    return evaluations(plan, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, sets, placed.options)
+    return evaluations(
+        plan, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, sets, placed.options
+    )
 
 
 def depends_on(
-    program: Program, placed: PlacedRoles, tokenizer: str | None, training: Dataset, held_out: HeldOut, specs: Specs = MappingProxyType({})
+    program: Program,
+    placed: PlacedRoles,
+    tokenizer: str | None,
+    training: Dataset,
+    held_out: HeldOut,
+    specs: Specs = MappingProxyType({}),
 ) -> Dependencies:
     """Everything that the run's numbers depend on beside its settings and its graph."""
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
-    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out.data, tokenizer, held_out.sets,
-                      tuple(specs.values()))
+    sources = Sources(
+        Path(program.flow.place.path),
+        placed.roles,
+        rewards,
+        training,
+        held_out.data,
+        tokenizer,
+        held_out.sets,
+        tuple(specs.values()),
+    )
     return find_dependencies(sources, placed.options)
 
 
 def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
-    """The small files of the model folder of a role that the run may change, which checkpoints and final models get: from here on nothing
-    needs the folder. ``replies``: whether the model says something, so that its generation config names all that ends it; ``variables``:
+    """The small files of the model folder of a role that the run may change, which checkpoints and final
+    models get: from here on nothing needs the folder. ``replies``: whether the model says something, so that
+    its generation config names all that ends it; ``variables``:
     those of its chat template. Raises PlanError."""
     if folder is None:
         return {}
@@ -331,8 +510,11 @@ def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) 
     return files | (ends_of(folder, variables).written(files) if replies else {})
 
 
-def _loader(plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]) -> Callable[[Any, EngineInputs], Runtime]:
-    """Loads the models of pools, given what their workers and the engine need to know: in threads of this process, or on Ray."""
+def _loader(
+    plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]
+) -> Callable[[Any, EngineInputs], Runtime]:
+    """Loads the models of pools, given what their workers and the engine need to know: in threads of this
+    process, or on Ray."""
     if placed.where.threads:
         from rlflow.runs.pools import in_threads
 
@@ -353,17 +535,31 @@ def _in_process(
     device = device_of(options.device)
     mover = MemoryMover.of(plan.residency)
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
-    models = lanes.do("control", partial(make_models, roles.values(), options, device, updates, loaded=mover.loaded))
-    engine = LocalEngine(models, scorers, options.seed, inputs.prompts.take, {slot.name: slot.initial for slot in graph.state},
-                         iterations=options.iterations, reward_timeout=options.reward_timeout, keeper=mover,
-                         dtype=numbers(options.dtype), asking=inputs.asking, sampling=inputs.sampling, environments=inputs.environments)
+    models = lanes.do(
+        "control", partial(make_models, roles.values(), options, device, updates, loaded=mover.loaded)
+    )
+    engine = LocalEngine(
+        models,
+        scorers,
+        options.seed,
+        inputs.prompts.take,
+        {slot.name: slot.initial for slot in graph.state},
+        iterations=options.iterations,
+        reward_timeout=options.reward_timeout,
+        keeper=mover,
+        dtype=numbers(options.dtype),
+        asking=inputs.asking,
+        sampling=inputs.sampling,
+        environments=inputs.environments,
+    )
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     lanes.do("control", partial(rewards.load_models, device, options))
     return Runtime(plan, engine, lanes, rewards.reasons, lanes.close)
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
-    """Optimizer steps of a role over the run, for schedules that end. A `repeat` that keeps fewer rows takes fewer."""
+    """Optimizer steps of a role over the run, for schedules that end. A `repeat` that keeps fewer rows takes
+    fewer."""
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
         if isinstance(update := node.settings, UpdateOptions) and node.role == use.name:
@@ -381,16 +577,27 @@ def working_folder() -> str | None:
 
 
 def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
-    """The content of settings.json: everything needed to go on with the run, or to run the same again. A secret that is a default of the
-    flow's own file is left to that file."""
+    """The content of settings.json: everything needed to go on with the run, or to run the same again. A
+    secret that is a default of the flow's own file is left to that file."""
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
-    hp = {name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))}
+    hp = {
+        name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))
+    }
     stale = stale_problems(program, config.options.staleness)
     waived = [f"{problem.message}: {problem.found}" for problem in stale if problem.code == "stale-waived"]
-    return redacted({
-        "rlflow": VERSION, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
-        "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
-        FILE_DIGEST: digest_of(Path(program.flow.place.path)),
-        "hp": hp, "options": dataclasses.asdict(config.options), **({"stale_ok": waived} if waived else {}),
-        "values": {name: value for name, value in config.values.items() if not name.startswith("hp.")},
-    })
+    return redacted(
+        {
+            "rlflow": VERSION,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "started_in": working_folder(),
+            "flow": program.flow.name,
+            "file": program.flow.place.path,
+            "graph": identity(program.graph),
+            FILE_DIGEST: digest_of(Path(program.flow.place.path)),
+            "hp": hp,
+            "options": dataclasses.asdict(config.options),
+            **({"stale_ok": waived} if waived else {}),
+            "values": {name: value for name, value in config.values.items() if not name.startswith("hp.")},
+        }
+    )

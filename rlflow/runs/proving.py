@@ -1,4 +1,5 @@
-"""The proof that a run makes of itself before its first iteration: the quick part of `rlflow prove`, which changes no weights."""
+"""The proof that a run makes of itself before its first iteration: the quick part of `rlflow prove`, which
+changes no weights."""
 
 from __future__ import annotations
 
@@ -15,26 +16,41 @@ from rlflow.runs.proof.rehearsal import Rehearsals, zero_or_one
 ROWS = 16  # at least, of a rehearsal
 LONGEST = 16  # tokens of a row
 QUICK_SETS, QUICK_LONGEST = 3, 8
-QUICK_SECONDS = 0.8  # after which no further claims are tried than those that may end a run: 2 % of a packaged run
-IN_REHEARSAL = ("in the rehearsal before iteration 1, with a few short rows and synthetic scores; --prove off leaves it out, "
-                "where the rows of the run itself are others")  # fmt: skip
-REMEDY = ("correct the flow; or go on all the same with --prove warn, where what a reward gives is a cost that the flow subtracts, or with "
-          "--prove off")  # fmt: skip
+# after which no further claims are tried than those that may end a run: 2 % of a packaged run
+QUICK_SECONDS = 0.8
+IN_REHEARSAL = (
+    "in the rehearsal before iteration 1, with a few short rows and synthetic scores; --prove off leaves "
+    "it out, "
+    "where the rows of the run itself are others"
+)
+REMEDY = (
+    "correct the flow; or go on all the same with --prove warn, where what a reward gives is a cost that "
+    "the flow subtracts, or with "
+    "--prove off"
+)
 SHORT = 10  # iterations of a run that is over before a proof is worth its time
 
 
 def rehearsals(context: RunContext, longest: int = LONGEST) -> Rehearsals:
-    """Where a run is rehearsed: its own engine and plan, and prompts from the beginning of its data by a cursor of their own."""
+    """Where a run is rehearsed: its own engine and plan, and prompts from the beginning of its data by a
+    cursor of their own."""
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
     count = min(max(-(-ROWS // rows), 4), context.options.prompts, len(context.prompts.data))
-    return Rehearsals(context.engine, context.executor.lanes, context.plan, prompts.take(count), prompts.take, longest,
-                      context.executor.board)
+    return Rehearsals(
+        context.engine,
+        context.executor.lanes,
+        context.plan,
+        prompts.take(count),
+        prompts.take,
+        longest,
+        context.executor.board,
+    )
 
 
 def wanted(context: RunContext) -> bool:
-    """Whether a run proves itself before it begins: not where it is over too soon, has no models, or acts in an environment, which others
-    may see."""
+    """Whether a run proves itself before it begins: not where it is over too soon, has no models, or acts in
+    an environment, which others may see."""
     options, engine = context.options, context.engine
     asked = options.prove in ("quick", "strict", "warn")
     modelled = all(hasattr(model.trainer or model.generator, "settings") for model in engine.models.values())
@@ -43,8 +59,9 @@ def wanted(context: RunContext) -> bool:
 
 
 def quick(context: RunContext) -> list[Claim]:
-    """The claims about the run's flow that need no update: those for which there is time, or all of them where a run depends on them.
-    Raises what a rehearsal raises, unless it is the synthetic scores that a stage does not take."""
+    """The claims about the run's flow that need no update: those for which there is time, or all of them
+    where a run depends on them. Raises what a rehearsal raises, unless it is the synthetic scores that a
+    stage does not take."""
     began, stage = time.monotonic(), rehearsals(context, QUICK_LONGEST)
     try:
         return _claims(context, stage, began)
@@ -70,9 +87,14 @@ def _claims(context: RunContext, stage: Rehearsals, began: float) -> list[Claim]
         for group in flow.groups():
             claims += group
             if hurried and time.monotonic() - began > QUICK_SECONDS:
-                claims.append(unfinished(context, "what is left takes too long at the start of a run; rlflow prove tries it"))
+                claims.append(
+                    unfinished(
+                        context, "what is left takes too long at the start of a run; rlflow prove tries it"
+                    )
+                )
                 break
-    except Exception as error:  # of a loss, or of a stage with scores that are far from 0 and 1, which the run may never have
+    # of a loss, or of a stage with scores that are far from 0 and 1, which the run may never have
+    except Exception as error:
         if isinstance(error, Stopped) or not hurried:
             raise
         claims.append(unfinished(context, f"the claims ended: {_first_line(error)}"))
@@ -89,9 +111,32 @@ def unfinished(context: RunContext, why: str) -> Claim:
 
 
 def refusal(claims: list[Claim], prove: str) -> PlanError | None:
-    """The error that ends a run before its first iteration: with --prove strict where a claim is falsified, else where good rows are made
-    less likely; None where the run may begin."""
-    wrong = [claim for claim in claims if claim.verdict == "falsified" and prove != "warn" and (claim.ends_run or prove == "strict")]
-    expected = "no falsified claim, as --prove strict asks" if prove == "strict" else "what is paid more is made more likely"
-    return PlanError(*(Problem(claim.name, f"{claim.subject}: {claim.sentence}", claim.place, found=claim.number, expected=expected,
-                               remedy=REMEDY) for claim in wrong)) if wrong else None
+    """The error that ends a run before its first iteration: with --prove strict where a claim is falsified,
+    else where good rows are made less likely; None where the run may begin."""
+    wrong = [
+        claim
+        for claim in claims
+        if claim.verdict == "falsified" and prove != "warn" and (claim.ends_run or prove == "strict")
+    ]
+    expected = (
+        "no falsified claim, as --prove strict asks"
+        if prove == "strict"
+        else "what is paid more is made more likely"
+    )
+    return (
+        PlanError(
+            *(
+                Problem(
+                    claim.name,
+                    f"{claim.subject}: {claim.sentence}",
+                    claim.place,
+                    found=claim.number,
+                    expected=expected,
+                    remedy=REMEDY,
+                )
+                for claim in wrong
+            )
+        )
+        if wrong
+        else None
+    )

@@ -26,24 +26,43 @@ from rlflow.runs.pools import WorkerSetups, roles_of, runtime, threads_of_rank
 
 
 def on_ray(
-    plan: Plan, placed: PlacedRoles, setups: WorkerSetups, inputs: EngineInputs, watchdog: Watchdog, note: Callable[[str], None]
+    plan: Plan,
+    placed: PlacedRoles,
+    setups: WorkerSetups,
+    inputs: EngineInputs,
+    watchdog: Watchdog,
+    note: Callable[[str], None],
 ) -> Runtime:
-    """Start the pools of ``--pools`` on Ray and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
-    PlanError; whatever was started by then is ended."""
+    """Start the pools of ``--pools`` on Ray and load the models there, which takes some seconds, or minutes:
+    ``note`` is told of it. Raises PlanError; whatever was started by then is ended."""
     options, began = placed.options, time.monotonic()
     with ExitStack() as started:
         folder = launch.run_folder(watchdog.name, options.ray_address)
         watchdog.remove_in_the_end(folder)
         threads = threads_of_rank(options, _on(placed))
         starting = WorkerStart(threads, _forking(placed, folder, threads))
-        groups, controllers = _room(placed, plan.graph.changed_roles, folder, starting, started, watchdog, note)
+        groups, controllers = _room(
+            placed, plan.graph.changed_roles, folder, starting, started, watchdog, note
+        )
         placement = _on(placed)
         rendezvous_points = launch.rendezvous_points(groups, folder)
         ranks = setups.of_pools(placement, threads, rendezvous_points, plan.residency)
-        fleet = Fleet(folder, ranks, groups, rendezvous_points, starting, options.heartbeat, options.load_timeout,
-                      roles_of(placement), controllers, options.wait_for_nodes)  # fmt: skip
+        fleet = Fleet(
+            folder,
+            ranks,
+            groups,
+            rendezvous_points,
+            starting,
+            options.heartbeat,
+            options.load_timeout,
+            roles_of(placement),
+            controllers,
+            options.wait_for_nodes,
+        )
         started.callback(fleet.stop)
-        who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
+        who = ", ".join(
+            f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items()
+        )
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
         fleet.start()
         return runtime(plan, options, inputs, fleet, fleet.pools, started)
@@ -55,33 +74,59 @@ def _on(placed: PlacedRoles) -> Placement:
 
 
 def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
-    """Begin to import what workers on this machine will import, while Ray starts. Gives the command that starts them; None for
-    accelerators, which a fork of a process that has looked for them cannot use."""
+    """Begin to import what workers on this machine will import, while Ray starts. Gives the command that
+    starts them; None for accelerators, which a fork of a process that has looked for them cannot use."""
     if device_in(placed.options.device) != "cpu":
         return None
     private.share(folder)
-    halves = {half.kind.__module__ for role in placed.roles.values() for half in role.halves if half.kind is not None}
-    return servers.executable(folder, {"rlflow.execution.engine", *(name for name in halves if name.startswith("rlflow."))}, threads)
+    halves = {
+        half.kind.__module__
+        for role in placed.roles.values()
+        for half in role.halves
+        if half.kind is not None
+    }
+    return servers.executable(
+        folder, {"rlflow.execution.engine", *(name for name in halves if name.startswith("rlflow."))}, threads
+    )
 
 
 def _room(
-    placed: PlacedRoles, changed: Collection[str], folder: Path, starting: WorkerStart, started: ExitStack, watchdog: Watchdog,
+    placed: PlacedRoles,
+    changed: Collection[str],
+    folder: Path,
+    starting: WorkerStart,
+    started: ExitStack,
+    watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> tuple[launch.Groups, Controllers]:
-    """Reserve the ranks of each pool on a Ray that is started or joined. ``changed``: the roles that commits copy."""
+    """Reserve the ranks of each pool on a Ray that is started or joined. ``changed``: the roles that commits
+    copy."""
     options = placed.options
     address = options.ray_address
-    note(f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
+    note(
+        f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}"
+    )
     memory = room_for_commits(placed.roles, changed, options)
     with watchdog.marking():
-        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory, starting,
-                                   max(launch.REACH_SECONDS, options.wait_for_nodes))  # fmt: skip
+        controllers = launch.start(
+            address,
+            _on(placed).processors(),
+            folder,
+            options.insecure,
+            memory,
+            starting,
+            max(launch.REACH_SECONDS, options.wait_for_nodes),
+        )
     started.callback(launch.leave, controllers)
-    return launch.place_pools(_on(placed), device_in(options.device) == "cuda", options.wait_for_nodes), controllers
+    return launch.place_pools(
+        _on(placed), device_in(options.device) == "cuda", options.wait_for_nodes
+    ), controllers
 
 
 def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
     """Bytes that two commits take at most, the last one and the next, as far as models are known."""
     if not options.copies_every:
         return 0
-    return 2 * sum(footprint(role, options.dtype).commit_bytes or 0 for name, role in roles.items() if name in changed)
+    return 2 * sum(
+        footprint(role, options.dtype).commit_bytes or 0 for name, role in roles.items() if name in changed
+    )

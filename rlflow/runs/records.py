@@ -1,4 +1,5 @@
-"""What a run writes while it goes: metrics, samples and a timeline as logs, and small files that are replaced whole."""
+"""What a run writes while it goes: metrics, samples and a timeline as logs, and small files that are replaced
+whole."""
 
 from __future__ import annotations
 
@@ -37,16 +38,34 @@ class Timeline:
         self._named: set[str | int] = set()  # pools and rows
         self._origin: float | None = None
 
-    def events(self, iteration: int, spans: Sequence[Span], ranks: Sequence[RankSpan] = ()) -> Iterator[Event]:
+    def events(
+        self, iteration: int, spans: Sequence[Span], ranks: Sequence[RankSpan] = ()
+    ) -> Iterator[Event]:
         """One per node, and one per rank for its part of it; before the first of a row its name."""
         if self._origin is None:
-            self._origin = min((*(span.start for span in spans), *(part.start for part in ranks)), default=0.0)
+            self._origin = min(
+                (*(span.start for span in spans), *(part.start for part in ranks)), default=0.0
+            )
         for span in sorted(spans, key=lambda span: span.start):
             pool, number, name = self._of_lane(span.lane)
-            yield from self._shown(span, pool, number, name, span.lane, {"iteration": iteration, "waits for": list(span.waits_for)})
+            yield from self._shown(
+                span,
+                pool,
+                number,
+                name,
+                span.lane,
+                {"iteration": iteration, "waits for": list(span.waits_for)},
+            )
         for part in sorted((part for part in ranks if part.rank < RANKS), key=lambda part: part.start):
             number = len(LANES) + part.rank
-            yield from self._shown(part, part.pool, number, f"rank {part.rank}", "rank", {"iteration": part.iteration, "op": part.op})
+            yield from self._shown(
+                part,
+                part.pool,
+                number,
+                f"rank {part.rank}",
+                "rank",
+                {"iteration": part.iteration, "op": part.op},
+            )
 
     def _of_lane(self, lane: str) -> tuple[str, int, str]:
         """Pool, number and name of a lane."""
@@ -55,15 +74,27 @@ class Timeline:
             return pool, [*LANES].index(kind), LANES[kind]
         return "", self._lanes.setdefault(lane, len(self._lanes)), lane
 
-    def _shown(self, span: Span | RankSpan, pool: str, number: int, name: str, category: str, args: Event) -> Iterator[Event]:
+    def _shown(
+        self, span: Span | RankSpan, pool: str, number: int, name: str, category: str, args: Event
+    ) -> Iterator[Event]:
         process = self._processes[pool]
         first = (process * (len(LANES) + RANKS) + number) * ROWS
         row = self._row(first, span)
         if row not in self._named:
-            yield from self._names(process, pool, row, name if row == first else f"{name} ({row - first + 1})")
+            yield from self._names(
+                process, pool, row, name if row == first else f"{name} ({row - first + 1})"
+            )
         start, length = (span.start - (self._origin or 0.0)) * 1e6, (span.end - span.start) * 1e6
-        yield {"name": span.node, "cat": category, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": process, "tid": row,
-               "args": args}
+        yield {
+            "name": span.node,
+            "cat": category,
+            "ph": "X",
+            "ts": round(start, 1),
+            "dur": round(length, 1),
+            "pid": process,
+            "tid": row,
+            "args": args,
+        }
 
     def _row(self, first: int, span: Span | RankSpan) -> int:
         """The first row of a lane in which nothing else ran then."""
@@ -74,27 +105,46 @@ class Timeline:
 
     def _names(self, process: int, pool: str, row: int, name: str) -> Iterator[Event]:
         if pool not in self._named:
-            yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": f"pool {pool}" if pool else "rlflow"}}
+            yield {
+                "name": "process_name",
+                "ph": "M",
+                "pid": process,
+                "args": {"name": f"pool {pool}" if pool else "rlflow"},
+            }
             yield {"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}}
         self._named |= {pool, row}
         yield {"name": "thread_name", "ph": "M", "pid": process, "tid": row, "args": {"name": name}}
-        yield {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": row, "args": {"sort_index": row}}
+        yield {
+            "name": "thread_sort_index",
+            "ph": "M",
+            "pid": process,
+            "tid": row,
+            "args": {"sort_index": row},
+        }
 
 
 TRAFFIC = "traffic.jsonl"
-FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}  # so that every later line opens with a comma
+# so that every later line opens with a comma
+FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}
 
 
 class Records:
-    """The files of a run that are for people and tools: none of them is needed to go on. A disk that is full ends no run: that is said
-    once, and lines that do not fit are written with later ones, as far as memory holds them."""
+    """The files of a run that are for people and tools: none of them is needed to go on. A disk that is full
+    ends no run: that is said once, and lines that do not fit are written with later ones, as far as memory
+    holds them."""
 
     def __init__(
-        self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None, pools: Iterable[str] = (), *,
+        self,
+        folder: Path,
+        start: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+        pools: Iterable[str] = (),
+        *,
         evaluated: bool = True,
     ) -> None:
-        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. evaluated: whether the
-        evaluation after ``start`` iterations, where there is one, is behind it too. ``pools``: of the run."""
+        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes.
+        evaluated: whether the evaluation after ``start`` iterations, where there is one, is behind it too.
+        ``pools``: of the run."""
         self.folder, self._say, self._said = folder, say, False
         self.named = keys.FigureNames(keys.read(folder))
         self._metrics = self._log("metrics.jsonl", start, evaluated)
@@ -119,7 +169,8 @@ class Records:
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
     def metrics(self, iteration: int, figures: Figures) -> dict[str, float]:
-        """A line of metrics, which it gives by their names in the file; what is not finite is written as null."""
+        """A line of metrics, which it gives by their names in the file; what is not finite is written as
+        null."""
         known = len(self.named.table)
         values = {self.named.of(figure): value for figure, value in figures.items()}
         if len(self.named.table) > known:
@@ -130,7 +181,9 @@ class Records:
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Lines of sampled rows, their columns in one order whatever the process."""
-        self._samples.add("".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows))
+        self._samples.add(
+            "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
+        )
 
     def account(self, iteration: int, account: Account | None) -> None:
         """fates.jsonl: what an iteration sampled, and what became of it."""
@@ -138,20 +191,24 @@ class Records:
             self._fates.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
-        """traffic.jsonl: the bytes that went from process to process in an iteration or an evaluation, where there are pools."""
+        """traffic.jsonl: the bytes that went from process to process in an iteration or an evaluation, where
+        there are pools."""
         if sizes:
             self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events, one a line: Perfetto and chrome://tracing open the file."""
         lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
-        lines += [f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)]
+        lines += [
+            f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)
+        ]
         self._events += len(lines)
         self._timeline.add("".join(lines))
 
     @contextlib.contextmanager
     def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
-        """While inside, take the answers of the evaluation after so many iterations, which get a file of their own."""
+        """While inside, take the answers of the evaluation after so many iterations, which get a file of
+        their own."""
         name = name_of(iteration)
         with answer_file(self.folder / name, self._failing(name)) as keep:
             yield keep
@@ -166,13 +223,14 @@ class Records:
             self.whole(name, f"{text}\n".encode())
 
     def weights(self, moved: Mapping[str, Any]) -> None:
-        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to, and
-        what that takes."""
-        self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)  # the next iteration writes it again
+        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its
+        generator, and has to, and what that takes."""
+        # the next iteration writes it again
+        self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)
 
     def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
-        """A file that says all at once, where it does not say that already, or ``anew``. What finds no room is tried again before each
-        checkpoint."""
+        """A file that says all at once, where it does not say that already, or ``anew``. What finds no room
+        is tried again before each checkpoint."""
         if self._written.get(name) == data and not anew:
             return
         try:
@@ -207,7 +265,8 @@ class Records:
 
 
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
-    """Whether a line is from before an iteration. One that cannot be read is of none, and stays. ``table``: what its names are of."""
+    """Whether a line is from before an iteration. One that cannot be read is of none, and stays. ``table``:
+    what its names are of."""
 
     def keep(line: bytes) -> bool:
         values = as_object(line) or {}

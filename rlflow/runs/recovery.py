@@ -1,4 +1,5 @@
-"""Recovery of a run on pools: state is copied out of the workers as the run goes, and a pool whose worker died is started anew from there.
+"""Recovery of a run on pools: state is copied out of the workers as the run goes, and a pool whose worker
+died is started anew from there.
 
 At most ``--commit-every`` finished iterations are done again, and the one that was under way.
 """
@@ -49,7 +50,8 @@ class Workers(Protocol):
         """Begin to copy the state before an iteration."""
 
     def death(self, error: BaseException) -> Any:
-        """The death that is behind an error, in words; None where nobody died, or where what is left cannot be ended."""
+        """The death that is behind an error, in words; None where nobody died, or where what is left cannot
+        be ended."""
 
     def lost(self) -> str | None:
         """A loss for which no pool can be started anew, in words; None where there is none."""
@@ -85,9 +87,11 @@ class RecoveryPoint(Generic[S]):
 class Recovery(Generic[S]):
     """Keeps the newest point to which a run can go back, and the one that is being copied."""
 
-    def __init__(self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]) -> None:
-        """``workers``: None where there are no pools. ``every``: iterations between commits; 0: nothing is recovered. ``note`` is told of
-        each recovery."""
+    def __init__(
+        self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]
+    ) -> None:
+        """``workers``: None where there are no pools. ``every``: iterations between commits; 0: nothing is
+        recovered. ``note`` is told of each recovery."""
         self.workers = workers if every else None
         self.every, self.driver, self.note = every, driver, note
         self.last: RecoveryPoint[S] | None = None
@@ -98,8 +102,8 @@ class Recovery(Generic[S]):
         self.deaths = 0  # since the furthest iteration began
 
     def run(self, course: Callable[[int], R], first: int) -> R:
-        """Call ``course`` with the first iteration, and again with one to go on from after each death; what it gives. Raises what it
-        raises where that is no death, or cannot be recovered from."""
+        """Call ``course`` with the first iteration, and again with one to go on from after each death; what
+        it gives. Raises what it raises where that is no death, or cannot be recovered from."""
         self.commit(first)
         while True:
             try:
@@ -108,7 +112,8 @@ class Recovery(Generic[S]):
                 first = self._go_back(error)
 
     def commit(self, iteration: int) -> None:
-        """Copy what the iteration begins with, if it is time to. The former commit goes when this one is complete."""
+        """Copy what the iteration begins with, if it is time to. The former commit goes when this one is
+        complete."""
         self.current = iteration
         if self.workers is None:
             return
@@ -151,7 +156,9 @@ class Recovery(Generic[S]):
         while self.workers is not None and (death := self.workers.death(failure)) is not None:
             self.deaths += 1
             if self.deaths >= DEATHS:
-                raise with_reason(error, f"given up: {DEATHS} deaths without an iteration finished in between")
+                raise with_reason(
+                    error, f"given up: {DEATHS} deaths without an iteration finished in between"
+                )
             try:
                 return self._restore(self.workers, death, error)
             except (RemoteError, PlanError) as again:
@@ -173,13 +180,22 @@ class Recovery(Generic[S]):
         return point.iteration
 
 
-def recovery_note(death: Any, error: StageError | RemoteError, pools: list[str], back: int, under_way: int, seconds: float) -> str:
+def recovery_note(
+    death: Any, error: StageError | RemoteError, pools: list[str], back: int, under_way: int, seconds: float
+) -> str:
     """A line for people: who died, when, and where the run goes on."""
-    noticed = f"stage '{error.stage}' of iteration {error.iteration}" if isinstance(error, StageError) else f"iteration {under_way}"
+    noticed = (
+        f"stage '{error.stage}' of iteration {error.iteration}"
+        if isinstance(error, StageError)
+        else f"iteration {under_way}"
+    )
     anew = f"pool{'s' * (len(pools) > 1)} {', '.join(map(repr, pools))}"
     again = f"iteration {back} is" if back >= under_way else f"iterations {back} to {under_way} are"
-    return (f"{death}; noticed in {noticed}. Recovered in {seconds:.1f} s: {anew} started anew, all state as before iteration {back}; "
-            f"{again} repeated")
+    return (
+        f"{death}; noticed in {noticed}. Recovered in {seconds:.1f} s: {anew} started anew, all state as "
+        f"before iteration {back}; "
+        f"{again} repeated"
+    )
 
 
 def with_reason(error: StageError | RemoteError, reason: str) -> StageError | RemoteError:

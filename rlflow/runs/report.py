@@ -24,7 +24,8 @@ WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 
 
 def summary(result: RunResult) -> str:
-    """Learning before → after, and per node the time, its share and how much of it was on the critical path."""
+    """Learning before → after, and per node the time, its share and how much of it was on the critical
+    path."""
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
@@ -35,11 +36,15 @@ def summary(result: RunResult) -> str:
     if fates := fates_text(run_account(result.folder)):
         parts.append(fates)
     if result.skipped:
-        parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
+        parts.append(
+            f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on"
+        )
     if line := pointer(result.folder, result.shown):
         parts.append(line)
     many = "s" * (result.iterations != 1)
-    parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}")
+    parts.append(
+        f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}"
+    )
     if result.unsaved:
         parts.append(f"warning: {result.unsaved}")
     return "\n".join(parts)
@@ -78,18 +83,34 @@ def bounds_text(totals: RunTotals) -> str:
     if not bounds.iterations:
         return "no iteration was run to its end"
     by = bounds.by if bounds.by == PATH else f"the work of {bounds.by}"
-    alike = f" (of {bounds.alike} iteration{'s' if bounds.alike > 1 else ''})" if bounds.alike < bounds.iterations else ""
-    shares = ", ".join(f"{lane} {share:.0%}" for lane, share in bounds.busy.items() if share >= SHOWN or "." not in lane)
-    return "\n".join([
-        _rendered(_stages(totals)),
-        f"an iteration took {bounds.seconds:.3f} s; no schedule of its nodes takes less than {bounds.bound:.3f} s: {by}",
-        f"critical path{alike}: {_chain(bounds)}; {bounds.outside:.3f} s outside nodes", f"busy: {shares}"])
+    alike = (
+        f" (of {bounds.alike} iteration{'s' if bounds.alike > 1 else ''})"
+        if bounds.alike < bounds.iterations
+        else ""
+    )
+    shares = ", ".join(
+        f"{lane} {share:.0%}" for lane, share in bounds.busy.items() if share >= SHOWN or "." not in lane
+    )
+    return "\n".join(
+        [
+            _rendered(_stages(totals)),
+            f"an iteration took {bounds.seconds:.3f} s; no schedule of its nodes takes less than "
+            f"{bounds.bound:.3f} s: {by}",
+            f"critical path{alike}: {_chain(bounds)}; {bounds.outside:.3f} s outside nodes",
+            f"busy: {shares}",
+        ]
+    )
 
 
 def _chain(bounds: TimeBounds) -> str:
     """The nodes of the critical path in words; … stands for those that took next to nothing."""
-    words = [f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…" for node, seconds in bounds.critical.items()]
-    return " → ".join(word for word, before in zip(words, ["", *words], strict=False) if (word, before) != ("…", "…"))
+    words = [
+        f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…"
+        for node, seconds in bounds.critical.items()
+    ]
+    return " → ".join(
+        word for word, before in zip(words, ["", *words], strict=False) if (word, before) != ("…", "…")
+    )
 
 
 def _stages(totals: RunTotals) -> Table:
@@ -98,7 +119,13 @@ def _stages(totals: RunTotals) -> Table:
         column.justify = "right"
     total = totals.seconds or 1.0
     for node in totals:
-        table.add_row(node.node, str(node.calls), f"{node.seconds:.2f}", f"{node.part / total:.0%}", f"{node.critical / total:.0%}")
+        table.add_row(
+            node.node,
+            str(node.calls),
+            f"{node.seconds:.2f}",
+            f"{node.part / total:.0%}",
+            f"{node.critical / total:.0%}",
+        )
     return table
 
 

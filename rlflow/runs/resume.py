@@ -36,27 +36,66 @@ from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import BEGUN, continue_run, new_folder
 from rlflow.runs.trust import check_trusted
 
-MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "metrics_port", "reward_timeout", "reward_workers", "reward_env",
-              "reward_write", "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad",
-              "heartbeat", "load_timeout", "wait_for_nodes", "commit_every", "ray_address", "interface", "insecure", "memory", "resume")
+MAY_CHANGE = (
+    "iterations",
+    "eval_every",
+    "save_every",
+    "keep",
+    "track",
+    "metrics_port",
+    "reward_timeout",
+    "reward_workers",
+    "reward_env",
+    "reward_write",
+    "reward_network",
+    "reward_memory",
+    "unsafe_scorers",
+    "max_missing",
+    "max_mismatch",
+    "canary",
+    "max_bad",
+    "heartbeat",
+    "load_timeout",
+    "wait_for_nodes",
+    "commit_every",
+    "ray_address",
+    "interface",
+    "insecure",
+    "memory",
+    "resume",
+)
 PATHS = ("model", "data", "eval", "reward", "env")  # settings that may be paths, of the run and of a role
 
 
-def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False, begin: bool = False) -> RunResult:
-    """Go on where the run stood, or finish what is left where all iterations are behind it. trust: execute files that the run names
-    although nothing vouches for them. begin: a run that has no checkpoint yet begins with its first iteration. Raises PlanError where there
-    are such without, where the algorithm, the data, a model folder, a reward or other settings changed, RunHeld where it runs."""
+def resume(
+    folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False, begin: bool = False
+) -> RunResult:
+    """Go on where the run stood, or finish what is left where all iterations are behind it. trust: execute
+    files that the run names although nothing vouches for them. begin: a run that has no checkpoint yet begins
+    with its first iteration. Raises PlanError where there are such without, where the algorithm, the data, a
+    model folder, a reward or other settings changed, RunHeld where it runs."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
-    refused = [flag for flag in changes if flag not in MAY_CHANGE and flag not in masked_values(saved)
-               and not may_change(flag, changes[flag], saved["values"])]
+    refused = [
+        flag
+        for flag in changes
+        if flag not in MAY_CHANGE
+        and flag not in masked_values(saved)
+        and not may_change(flag, changes[flag], saved["values"])
+    ]
     if refused:
-        raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
-                           expected=f"changes to {listed(MAY_CHANGE, 32)} and of services to all but their commands",
-                           remedy="rlflow resume RUN --fork … starts a new run with others")
+        raise PlanError.of(
+            "resume-setting",
+            f"a resumed run keeps its settings, but --{refused[0]} is given",
+            found=listed(refused),
+            expected=f"changes to {listed(MAY_CHANGE, 32)} and of services to all but their commands",
+            remedy="rlflow resume RUN --fork … starts a new run with others",
+        )
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     with Lock(folder):
-        context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter), folder)
+        context = prepare_again(
+            saved, changes, reporter, partial(same_run, folder, name, saved, reporter), folder
+        )
         try:
             start = _first_or_next(folder, name, context, reporter, begin)
         except BaseException:
@@ -66,8 +105,8 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
 
 
 def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Reporter, begin: bool) -> RunStart:
-    """The point from which a run continues. ``begin``: as of ``resume``. Raises PlanError where nothing of it is left, or no checkpoint can
-    be used."""
+    """The point from which a run continues. ``begin``: as of ``resume``. Raises PlanError where nothing of it
+    is left, or no checkpoint can be used."""
     if begin and not any((folder / CHECKPOINTS).glob("step-*")):
         reporter.note(f"{name} has no checkpoint yet: it begins with its first iteration")
         return BEGUN
@@ -77,11 +116,14 @@ def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Repor
 
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
-    """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of ``resume``."""
+    """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of
+    ``resume``."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
-    context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter), folder.parent)
+    context = prepare_again(
+        saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter), folder.parent
+    )
     try:
         start = restore_checkpoint(newest(folder, reporter), context, reporter)
         if not _same_evaluation(saved, context.options):
@@ -96,16 +138,20 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
         return continue_run(context, new, reporter, start)
 
 
-EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}  # options that decide what is measured, at their defaults
+# options that decide what is measured, at their defaults
+EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 
 def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
     """Whether a fork evaluates as its run did, so that it need not measure again what that has measured."""
     before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
-    return isinstance(before, dict) and all(before.get(name, default) == now[name] for name, default in EVALUATION.items())
+    return isinstance(before, dict) and all(
+        before.get(name, default) == now[name] for name, default in EVALUATION.items()
+    )
 
 
-WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}  # what settings.json must say so that a run can go on
+# what settings.json must say so that a run can go on
+WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -113,15 +159,32 @@ def read_settings(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads(durable.read(folder / directory.SETTINGS))
     except (OSError, ValueError, RecursionError) as error:
-        runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
-        raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}",
-                           expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs),
-                           remedy="`rlflow runs` lists them") from error
-    lacking = [name for name, kind in WHAT.items() if not isinstance(settings, dict) or not isinstance(settings.get(name), kind)]
+        runs = (
+            [str(path.parent) for path in folder.parent.glob("*/settings.json")]
+            if folder.parent.is_dir()
+            else []
+        )
+        raise PlanError.of(
+            "no-run",
+            f"'{folder}' is no run directory",
+            found=f"settings.json: {error}",
+            expected="a folder that `rlflow run` made",
+            nearest=nearest(str(folder), runs),
+            remedy="`rlflow runs` lists them",
+        ) from error
+    lacking = [
+        name
+        for name, kind in WHAT.items()
+        if not isinstance(settings, dict) or not isinstance(settings.get(name), kind)
+    ]
     if lacking:
-        raise PlanError.of("run-settings", f"settings.json of '{folder}' is not what a run wrote", found=f"no {listed(lacking)}",
-                           expected=f"a JSON object with {listed(WHAT)}",
-                           remedy=f"put a copy of it back; the model alone can be had: rlflow export {folder} FOLDER")
+        raise PlanError.of(
+            "run-settings",
+            f"settings.json of '{folder}' is not what a run wrote",
+            found=f"no {listed(lacking)}",
+            expected=f"a JSON object with {listed(WHAT)}",
+            remedy=f"put a copy of it back; the model alone can be had: rlflow export {folder} FOLDER",
+        )
     return dict(settings)
 
 
@@ -143,48 +206,85 @@ def masked_values(saved: Mapping[str, Any]) -> list[str]:
 
 
 def prepare_again(
-    saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter, judge: Judge | None = None,
+    saved: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    reporter: Reporter,
+    judge: Judge | None = None,
     beside: Path | None = None,
 ) -> RunContext:
-    """Prepare a run as it was, with changes. ``beside``: as ``folder`` of ``prepare``. Raises FlowError and PlanError."""
+    """Prepare a run as it was, with changes. ``beside``: as ``folder`` of ``prepare``. Raises FlowError and
+    PlanError."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
     if missing:
-        raise PlanError.of("resume-secret", f"the run does not keep --{missing[0]}, which is a secret", found=listed(missing),
-                           expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
+        raise PlanError.of(
+            "resume-secret",
+            f"the run does not keep --{missing[0]}, which is a secret",
+            found=listed(missing),
+            expected="secrets to be given again",
+            remedy=f"rlflow resume RUN --{missing[0]} …",
+        )
     recorded = anchor_paths(recorded_values(saved), saved.get("started_in"))
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
     bound = [config.role(name) for name in (*config.roles, "")]
     if lost := [flag for flag in _of_former_backends(bound, config.every_role, changes) if flag in recorded]:
-        reporter.note(f"left behind, since the backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}")
+        reporter.note(
+            f"left behind, since the backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}"
+        )
         recorded = {name: value for name, value in recorded.items() if name not in lost}
         config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
     return prepare(flow, hp, config, reporter.note, judge, begun=True, folder=beside)
 
 
-def _of_former_backends(roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]) -> list[str]:
-    """Where a change is of a backend: the flags, none of them a change, whose settings the backends of their roles do not have. ``shared``:
-    names of settings for all roles; the last of ``roles`` stands for those with nothing of their own, on their usual backends."""
+def _of_former_backends(
+    roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]
+) -> list[str]:
+    """Where a change is of a backend: the flags, none of them a change, whose settings the backends of their
+    roles do not have. ``shared``:
+    names of settings for all roles; the last of ``roles`` stands for those with nothing of their own, on
+    their usual backends."""
     if not any(flag.rpartition(".")[2] in ("backend", *HALVES) for flag in changes):
         return []
-    unknown = [{name for name in role.values if name not in {*role_types(role.backends), *ROLE_KEYWORDS}} for role in roles]
-    own = [role.flag(name) for role, names in zip(roles, unknown, strict=True) for name in sorted(names - role.shared)]
+    unknown = [
+        {name for name in role.values if name not in {*role_types(role.backends), *ROLE_KEYWORDS}}
+        for role in roles
+    ]
+    own = [
+        role.flag(name)
+        for role, names in zip(roles, unknown, strict=True)
+        for name in sorted(names - role.shared)
+    ]
     everywhere = [name for name in shared if all(name in names for names in unknown)]
     return [flag for flag in (*own, *everywhere) if flag not in changes]
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
-    """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
+    """The settings, of which relative paths that lead nowhere from here lead from where the run was
+    started."""
     if not isinstance(start, str):
         return dict(recorded)
-    recorded = {name: command_from(value, start) if name.startswith(f"{HEAD}.") else value for name, value in recorded.items()}
-    paths = {name for name in recorded if not name.startswith(("hp.", "data."))
-             and (name.rpartition(".")[2] in PATHS or "env" in name.split(".")[:-1])}  # an environment's settings may be paths
+    recorded = {
+        name: command_from(value, start) if name.startswith(f"{HEAD}.") else value
+        for name, value in recorded.items()
+    }
+    paths = {
+        name
+        for name in recorded
+        if not name.startswith(("hp.", "data."))
+        # an environment's settings may be paths
+        and (name.rpartition(".")[2] in PATHS or "env" in name.split(".")[:-1])
+    }
     anchored = {name: _anchored_data if name in ("data", "eval") else _anchored for name in paths}
-    return {name: value if name not in paths else tuple(anchored[name](each, start) for each in value) if isinstance(value, list)
-            else anchored[name](value, start) for name, value in recorded.items()}  # fmt: skip
+    return {
+        name: value
+        if name not in paths
+        else tuple(anchored[name](each, start) for each in value)
+        if isinstance(value, list)
+        else anchored[name](value, start)
+        for name, value in recorded.items()
+    }
 
 
 def _anchored_data(value: Any, start: str) -> Any:
@@ -205,24 +305,37 @@ def _anchored(value: Any, start: str) -> Any:
 
 def _of_pools(flag: str) -> bool:
     """Whether a flag says something only beside --pools."""
-    return flag in ("pools", "ray_address", "interface") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
+    return (
+        flag in ("pools", "ray_address", "interface")
+        or flag.startswith("pools.")
+        or flag.rpartition(".")[2] == "pool"
+    )
 
 
 def same_run(
-    folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, dependencies: Dependencies
+    folder: Path,
+    name: str,
+    saved: Mapping[str, Any],
+    reporter: Reporter,
+    graph: Graph,
+    dependencies: Dependencies,
 ) -> Dependencies:
-    """Compare a run with what it was started with; its dependencies with the digests that are known of them. Raises PlanError where
-    the algorithm or any dependency has changed."""
+    """Compare a run with what it was started with; its dependencies with the digests that are known of them.
+    Raises PlanError where the algorithm or any dependency has changed."""
     same_algorithm(folder, name, saved, graph, reporter)
     return same_inputs(folder, name, reporter, dependencies)
 
 
-def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter) -> None:
+def same_algorithm(
+    folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter
+) -> None:
     """Raises PlanError with the differences where the graph is not that of the run. Deadlines may differ."""
     try:
         before = timeless(wire.unpack(durable.read(folder / directory.GRAPH)))
     except (OSError, PlanError) as error:
-        reporter.note(f"{directory.GRAPH} cannot be read: {error.strerror if isinstance(error, OSError) else error.problems[0].found}")
+        reporter.note(
+            f"{directory.GRAPH} cannot be read: {error.strerror if isinstance(error, OSError) else error.problems[0].found}"
+        )
         return _same_identity(name, saved.get("graph"), wire.identity(graph))
     now = timeless(directory.without_secrets(graph))
     if wire.identity(before) == wire.identity(now):
@@ -232,16 +345,22 @@ def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Gra
 
 
 def _same_identity(name: str, before: object, now: str) -> None:
-    """Refuse a graph whose digest is not that of the settings file. The settings have the digest alone, so the difference cannot be
-    shown."""
+    """Refuse a graph whose digest is not that of the settings file. The settings have the digest alone, so
+    the difference cannot be shown."""
     if before != now:
-        raise _changed(name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}")
+        raise _changed(
+            name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}"
+        )
 
 
 def _changed(name: str, differences: str) -> PlanError:
-    return PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found=differences,
-                        expected="the same graph and the same function bodies",
-                        remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {name} --fork")
+    return PlanError.of(
+        "resume-changed",
+        "the algorithm is not the one that this run was started with",
+        found=differences,
+        expected="the same graph and the same function bodies",
+        remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {name} --fork",
+    )
 
 
 def timeless(graph: Graph) -> Graph:
@@ -270,8 +389,11 @@ def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) 
     return start
 
 
-def _something_left(folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter) -> None:
-    """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration and its final models has not."""
+def _something_left(
+    folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter
+) -> None:
+    """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration
+    and its final models has not."""
     iterations = context.options.iterations
     if start.iteration != iterations or directory.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)
@@ -280,7 +402,12 @@ def _something_left(folder: Path, name: str, start: RunStart, context: RunContex
 
 def _iterations_left(name: str, start: RunStart, iterations: int) -> None:
     if start.iteration >= iterations:
-        raise PlanError.of("resume-done", f"the run '{name}' has done its iterations",
-                           found=f"{start.iteration} done, {iterations} asked for", expected=f"--iterations above {start.iteration}",
-                           remedy=f"--iterations N with a larger N goes on (schedules of learning rates then reach to N); its model is in "
-                                  f"final/, or rlflow export {name} FOLDER")
+        raise PlanError.of(
+            "resume-done",
+            f"the run '{name}' has done its iterations",
+            found=f"{start.iteration} done, {iterations} asked for",
+            expected=f"--iterations above {start.iteration}",
+            remedy="--iterations N with a larger N goes on (schedules of learning rates then reach to "
+            "N); its model is in "
+            f"final/, or rlflow export {name} FOLDER",
+        )

@@ -1,4 +1,5 @@
-"""``rlflow.run``: starts a run, or with ``--resume auto`` goes on with the one of its name, for schedulers that start a job again."""
+"""``rlflow.run``: starts a run, or with ``--resume auto`` goes on with the one of its name, for schedulers
+that start a job again."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ from rlflow.runs.session import start_run
 
 
 def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:
-    """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
+    """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr":
+    1e-5})``.
 
-    Keywords are those of `rlflow run`; a role's settings go as a dict under its name, and the flow's own may be a dict too. A reward may be
-    a function of a file.
-    Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
+    Keywords are those of `rlflow run`; a role's settings go as a dict under its name, and the flow's own may
+    be a dict too. A reward may be a function of a file. Raises FlowError, PlanError, StageError, and
+    Interrupted after ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
@@ -43,11 +45,17 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
 
 
 def start_or_resume(
-    flow: Flow, hp: Any, options: Options, values: Mapping[str, Any], reporter: Reporter, start: Callable[[], RunResult]
+    flow: Flow,
+    hp: Any,
+    options: Options,
+    values: Mapping[str, Any],
+    reporter: Reporter,
+    start: Callable[[], RunResult],
 ) -> RunResult:
-    """Call ``start``; with ``--resume auto`` and a run of that name there, go on with that one instead, from its first iteration where it
-    has no checkpoint yet. Raises what these do: RunHeld where another process runs it, PlanError with the code resume-done where it has
-    come to its end. ``values``: those of the flags that were given, by name."""
+    """Call ``start``; with ``--resume auto`` and a run of that name there, go on with that one instead, from
+    its first iteration where it has no checkpoint yet. Raises what these do: RunHeld where another process
+    runs it, PlanError with the code resume-done where it has come to its end. ``values``: those of the flags
+    that were given, by name."""
     if options.resume is None or options.name is None:
         return start()
     folder = Path(options.out) / options.name
@@ -62,24 +70,42 @@ def start_or_resume(
 
 
 def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that differ from those of the run in the folder. Raises PlanError where the run is of another algorithm, or was given a
-    flag that is missing now and cannot be done without."""
+    """The flags that differ from those of the run in the folder. Raises PlanError where the run is of another
+    algorithm, or was given a flag that is missing now and cannot be done without."""
     saved = read_settings(folder)
     if saved["flow"] != flow.name:
-        raise PlanError.of("resume-other", f"the run '{folder}' is of another algorithm", found=f"'{saved['flow']}'",
-                           expected=f"'{flow.name}'", remedy="choose another --name")
+        raise PlanError.of(
+            "resume-other",
+            f"the run '{folder}' is of another algorithm",
+            found=f"'{saved['flow']}'",
+            expected=f"'{flow.name}'",
+            remedy="choose another --name",
+        )
     before, given = recorded_values(saved), {**values, **_settings(hp, saved["hp"])}
-    differ = [name for name in {**before, **given} if _text(before.get(name)) != _text(redacted({name: given.get(name)})[name])]
+    differ = [
+        name
+        for name in {**before, **given}
+        if _text(before.get(name)) != _text(redacted({name: given.get(name)})[name])
+    ]
     missing = [name for name in differ if name not in given and name not in MAY_CHANGE]
     if missing:
-        raise PlanError.of("resume-setting", f"the run '{folder}' was started with --{missing[0]}", found=f"no {listed(missing)}",
-                           expected="the command with which it was started", remedy="give it again, or choose another --name")
+        raise PlanError.of(
+            "resume-setting",
+            f"the run '{folder}' was started with --{missing[0]}",
+            found=f"no {listed(missing)}",
+            expected="the command with which it was started",
+            remedy="give it again, or choose another --name",
+        )
     return {name: given[name] for name in [*differ, *masked_values(saved)] if name in given}
 
 
 def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The flow's settings by flag, as far as the run has recorded them."""
-    return {f"hp.{name}": value for name, value in (vars(hp) if hp is not None else {}).items() if name in recorded}
+    return {
+        f"hp.{name}": value
+        for name, value in (vars(hp) if hp is not None else {}).items()
+        if name in recorded
+    }
 
 
 def _text(value: Any) -> str:

@@ -30,7 +30,8 @@ from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
 
 BEGUN = RunStart()
-PROOF, PROOF_JSON = "proof.txt", "proof.json"  # what the run has proved of itself: for people, and for `rlflow explain`
+# what the run has proved of itself: for people, and for `rlflow explain`
+PROOF, PROOF_JSON = "proof.txt", "proof.json"
 NO_CHECKPOINT = "no checkpoint was written by this process"
 TRACEBACK = "traceback.txt"  # of what ended the run, where code raised it
 
@@ -48,20 +49,24 @@ def start_run(context: RunContext, reporter: Reporter) -> RunResult:
 def new_folder(context: RunContext) -> Path:
     """Make a folder that says what the run is. Raises PlanError; then nothing that was context is left."""
     try:
-        return directory.create(Path(context.options.out), context.options.name, context.plan.graph.name, texts(context))
+        return directory.create(
+            Path(context.options.out), context.options.name, context.plan.graph.name, texts(context)
+        )
     except BaseException:
         context.close()
         raise
 
 
 def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
-    """Run from ``start`` in a folder whose lock is held, or finish what is left where all iterations are behind it. Raises Interrupted,
-    StageError, PlanError."""
+    """Run from ``start`` in a folder whose lock is held, or finish what is left where all iterations are
+    behind it. Raises Interrupted, StageError, PlanError."""
 
     def ask() -> None:
         if not signals.over:
             context.executor.stopping = True
-            reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
+            reporter.note(
+                "stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)"
+            )
 
     signals = StopSignals(ask, context.watchdog.signals)
     try:
@@ -75,18 +80,43 @@ def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: R
         context.watchdog.close()
 
 
-def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals) -> RunResult:
+def _continue(
+    context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals
+) -> RunResult:
     home, placement, options = Home(folder), context.plan.placement, context.options
     clear_leftovers(folder, reporter)
-    records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
-                      evaluated=start.iteration < options.iterations or start.here is not None)
+    records = Records(
+        folder,
+        start.iteration,
+        reporter.note,
+        placement.pools if placement else (),
+        evaluated=start.iteration < options.iterations or start.here is not None,
+    )
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
-    loop = Loop(context, records, writer, reporter, partial(state.snapshot, context), partial(look, home, context, records, reporter))
+    loop = Loop(
+        context,
+        records,
+        writer,
+        reporter,
+        partial(state.snapshot, context),
+        partial(look, home, context, records, reporter),
+    )
     inputs = context.inputs or Dependencies(identity.Identity(), {})
-    reader = DigestReader(inputs.identity, inputs.paths, partial(identify, context, inputs, records), reporter.note)
+    reader = DigestReader(
+        inputs.identity, inputs.paths, partial(identify, context, inputs, records), reporter.note
+    )
     evaluation = context.evaluation
-    reporter.start(RunInfo(folder, context.plan.graph.name, options.iterations, context.settings,
-                           evaluation.held_out if evaluation else 0, start.iteration, home.shown))
+    reporter.start(
+        RunInfo(
+            folder,
+            context.plan.graph.name,
+            options.iterations,
+            context.settings,
+            evaluation.held_out if evaluation else 0,
+            start.iteration,
+            home.shown,
+        )
+    )
     context.watchdog.watch(folder)
     context.executor.board = context.watchdog.board
     ended, error = "failed", ""
@@ -97,7 +127,8 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
             context.heard_by(records.rewards.hear)
             if start is BEGUN and proving.wanted(context):
                 prove(context, records, reporter)
-            with context.computing():  # anew, since a proof that took too long has left another thread in the lane of models
+            # anew, since a proof that took too long has left another thread in the lane of models
+            with context.computing():
                 result = loop.run(start)
             writer.wait(600.0)
             home.look()
@@ -110,7 +141,9 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
         raise Interrupted(f"stopped; {_how_to_go_on(writer, home, start, loop) or NO_CHECKPOINT}") from None
     except KeyboardInterrupt:
         ended = "interrupted"
-        raise Interrupted(f"stopped at once; {_how_to_go_on(writer, home, start, loop, at_once=True) or NO_CHECKPOINT}") from None
+        raise Interrupted(
+            f"stopped at once; {_how_to_go_on(writer, home, start, loop, at_once=True) or NO_CHECKPOINT}"
+        ) from None
     except Lost as lost:
         elsewhere = save_lost(loop, lost)
         error = str(elsewhere)
@@ -125,7 +158,12 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
         raise failure from raised
     except BaseException as raised:  # such as SystemExit of a backend's
         loop.rescue()
-        failure = _failure(RemoteError(ending(raised)), context.engine.iteration, _how_to_go_on(writer, home, start, loop), reporter.note)
+        failure = _failure(
+            RemoteError(ending(raised)),
+            context.engine.iteration,
+            _how_to_go_on(writer, home, start, loop),
+            reporter.note,
+        )
         error = str(failure)
         raise failure from raised
     finally:
@@ -140,7 +178,8 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
 
 def _close(context: RunContext, records: Records, loop: Loop, home: Home) -> None:
     """Write down what bounded the run, and end what belongs to it."""
-    if loop.totals.iterations or not (home.path / "bounds.json").exists():  # else an earlier process knew more
+    # else an earlier process knew more
+    if loop.totals.iterations or not (home.path / "bounds.json").exists():
         records.bounds(bounds_text(loop.totals), loop.totals.as_json())
     records.close()
     home.close()
@@ -149,8 +188,9 @@ def _close(context: RunContext, records: Records, loop: Loop, home: Home) -> Non
 
 
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Have the run prove itself, and say in a line what came of it; what is falsified is a warning. All is kept in the folder. Raises
-    PlanError where the run must not begin, and StageError where a stage raised in the rehearsal."""
+    """Have the run prove itself, and say in a line what came of it; what is falsified is a warning. All is
+    kept in the folder. Raises PlanError where the run must not begin, and StageError where a stage raised in
+    the rehearsal."""
     began = time.monotonic()
     with context.computing():
         claims = proving.quick(context)
@@ -161,15 +201,22 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
     for claim in claims:
         if claim.verdict == "falsified" and refused is None:
             alarm(reporter, f"warning: {claim}")
-    reporter.note(f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s ({PROOF}; `rlflow prove` tries more)")
+    reporter.note(
+        f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s ({PROOF}; `rlflow prove` tries "
+        "more)"
+    )
     if refused is not None:
         raise refused
 
 
 def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
-    """The error that a run ends with, which says ``then``, or of one that cannot, ``note`` does. An error of workers between stages, as in
-    an evaluation or a save, is one of the run itself."""
-    failure = StageError("", iteration, 0, str(raised), lines=raised.lines) if isinstance(raised, RemoteError) else raised
+    """The error that a run ends with, which says ``then``, or of one that cannot, ``note`` does. An error of
+    workers between stages, as in an evaluation or a save, is one of the run itself."""
+    failure = (
+        StageError("", iteration, 0, str(raised), lines=raised.lines)
+        if isinstance(raised, RemoteError)
+        else raised
+    )
     if isinstance(failure, StageError):
         failure.then = then
     elif isinstance(failure, PlanError) and then:
@@ -181,16 +228,21 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
 
 
 def write_traceback(raised: Exception, records: Records, home: Home) -> str:
-    """Write the whole traceback of an exception that came from code, the user's or ours, into the run's folder; where it is, in words."""
-    if isinstance(raised, FlowError | PlanError) or isinstance(raised, StageError) and raised.__cause__ is None:
+    """Write the whole traceback of an exception that came from code, the user's or ours, into the run's
+    folder; where it is, in words."""
+    if (
+        isinstance(raised, FlowError | PlanError)
+        or isinstance(raised, StageError)
+        and raised.__cause__ is None
+    ):
         return ""  # its own words say all
     records.whole(TRACEBACK, printable(masked(whole(raised))).encode())
     return f"the whole traceback: {Path(home.shown) / TRACEBACK}"
 
 
 def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop, at_once: bool = False) -> str:
-    """A text that says how to go on with a run that has ended too early, and what of it is lost; empty where nothing is saved and nothing
-    lost. ``at_once``: nothing more can be saved."""
+    """A text that says how to go on with a run that has ended too early, and what of it is lost; empty where
+    nothing is saved and nothing lost. ``at_once``: nothing more can be saved."""
     writer.wait(600.0)
     unsaved, place = _unsaved(writer, home, loop) if writer.missed and not at_once else (loop.lost, None)
     parts = [unsaved] if unsaved else []
@@ -206,9 +258,14 @@ def _how_to_go_on(writer: Writer, home: Home, start: RunStart, loop: Loop, at_on
 
 
 def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
-    """What the run's folder did not take, in words, after an attempt to save it elsewhere; and the folder of a run that did take it."""
+    """What the run's folder did not take, in words, after an attempt to save it elsewhere; and the folder of
+    a run that did take it."""
     place = save_beside(loop, home.path, writer.missed)
-    where = f"it is saved in {shown(place)}" if place is not None else "no other place takes it, so that it is lost"
+    where = (
+        f"it is saved in {shown(place)}"
+        if place is not None
+        else "no other place takes it, so that it is lost"
+    )
     return f"the newest state could not be saved: {writer.missed}; {where}", place
 
 
@@ -218,19 +275,26 @@ def clear_leftovers(folder: Path, reporter: Reporter) -> None:
         for where in (folder, folder / directory.ANSWERS):
             durable.clear(where)
     except OSError as error:
-        reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")
+        reporter.note(
+            f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')"
+        )
 
 
 def look(home: Home, context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Between iterations. Raises Lost where the folder is gone; what says what the run is, is written again where somebody deleted it."""
+    """Between iterations. Raises Lost where the folder is gone; what says what the run is, is written again
+    where somebody deleted it."""
     home.look()
     if not (home.path / directory.SETTINGS).exists():
-        reporter.note(f"{directory.SETTINGS} is gone from {home.shown}, and maybe other files: what the run is gets written again")
+        reporter.note(
+            f"{directory.SETTINGS} is gone from {home.shown}, and maybe other files: what the run is "
+            "gets written again"
+        )
         describe(context, records)
 
 
 def describe(context: RunContext, records: Records) -> None:
-    """Have the folder say what the run is now, where it says something else: a resumed run may have more iterations."""
+    """Have the folder say what the run is now, where it says something else: a resumed run may have more
+    iterations."""
     for name, data in texts(context).items():
         try:
             same = durable.read(records.folder / name) == data

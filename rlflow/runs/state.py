@@ -28,24 +28,30 @@ def trained(context: RunContext) -> dict[str, RoleModel]:
 
 
 def changed(context: RunContext) -> dict[str, RoleModel]:
-    """The models whose weights the run may change, by role: trained ones, and those that a stage with side effects is given."""
+    """The models whose weights the run may change, by role: trained ones, and those that a stage with side
+    effects is given."""
     return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state of models before an iteration that later ones have changed, as copies outside of the models have it."""
+    """The state of models before an iteration that later ones have changed, as copies outside of the models
+    have it."""
 
-    states: Iterable[tuple[str, Mapping[str, Any]]]  # (role, state of its trainer) of each role that the run may change
+    # (role, state of its trainer) of each role that the run may change
+    states: Iterable[tuple[str, Mapping[str, Any]]]
     versions: Mapping[str, int]  # role → updates behind its weights
     flow_state: Mapping[str, float]
-    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None  # rows that were sampled ahead, as ``Ahead.saved`` gives them
+    # rows that were sampled ahead, as ``Ahead.saved`` gives them
+    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
 
-def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept: KeptState | None = None) -> Snapshot:
-    """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin, if none of them is
-    sampled yet. ``kept``: the state at that time, if it is not that of the models now. Raises StageError for weights that are not
-    finite."""
+def snapshot(
+    context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept: KeptState | None = None
+) -> Snapshot:
+    """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data
+    begin, if none of them is sampled yet. ``kept``: the state at that time, if it is not that of the models
+    now. Raises StageError for weights that are not finite."""
     kept = kept or _state_now(context, at.iteration)
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
@@ -71,16 +77,28 @@ def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept:
 
 
 def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor]) -> None:
-    """Raises StageError where weights that are to be saved have NaN or infinities. An update looks at what it learned itself; what a stage
-    with side effects has made of its role shows here."""
-    bad = [name for name, weight in weights.items() if weight.numel() and not all(bound.isfinite() for bound in weight.aminmax())]
+    """Raises StageError where weights that are to be saved have NaN or infinities. An update looks at what it
+    learned itself; what a stage with side effects has made of its role shows here."""
+    bad = [
+        name
+        for name, weight in weights.items()
+        if weight.numel() and not all(bound.isfinite() for bound in weight.aminmax())
+    ]
     if not bad:
         return
-    nodes = [node for node in all_nodes(context.plan.graph.nodes) if node.body is None and role in node.writes]
+    nodes = [
+        node for node in all_nodes(context.plan.graph.nodes) if node.body is None and role in node.writes
+    ]
     blamed = next((node for node in nodes if node.op is Op.STAGE), nodes[0])
-    raise StageError("", context.engine.iteration, 0, f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as "
-                     f"{listed(bad, 3)}, and nothing of them is saved. {listed(repr(node.name) for node in nodes)} may change them",
-                     blamed.place)
+    raise StageError(
+        "",
+        context.engine.iteration,
+        0,
+        f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as "
+        f"{listed(bad, 3)}, and nothing of them is saved. {listed(repr(node.name) for node in nodes)} "
+        "may change them",
+        blamed.place,
+    )
 
 
 @dataclass(frozen=True)
@@ -115,9 +133,9 @@ def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:
-    """Give the models of a run that was just prepared the weights and optimizers of a snapshot. Raises PlanError where a role is
-    missing, or has weights of another model. A fork may give a stage with side effects a role that the forked run never changed: that
-    role starts from its folder."""
+    """Give the models of a run that was just prepared the weights and optimizers of a snapshot. Raises
+    PlanError where a role is missing, or has weights of another model. A fork may give a stage with side
+    effects a role that the forked run never changed: that role starts from its folder."""
     same_flow = saved.state.get("graph") == identity(context.plan.graph)
     for role, model in changed(context).items():
         if not same_flow and role not in trained(context) and role not in roles_of(saved.tensors):
@@ -132,27 +150,37 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
     for role, version in saved.state["versions"].items():
         if role in context.engine.models:
             context.engine.models[role].version = version
-            context.engine.models[role].sampled_version = -1 if version else 0  # the generator was loaded from the first weights
+            # the generator was loaded from the first weights
+            context.engine.models[role].sampled_version = -1 if version else 0
 
 
 def _misfit(role: str, error: Exception) -> PlanError:
     """The error where a role's model cannot take the weights of a checkpoint."""
     reason = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-    return PlanError.of("checkpoint-model",
-                        f"the weights of '{role}' in the checkpoint are not those of the model that would go on from them", found=reason,
-                        expected="a checkpoint of the same model",
-                        remedy="fork with the --model and --backend of the run that wrote it, of which the null backend has no weights at "
-                               "all; or begin from a model: rlflow run FLOW --model FOLDER")  # fmt: skip
+    return PlanError.of(
+        "checkpoint-model",
+        f"the weights of '{role}' in the checkpoint are not those of the model that would go on from them",
+        found=reason,
+        expected="a checkpoint of the same model",
+        remedy="fork with the --model and --backend of the run that wrote it, of which the null backend "
+        "has no weights at "
+        "all; or begin from a model: rlflow run FLOW --model FOLDER",
+    )
 
 
 def restore(context: RunContext, saved: Snapshot) -> RunStart:
-    """Put a run that was just prepared where the snapshot was taken. Raises PlanError where the data are others, or a role is missing."""
+    """Put a run that was just prepared where the snapshot was taken. Raises PlanError where the data are
+    others, or a role is missing."""
     restore_models(context, saved)
     context.engine.state = dict(saved.state["flow_state"])
     context.prompts.load(saved.state["prompts"])
     if context.ahead is not None and saved.state["queue"]:
         start = f"{QUEUE}/"
-        files = {name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)}
+        files = {
+            name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)
+        }
         context.ahead.restore(saved.state["queue"], files)
-    before, here = (Accuracy(**accuracy) if (accuracy := saved.state.get(name)) else None for name in ("before", "here"))
+    before, here = (
+        Accuracy(**accuracy) if (accuracy := saved.state.get(name)) else None for name in ("before", "here")
+    )
     return RunStart(saved.iteration, before, saved.state["answers"], here)

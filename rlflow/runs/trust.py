@@ -1,4 +1,5 @@
-"""Which files that a run's settings name may be executed when it goes on, without being asked: a run's folder may be another person's."""
+"""Which files that a run's settings name may be executed when it goes on, without being asked: a run's folder
+may be another person's."""
 
 from __future__ import annotations
 
@@ -31,11 +32,13 @@ class Imports:
     """The files and modules that a file imports."""
 
     files: set[Path] = field(default_factory=set)  # in its own folder
-    outside: set[str] = field(default_factory=set)  # top-level modules that lie elsewhere and are not Python's own
+    # top-level modules that lie elsewhere and are not Python's own
+    outside: set[str] = field(default_factory=set)
 
 
 def imports(file: Path, module: str = "") -> Imports:
-    """The imports of a file and of everything that it imports from its own folder; of a ``module`` of a package, from that package."""
+    """The imports of a file and of everything that it imports from its own folder; of a ``module`` of a
+    package, from that package."""
     closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
     known = {file}
@@ -66,7 +69,8 @@ def _base(path: Path, root: Path, level: int) -> Path:
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
-    """(dotted name, dots before it) of each import of a file, also in its functions; of ``from a import b`` both a and a.b."""
+    """(dotted name, dots before it) of each import of a file, also in its functions; of ``from a import b``
+    both a and a.b."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -80,7 +84,8 @@ def _named(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _inside(name: str, folder: Path) -> Iterator[Path]:
-    """The files of a dotted name below a folder: its packages' ``__init__`` and the module. The last part may be no module."""
+    """The files of a dotted name below a folder: its packages' ``__init__`` and the module. The last part may
+    be no module."""
     for part in name.split("."):
         if (folder / f"{part}.py").is_file():
             yield folder / f"{part}.py"
@@ -106,7 +111,8 @@ BACKENDS = ("backend", "trainer", "generator")  # likewise
 
 @dataclass(frozen=True)
 class Doubt:
-    """A file or a service's command that would be executed, and why nothing vouches for it. Prints as a line."""
+    """A file or a service's command that would be executed, and why nothing vouches for it. Prints as a
+    line."""
 
     what: Path | str
     why: str
@@ -115,15 +121,23 @@ class Doubt:
         return f"{self.what}: {self.why}"
 
 
-def check_trusted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any], trust: bool, reporter: Reporter) -> None:
-    """Before anything is executed. saved: settings.json; values: those settings of it that nothing replaces, their paths as they lead from
-    here. Raises PlanError with all files in doubt, unless ``trust``: then they are said."""
+def check_trusted(
+    folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any], trust: bool, reporter: Reporter
+) -> None:
+    """Before anything is executed. saved: settings.json; values: those settings of it that nothing replaces,
+    their paths as they lead from here. Raises PlanError with all files in doubt, unless ``trust``: then they
+    are said."""
     doubts = list(doubted(folder, saved, values))
     if doubts and not trust:
-        raise PlanError.of("resume-trust", f"to go on with the run '{folder.name}' is to execute files that it names, and nothing says "
-                           "that they are yours", found="\n            ".join(map(str, doubts)),
-                           expected="packaged algorithms; or files that you own, as does the run, and nobody else can write to",
-                           remedy="read these files; if they may run as you: the same with --trust")
+        raise PlanError.of(
+            "resume-trust",
+            f"to go on with the run '{folder.name}' is to execute files that it names, and nothing says "
+            "that they are yours",
+            found="\n            ".join(map(str, doubts)),
+            expected="packaged algorithms; or files that you own, as does the run, and nobody else can "
+            "write to",
+            remedy="read these files; if they may run as you: the same with --trust",
+        )
     for doubt in doubts:
         reporter.note(f"executed, since --trust is given: {doubt}")
 
@@ -135,21 +149,30 @@ def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -
         if why := _doubt(file, folder.resolve(), saved.get("started_in"), recorded):
             yield Doubt(file, why)
     for command in commands(values):
-        yield Doubt(command, "a service's command, which only you can vouch for: read it, or give the same command again")
+        yield Doubt(
+            command,
+            "a service's command, which only you can vouch for: read it, or give the same command again",
+        )
 
 
 def commands(values: Mapping[str, Any]) -> Iterator[str]:
-    """The commands of services among the settings, but for those of `rlflow serve`, which executes what ``named_files`` gives alone."""
+    """The commands of services among the settings, but for those of `rlflow serve`, which executes what
+    ``named_files`` gives alone."""
     for name, value in values.items():
         head, _, rest = name.partition(".")
-        commands = head == HEAD and rest.partition(".")[2] in ("", "run") and isinstance(value, str) and not value.startswith(URLS)
+        commands = (
+            head == HEAD
+            and rest.partition(".")[2] in ("", "run")
+            and isinstance(value, str)
+            and not value.startswith(URLS)
+        )
         if commands and shlex.split(value)[:2] != SERVE:
             yield value
 
 
 def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
-    """Python files that the settings name, but for packaged ones and those of modules that Python finds by itself. Raises PlanError for a
-    flow or a reward that is not there."""
+    """Python files that the settings name, but for packaged ones and those of modules that Python finds by
+    itself. Raises PlanError for a flow or a reward that is not there."""
     flow = target(f"{saved['file']}::{saved['flow']}").path.resolve()
     if flow.parent != algorithms_folder().resolve():
         yield flow
@@ -170,14 +193,22 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """The files from which a module would be imported; none where it is found without this run. A package is named by its ``__init__``."""
+    """The files from which a module would be imported; none where it is found without this run. A package is
+    named by its ``__init__``."""
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]
-    for places, own in (([each for each in sys.path if each not in here], False), ([str(folder), os.getcwd()], True)):
+    for places, own in (
+        ([each for each in sys.path if each not in here], False),
+        ([str(folder), os.getcwd()], True),
+    ):
         spec = importlib.machinery.PathFinder.find_spec(top, places)
         if spec is not None:
             if own:
-                yield from (Path(each).resolve() for each in [spec.origin or "", *(spec.submodule_search_locations or ())] if each)
+                yield from (
+                    Path(each).resolve()
+                    for each in [spec.origin or "", *(spec.submodule_search_locations or ())]
+                    if each
+                )
             return
 
 
@@ -205,9 +236,16 @@ def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str
     except OSError as error:
         return str(error)
     places = [Path.cwd(), *([Path(start)] if isinstance(start, str) else [])]
-    if known or run.is_relative_to(file.parent) or any(file.is_relative_to(place.resolve()) for place in places):
+    if (
+        known
+        or run.is_relative_to(file.parent)
+        or any(file.is_relative_to(place.resolve()) for place in places)
+    ):
         return ""
-    return "it is not the file that the run was started with, nor below the folder where that was, nor below this one"
+    return (
+        "it is not the file that the run was started with, nor below the folder where that was, nor "
+        "below this one"
+    )
 
 
 def _others(path: Path) -> str:
@@ -216,11 +254,16 @@ def _others(path: Path) -> str:
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {status.st_uid}"
     writers = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
-    return f"others can write to it (rights {stat.S_IMODE(status.st_mode):o})" if status.st_mode & writers else ""
+    return (
+        f"others can write to it (rights {stat.S_IMODE(status.st_mode):o})"
+        if status.st_mode & writers
+        else ""
+    )
 
 
 def digest_of(file: Path) -> str | None:
-    """The digest of the flow's file that settings.json keeps; None where there is no file, as in a notebook."""
+    """The digest of the flow's file that settings.json keeps; None where there is no file, as in a
+    notebook."""
     try:
         return f"sha256 {meaning(file)}"
     except OSError:

@@ -1,4 +1,5 @@
-"""GPUs of this machine, shared out between a run and its services: each service has its own, and the run the others."""
+"""GPUs of this machine, shared out between a run and its services: each service has its own, and the run the
+others."""
 
 from __future__ import annotations
 
@@ -12,14 +13,21 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(count: int) -> list[str]:
-    """The names of the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all ``count`` of the machine."""
+    """The names of the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all ``count`` of the
+    machine."""
     named = os.environ.get(VISIBLE)
-    return [name.strip() for name in named.split(",") if name.strip()] if named is not None else [str(number) for number in range(count)]
+    return (
+        [name.strip() for name in named.split(",") if name.strip()]
+        if named is not None
+        else [str(number) for number in range(count)]
+    )
 
 
-def share(services: Iterable[Service], there: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """(service → its GPUs, the GPUs that are left for the run). Services take from the end of ``there``, since a
-    run begins with the first. Raises PlanError where there are not enough."""
+def share(
+    services: Iterable[Service], there: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """(service → its GPUs, the GPUs that are left for the run). Services take from the end of ``there``,
+    since a run begins with the first. Raises PlanError where there are not enough."""
     left, shares = tuple(there), dict[str, tuple[str, ...]]()
     for each in services:
         if each.gpus > len(left):
@@ -30,6 +38,11 @@ def share(services: Iterable[Service], there: Sequence[str]) -> tuple[dict[str, 
 
 
 def _too_few(service: Service, there: Sequence[str], left: Sequence[str]) -> PlanError:
-    return PlanError.of("service-gpus", f"service '{service.name}' wants {service.gpus} GPU{'s' * (service.gpus > 1)}",
-                        found=f"{len(there)} on this machine, of which {len(left)} {'is' if len(left) == 1 else 'are'} left for it",
-                        expected="as many as services take together", remedy=f"--service.{service.name}.gpus 0")
+    return PlanError.of(
+        "service-gpus",
+        f"service '{service.name}' wants {service.gpus} GPU{'s' * (service.gpus > 1)}",
+        found=f"{len(there)} on this machine, of which {len(left)} {'is' if len(left) == 1 else 'are'} "
+        "left for it",
+        expected="as many as services take together",
+        remedy=f"--service.{service.name}.gpus 0",
+    )

@@ -1,4 +1,5 @@
-"""A process of a service, kept up: a thread sees whether it lives and answers, and starts it anew where it does not."""
+"""A process of a service, kept up: a thread sees whether it lives and answers, and starts it anew where it
+does not."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ Note = Callable[[str], object]
 
 
 class Member:
-    """Starts a process, awaits its health and keeps it up. ``changed`` is called, from several threads, where its state is another."""
+    """Starts a process, awaits its health and keeps it up. ``changed`` is called, from several threads, where
+    its state is another."""
 
-    def __init__(self, recipe: Recipe, log: Path, run: str, note: Note, changed: Callable[[], object]) -> None:
+    def __init__(
+        self, recipe: Recipe, log: Path, run: str, note: Note, changed: Callable[[], object]
+    ) -> None:
         self.recipe, self.log, self._run, self._note, self._changed = recipe, log, run, note, changed
         self.state, self.starts = "starting", 0
         self.until = 0.0  # second of the monotonic clock by which it serves again, while it is started anew
@@ -66,7 +70,8 @@ class Member:
         with self._lock:
             endings = itertools.chain([""], (f".{again}" for again in itertools.count(2)))
             places = (folder / f"{self.recipe.name}{last}.log" for last in endings)
-            place = next(each for each in places if not each.exists())  # those of earlier processes of the run stay
+            # those of earlier processes of the run stay
+            place = next(each for each in places if not each.exists())
             os.rename(self.log, place)
             self.log = place
 
@@ -101,18 +106,26 @@ class Member:
                 return
             self.state, self.until = "starting", time.monotonic() + pause + self.recipe.wait
             self._changed()
-            self._note(f"service '{self.recipe.name}' {why}; it is started anew ({number} of {len(PAUSES)}); it printed into {self.log}")
+            self._note(
+                f"service '{self.recipe.name}' {why}; it is started anew ({number} of {len(PAUSES)}); it "
+                f"printed into {self.log}"
+            )
             if self._closing.wait(pause):
                 return
-            with contextlib.suppress(OSError):  # a command that is gone: the process before it stays the last one, and is dead
+            # a command that is gone: the process before it stays the last one, and is dead
+            with contextlib.suppress(OSError):
                 self.start()
         why = self._watched()
         if not self._closing.is_set():
             self._is("dead")
-            self._note(f"service '{self.recipe.name}' {why}, and is started no more: rows that need it are missing from here on")
+            self._note(
+                f"service '{self.recipe.name}' {why}, and is started no more: rows that need it are "
+                "missing from here on"
+            )
 
     def _watched(self) -> str:
-        """Wait for the end of the process, or for a silence in which it does nothing: then it is killed. Gives what happened."""
+        """Wait for the end of the process, or for a silence in which it does nothing: then it is killed.
+        Gives what happened."""
         process = self.process
         assert process is not None
         silence = Silence(self.recipe.wait, process.worked)
@@ -130,11 +143,14 @@ class Member:
 
 
 class Silence:
-    """How long a process has neither answered nor computed. Time in which this process could not look does not count."""
+    """How long a process has neither answered nor computed. Time in which this process could not look does
+    not count."""
 
-    def __init__(self, most: float, worked: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
-        """``most``: seconds that are allowed; ``worked``: gives the seconds of processor time that it has used; ``clock``: gives
-        seconds."""
+    def __init__(
+        self, most: float, worked: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``most``: seconds that are allowed; ``worked``: gives the seconds of processor time that it has
+        used; ``clock``: gives seconds."""
         self._most, self._worked, self._clock = most, worked, clock
         self._idle, self._looked, self._used = 0.0, clock(), worked()
 

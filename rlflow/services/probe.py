@@ -1,4 +1,5 @@
-"""Whether a service serves: it answers its health path with status 200, or, where it has none, takes a connection."""
+"""Whether a service serves: it answers its health path with status 200, or, where it has none, takes a
+connection."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from rlflow.processes.clients.http import HttpClient
 
 
 def unhealthy(url: str, path: str, seconds: float) -> str:
-    """Why a service does not serve now; empty where it does. ``url``: of the service; ``path``: of its health, or an empty text;
+    """Why a service does not serve now; empty where it does. ``url``: of the service; ``path``: of its
+    health, or an empty text;
     ``seconds``: how long it may take to answer."""
     try:
         if not path:

@@ -9,7 +9,8 @@ from rlflow.processes.addresses import Address
 from rlflow.processes.declare import PORT, Service
 from rlflow.services.gpus import VISIBLE
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # variables by which libraries take their number of threads
+# variables by which libraries take their number of threads
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,23 @@ class Recipe:
     variables: Mapping[str, str]  # of its environment, beside the run's own
 
 
-def recipe(service: Service, place: Address, urls: Mapping[str, str], gpus: Sequence[str], variables: Mapping[str, str]) -> Recipe:
-    """The recipe of a service. ``urls``: of all services, by name; ``gpus``: of its process; ``variables``: in which services find one
-    another."""
+def recipe(
+    service: Service,
+    place: Address,
+    urls: Mapping[str, str],
+    gpus: Sequence[str],
+    variables: Mapping[str, str],
+) -> Recipe:
+    """The recipe of a service. ``urls``: of all services, by name; ``gpus``: of its process; ``variables``:
+    in which services find one another."""
     own = {VISIBLE: ",".join(gpus), PORT: str(place.port)}
     threads = dict.fromkeys(THREADS, str(service.cpus)) if service.cpus else {}
-    return Recipe(service.name, service.command(place.port, urls), place.url, service.health, service.wait, service.delay,
-                  {**variables, **own, **threads})
+    return Recipe(
+        service.name,
+        service.command(place.port, urls),
+        place.url,
+        service.health,
+        service.wait,
+        service.delay,
+        {**variables, **own, **threads},
+    )

@@ -31,20 +31,40 @@ class Services:
     """Starts services, waits for them, keeps them up, and ends those that it has started."""
 
     def __init__(
-        self, services: Sequence[Service], places: Mapping[str, Address], gpus: Gpus, logs: Path, run: str, note: Note = lambda text: None
+        self,
+        services: Sequence[Service],
+        places: Mapping[str, Address],
+        gpus: Gpus,
+        logs: Path,
+        run: str,
+        note: Note = lambda text: None,
     ) -> None:
-        """places: service → its address; logs: the folder for what they print, which is made, and removed in the end unless ``settle``
-        moves what is in it; run: the name of the run in the mark of its processes."""
+        """places: service → its address; logs: the folder for what they print, which is made, and removed in
+        the end unless ``settle`` moves what is in it; run: the name of the run in the mark of its
+        processes."""
         self.services, self._places, self._logs, self._note = tuple(services), places, logs, note
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._folder: Path | None = None  # the run's, once it is there
         urls = {name: place.url for name, place in places.items()}
         self._variables = {each.variable: urls[each.name] for each in services}
         self._outages = Outages(logs / "outages")
-        self._variables |= {VARIABLE: str(self._outages.file.absolute())} if any(not each.external for each in services) else {}
+        self._variables |= (
+            {VARIABLE: str(self._outages.file.absolute())}
+            if any(not each.external for each in services)
+            else {}
+        )
         self._before = {name: os.environ.get(name) for name in self._variables}
-        self.members = [Member(recipe(each, places[each.name], urls, gpus.get(each.name, ()), self._variables), logs / f"{each.name}.log",
-                               run, note, self._changed) for each in services if not each.external]  # fmt: skip
+        self.members = [
+            Member(
+                recipe(each, places[each.name], urls, gpus.get(each.name, ()), self._variables),
+                logs / f"{each.name}.log",
+                run,
+                note,
+                self._changed,
+            )
+            for each in services
+            if not each.external
+        ]
 
     @property
     def away(self) -> float:
@@ -52,8 +72,8 @@ class Services:
         return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:
-        """Start all processes, and let rewards and environments find them. Raises PlanError for a command that cannot be started; then none
-        is left."""
+        """Start all processes, and let rewards and environments find them. Raises PlanError for a command
+        that cannot be started; then none is left."""
         os.environ.update(self._variables)
         try:
             if self.members:
@@ -65,7 +85,8 @@ class Services:
             raise
 
     def ready(self) -> None:
-        """Wait until all serve, and keep them up from then on. Raises PlanError with each that does not within its ``wait``."""
+        """Wait until all serve, and keep them up from then on. Raises PlanError with each that does not
+        within its ``wait``."""
         PlanError.refuse([*filter(None, map(_unready, self.members)), *_elsewhere(self.services)])
         for member in self.members:
             member.keep()
@@ -108,8 +129,11 @@ class Services:
 
     def _changed(self) -> None:
         """Let whoever asks services know which are away, and show it."""
-        with self._lock, contextlib.suppress(OSError):  # without the file a question waits no longer than its own deadline
-            self._outages.last_until(max((member.until for member in self.members if member.state == "starting"), default=0.0))
+        # without the file a question waits no longer than its own deadline
+        with self._lock, contextlib.suppress(OSError):
+            self._outages.last_until(
+                max((member.until for member in self.members if member.state == "starting"), default=0.0)
+            )
         self._show()
 
     def _show(self) -> None:
@@ -118,15 +142,30 @@ class Services:
             if self._folder is None or not self.services:
                 return
             try:
-                elsewhere = [ServedProcess(each.name, each.run, each.run, "elsewhere") for each in self.services if each.external]
+                elsewhere = [
+                    ServedProcess(each.name, each.run, each.run, "elsewhere")
+                    for each in self.services
+                    if each.external
+                ]
                 served.write(self._folder, [*map(self._shown, self.members), *elsewhere])
             except OSError as error:
                 self._note(f"{served.FILE} cannot be written: {error.strerror}")
 
     def _shown(self, member: Member) -> ServedProcess:
-        log = member.log if self._folder is None or not member.log.is_relative_to(self._folder) else member.log.relative_to(self._folder)
-        return ServedProcess(member.recipe.name, shlex.join(member.recipe.command), member.recipe.url, member.state, member.starts,
-                             member.process.pid if member.process else 0, str(log))  # fmt: skip
+        log = (
+            member.log
+            if self._folder is None or not member.log.is_relative_to(self._folder)
+            else member.log.relative_to(self._folder)
+        )
+        return ServedProcess(
+            member.recipe.name,
+            shlex.join(member.recipe.command),
+            member.recipe.url,
+            member.state,
+            member.starts,
+            member.process.pid if member.process else 0,
+            str(log),
+        )
 
 
 def _start(member: Member) -> None:
@@ -134,9 +173,13 @@ def _start(member: Member) -> None:
         member.start()
     except OSError as error:
         name, command = member.recipe.name, member.recipe.command
-        raise PlanError.of("service-start", f"service '{name}' cannot be started: {masked(shlex.join(command))}",
-                           found=f"{error.strerror}: {error.filename or command[0]}", expected="a program that can be run",
-                           remedy=f"correct --{HEAD}.{name}; no shell reads it: for what a shell does write bash -c '…'") from error
+        raise PlanError.of(
+            "service-start",
+            f"service '{name}' cannot be started: {masked(shlex.join(command))}",
+            found=f"{error.strerror}: {error.filename or command[0]}",
+            expected="a program that can be run",
+            remedy=f"correct --{HEAD}.{name}; no shell reads it: for what a shell does write bash -c '…'",
+        ) from error
 
 
 def _unready(member: Member) -> Problem | None:
@@ -147,10 +190,15 @@ def _unready(member: Member) -> Problem | None:
     recipe = member.recipe
     printed = "".join(f"\n    {line}" for line in masked(last_lines(member.log)).splitlines())
     output = f"; it printed last:{printed}" if printed else "; it printed nothing"
-    return Problem("service-wait", f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}", found=f"{why}{output}",
-                   expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
-                   remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; --{HEAD}.{recipe.name}.health PATH "
-                          f"and --{HEAD}.{recipe.name}.wait SECONDS say how it is awaited")  # fmt: skip
+    return Problem(
+        "service-wait",
+        f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}",
+        found=f"{why}{output}",
+        expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
+        remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; "
+        f"--{HEAD}.{recipe.name}.health PATH "
+        f"and --{HEAD}.{recipe.name}.wait SECONDS say how it is awaited",
+    )
 
 
 def _sign(url: str, health: str) -> str:
@@ -162,9 +210,13 @@ def _elsewhere(services: Iterable[Service]) -> Iterator[Problem]:
     """The services that others run and that do not serve, each awaited."""
     for each in services:
         if each.external and (why := _awaited_elsewhere(each)):
-            yield Problem("service-wait", f"service '{each.name}', which others run, does not serve", found=why,
-                          expected=f"within {each.wait:g} s {_sign(each.run.rstrip('/'), each.health)}",
-                          remedy=f"start it, or correct --{HEAD}.{each.name} URL and --{HEAD}.{each.name}.health PATH")  # fmt: skip
+            yield Problem(
+                "service-wait",
+                f"service '{each.name}', which others run, does not serve",
+                found=why,
+                expected=f"within {each.wait:g} s {_sign(each.run.rstrip('/'), each.health)}",
+                remedy=f"start it, or correct --{HEAD}.{each.name} URL and --{HEAD}.{each.name}.health PATH",
+            )
 
 
 def _awaited_elsewhere(service: Service) -> str:

@@ -1,5 +1,5 @@
-"""One process of a service: it is started in a session of its own with a mark, prints into a file, and is ended with all that it
-started."""
+"""One process of a service: it is started in a session of its own with a mark, prints into a file, and is
+ended with all that it started."""
 
 from __future__ import annotations
 
@@ -35,18 +35,26 @@ class ServiceProcess:
     """A running process of a service."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], run: str) -> None:
-        """``variables``: of the environment, beside this process's own; ``run``: the name of the run in the mark of its processes. Raises
-        OSError where the command cannot be started."""
+        """``variables``: of the environment, beside this process's own; ``run``: the name of the run in the
+        mark of its processes. Raises OSError where the command cannot be started."""
         mark = secrets.token_hex(8)
         self.began = time.monotonic()
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(open(log, "ab", buffering=0))
             file.write(f"{BEGUN}{time.strftime('%Y-%m-%d %H:%M:%S')} started\n".encode())
-            self.child = Child(command, mark, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env=environment(variables, run, mark))  # fmt: skip
+            self.child = Child(
+                command,
+                mark,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment(variables, run, mark),
+            )
             opened.pop_all()
         assert self.child.stdout is not None
-        self._output = threading.Thread(target=_keep, args=(self.child.stdout, file), name="output of a service", daemon=True)
+        self._output = threading.Thread(
+            target=_keep, args=(self.child.stdout, file), name="output of a service", daemon=True
+        )
         self._output.start()
 
     @property
@@ -55,7 +63,8 @@ class ServiceProcess:
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
-        """The exit code, negative for a signal's number, of a process that ends within so many seconds; None for one that does not."""
+        """The exit code, negative for a signal's number, of a process that ends within so many seconds; None
+        for one that does not."""
         try:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -86,8 +95,8 @@ class ServiceProcess:
 
 
 def _keep(output: IO[bytes], file: IO[bytes]) -> None:
-    """Write what a process prints into a file, line by line and without secrets, until nothing can print any more. A disk that is full
-    loses lines, and ends no service."""
+    """Write what a process prints into a file, line by line and without secrets, until nothing can print any
+    more. A disk that is full loses lines, and ends no service."""
     mask = MaskedLines()
 
     def add(line: bytes) -> None:
@@ -103,10 +112,13 @@ def _keep(output: IO[bytes], file: IO[bytes]) -> None:
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:
-    """The environment of a service: this process's, in which `python` and `rlflow` are those that run here."""
+    """The environment of a service: this process's, in which `python` and `rlflow` are those that run
+    here."""
     names = os.environ.get(kin.MARK, "").split("/")
     marks = [name for name in (*names, *(() if run in names else (run,)), mark) if name]
-    path = os.pathsep.join(filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))))
+    path = os.pathsep.join(
+        filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    )
     return {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": path, **variables, kin.MARK: "/".join(marks)}
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 
 def chunked(ended: Iterable[Tensor], rows: int, chunks: int) -> Iterator[Tensor]:
-    """``chunks`` chunks of ``rows`` rows in the order in which they end, sizes differing by at most one, each as soon as its last row has
-    ended: int64, ascending. ``ended``: rows, in any portions. With fewer rows than chunks the last ones are empty. Raises ValueError
-    where not all rows end."""
+    """``chunks`` chunks of ``rows`` rows in the order in which they end, sizes differing by at most one, each
+    as soon as its last row has
+    ended: int64, ascending. ``ended``: rows, in any portions. With fewer rows than chunks the last ones are
+    empty. Raises ValueError where not all rows end."""
     waiting = torch.zeros(0, dtype=torch.int64)
     sizes = [len(part) for part in torch.arange(rows).tensor_split(chunks)][::-1]
     for portion in ended:

@@ -1,4 +1,5 @@
-"""The loop of an update, the same for every engine: rows left out, minibatches, micro-batches, divisors, metrics, skipped steps."""
+"""The loop of an update, the same for every engine: rows left out, minibatches, micro-batches, divisors,
+metrics, skipped steps."""
 
 from __future__ import annotations
 
@@ -22,15 +23,17 @@ TOKENS = "funnel/tokens"
 
 
 def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -> None:
-    """Have tokens counted when the gradient of a micro-batch has come back to ``new``, before the loss is a function of it.
+    """Have tokens counted when the gradient of a micro-batch has come back to ``new``, before the loss is a
+    function of it.
 
-    mask: bool [rows, T]; columns: what the loss reads, float [rows, T], of which ``logprobs`` says on which side of 1 a ratio is and
-    ``advantages`` which tokens have anything to learn from."""
+    mask: bool [rows, T]; columns: what the loss reads, float [rows, T], of which ``logprobs`` says on which
+    side of 1 a ratio is and ``advantages`` which tokens have anything to learn from."""
     computed = new.logprobs if new.logprobs is not None else new.values
     if computed is None or not computed.requires_grad:
         return
     old = columns.get("logprobs") if new.logprobs is not None else None
-    values = computed.detach()  # a hook that named the tensor itself would keep its graph, and the weights, for as long as the process
+    # a hook that named the tensor itself would keep its graph, and the weights, for as long as the process
+    values = computed.detach()
 
     def count(gradient: Tensor) -> None:
         meter.observe(_of_tokens(gradient, values, old, columns.get("advantages")), mask)
@@ -38,8 +41,11 @@ def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -
     computed.register_hook(count)  # type: ignore[no-untyped-call]
 
 
-def _of_tokens(gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Tensor | None) -> dict[str, Tensor]:
-    """Name → value of each token [rows, T], whose sums over all tokens of an update are what ``token_funnel`` is made of."""
+def _of_tokens(
+    gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Tensor | None
+) -> dict[str, Tensor]:
+    """Name → value of each token [rows, T], whose sums over all tokens of an update are what ``token_funnel``
+    is made of."""
     size = gradient.abs().double()
     values = {"with_gradient": gradient != 0, "size": size, "square": size**2}
     if old is None:
@@ -52,7 +58,8 @@ def _of_tokens(gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Te
 
 
 def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """The metrics from the totals of all ranks, over all optimizer steps of an update: each token counts once in every epoch.
+    """The metrics from the totals of all ranks, over all optimizer steps of an update: each token counts once
+    in every epoch.
 
     funnel/tokens                   tokens under the mask
     funnel/tokens_with_gradient     of them those with ∂loss/∂log-prob ≠ 0; of a value loss, ∂loss/∂value
@@ -63,9 +70,14 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
     if "with_gradient" not in totals:
         return {}
     (size, tokens, *_), square = totals["size"], totals["square"][0]
-    metrics = {TOKENS: totals["with_gradient"][1], f"{TOKENS}_with_gradient": totals["with_gradient"][0],
-               f"{TOKENS}_effective": size * size / square if square > 0 else 0.0}  # fmt: skip
-    metrics |= {f"{TOKENS}_{name}": totals[name][0] for name in ("clipped_above", "clipped_below") if name in totals}
+    metrics = {
+        TOKENS: totals["with_gradient"][1],
+        f"{TOKENS}_with_gradient": totals["with_gradient"][0],
+        f"{TOKENS}_effective": size * size / square if square > 0 else 0.0,
+    }
+    metrics |= {
+        f"{TOKENS}_{name}": totals[name][0] for name in ("clipped_above", "clipped_below") if name in totals
+    }
     return metrics | ({"funnel/moved": totals["moved"][0] / tokens} if "moved" in totals and tokens else {})
 
 
@@ -85,13 +97,15 @@ class Learner(Protocol):
     peers: Peers
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """The quantities of ``want`` for padded rows, differentiable, token columns padded as ``rows["tokens"]``."""
+        """The quantities of ``want`` for padded rows, differentiable, token columns padded as
+        ``rows["tokens"]``."""
 
     def backward(self, objective: Tensor) -> None:
         """Add the gradient of a 0-d objective to that of the step under way."""
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch of other ranks, where ranks compute in lockstep: a forward and a backward that add nothing."""
+        """Take part in a micro-batch of other ranks, where ranks compute in lockstep: a forward and a
+        backward that add nothing."""
 
     def step(self) -> OptimizerStep:
         """Add up the gradients of all ranks, clip, change the weights, clear the gradient."""
@@ -106,25 +120,32 @@ class Passes:
     mean: Means = "tokens"  # how a minibatch's values become one; a tuple: those of each of several losses
     seed: int = 0  # of the order of rows
     micro_tokens: int = 16384  # padded tokens per forward
-    cut: Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]] | None = None  # a step's units into micro-batches; None: as above
+    # a step's units into micro-batches; None: as above
+    cut: Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]] | None = None
 
     def __post_init__(self) -> None:
         check_mean(self.mean)
         if self.minibatch is not None and self.minibatch < 1:
-            raise ValueError(f"update: found minibatch={self.minibatch}, expected at least 1 row per step, or None for all")
+            raise ValueError(
+                f"update: found minibatch={self.minibatch}, expected at least 1 row per step, or None for all"
+            )
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank's rows of one optimizer step, in units, and the totals of the whole minibatch over all ranks."""
+    """One rank's rows of one optimizer step, in units, and the totals of the whole minibatch over all
+    ranks."""
 
     units: Sequence[Tensor]
     totals: MinibatchTotals
 
 
-def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None) -> Iterator[RankShare]:
-    """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count. ``own``: bool [rows, losses],
-    the rows of each of several losses. A minibatch in which no token counts takes no step."""
+def steps(
+    units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None
+) -> Iterator[RankShare]:
+    """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count.
+    ``own``: bool [rows, losses], the rows of each of several losses. A minibatch in which no token counts
+    takes no step."""
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
             rows = torch.cat(minibatch)
@@ -140,28 +161,41 @@ class Meters(NamedTuple):
     signal: Meter  # of what is watched on the way back through them
 
 
-def learn(engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
+def learn(
+    engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes
+) -> dict[str, float]:
     """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
     rows = learnable(batch, loss)
     units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
     own = own_rows(rows.batch, loss) if isinstance(loss, JointLoss) else None
-    learned = learn_shares(engine, rows.batch, loss, settings, passes, steps(units, mask_counts(rows.batch), passes, own))
+    learned = learn_shares(
+        engine, rows.batch, loss, settings, passes, steps(units, mask_counts(rows.batch), passes, own)
+    )
     return together([learned], rows.left_out)
 
 
 def learn_shares(
-    engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes, shares: Iterable[RankShare]
+    engine: Learner,
+    batch: Batch,
+    loss: Loss,
+    settings: Mapping[str, Any],
+    passes: Passes,
+    shares: Iterable[RankShare],
 ) -> Learned:
-    """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
+    """Take the given steps. On several ranks each calls this with its own rows and shares, one for every
+    step, empty ones included."""
     counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
     meters, steps, parts = Meters(Meter(), Meter()), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(cut(batch, share.units))
-        idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
+        # asked before any, since ranks in lockstep wait for each other in each
+        idle = engine.peers.idle(len(micros), engine.device)
         for micro in micros:
             rows = torch.cat(micro)
-            objective += _backward(engine, batch.rows(rows), loss.new, parts, counts[rows], share.totals, meters)
+            objective += _backward(
+                engine, batch.rows(rows), loss.new, parts, counts[rows], share.totals, meters
+            )
         for _ in range(idle):
             engine.idle(loss.new)
         steps.add(engine.step(), engine.peers.total(objective), share.totals.rows)
@@ -188,10 +222,16 @@ def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
 
 
 def _backward(
-    engine: Learner, rows: Batch, want: tuple[Quantity, ...], parts: Sequence[LossTerm], counts: Tensor, totals: MinibatchTotals,
+    engine: Learner,
+    rows: Batch,
+    want: tuple[Quantity, ...],
+    parts: Sequence[LossTerm],
+    counts: Tensor,
+    totals: MinibatchTotals,
     meters: Meters,
-) -> Tensor:  # fmt: skip
-    """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that count."""
+) -> Tensor:
+    """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that
+    count."""
     mask = rows["mask"].to(engine.device)
     new = only_masked(engine.compute(rows, want), mask)
     watch(new, mask, _token_columns(rows, mask), meters.signal)
@@ -199,19 +239,29 @@ def _backward(
     for number, term in enumerate(parts):
         index = None if term.where is None else rows[term.where].bool().nonzero()[:, 0]
         if index is None:
-            shares.append(_share(term, rows, new, mask, row_weights(counts, term.mean, totals.of_loss(number)), meters.loss))
+            shares.append(
+                _share(
+                    term, rows, new, mask, row_weights(counts, term.mean, totals.of_loss(number)), meters.loss
+                )
+            )
         elif len(index):
-            weights, there = row_weights(counts[index], term.mean, totals.of_loss(number)), index.to(engine.device)
+            weights, there = (
+                row_weights(counts[index], term.mean, totals.of_loss(number)),
+                index.to(engine.device),
+            )
             own = rows.rows(index)
             width = own["tokens"].shape[1]
-            shares.append(_share(term, own, new.rows(there, width), mask[there, :width], weights, meters.loss))
+            shares.append(
+                _share(term, own, new.rows(there, width), mask[there, :width], weights, meters.loss)
+            )
     share = sum(shares[1:], shares[0])
     engine.backward(share)
     return share.detach()
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """The addend of one loss in the objective, ``scale`` times the share of its rows in its average. Gives a 0-d float64."""
+    """The addend of one loss in the objective, ``scale`` times the share of its rows in its average. Gives a
+    0-d float64."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
@@ -220,7 +270,8 @@ def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor,
 
 
 def _token_columns(rows: Batch, mask: Tensor) -> dict[str, Tensor]:
-    """The columns of a policy's loss that say what clipping did, on the device of the mask and of its shape [rows, T]."""
+    """The columns of a policy's loss that say what clipping did, on the device of the mask and of its shape
+    [rows, T]."""
     values = {name: rows[name] for name in ("logprobs", "advantages") if name in rows.columns}
     return {name: value.to(mask.device) for name, value in values.items() if value.shape == mask.shape}
 
@@ -234,7 +285,8 @@ def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
 def only_masked(new: New, mask: Tensor) -> New:
     """The values, with a gradient under the mask only.
 
-    A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication would not."""
+    A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication
+    would not."""
 
     def cut(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.dim() == 1 else torch.where(mask, x, x.detach())
@@ -263,7 +315,12 @@ class _Steps:
 
     def result(self) -> dict[str, float]:
         """Means over the steps taken; ``loss`` and ``grad_norm`` are absent where none was."""
-        out = {"steps": float(self.count), "skipped_steps": float(self.skipped), "rows": float(self.rows), "lr": self.lr}
+        out = {
+            "steps": float(self.count),
+            "skipped_steps": float(self.skipped),
+            "rows": float(self.rows),
+            "lr": self.lr,
+        }
         if self.count:
             out |= {"loss": sum(self.losses) / self.count, "grad_norm": sum(self.norms) / self.count}
         return out

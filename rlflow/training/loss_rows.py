@@ -13,7 +13,8 @@ from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.errors import FlowError
 
-WITH_GROUP, NO_LOSS = -1, -2  # a row that is left out because another of its group is, or because no loss's `where` has it
+# a row that is left out because another of its group is, or because no loss's `where` has it
+WITH_GROUP, NO_LOSS = -1, -2
 MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # what every update reads, whatever its loss names
 
 
@@ -39,8 +40,8 @@ def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
 def learnable(batch: Batch, loss: Loss) -> KeptRows:
     """The rows without a non-finite value, under its mask, in a float column that the loss reads.
 
-    Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups the whole group of
-    such a row is left out.
+    Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups
+    the whole group of such a row is left out.
     """
     marks = broken_columns(batch, loss)
     if loss.rows == "group":
@@ -51,8 +52,8 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
-    """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not finite; 0 where all are. Of several
-    losses each has its own rows; NO_LOSS where a row is none's."""
+    """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not
+    finite; 0 where all are. Of several losses each has its own rows; NO_LOSS where a row is none's."""
     broken = torch.zeros(len(batch), dtype=torch.int64)
     if not isinstance(loss, JointLoss):
         return _first_broken(batch, loss, loss.signature.column_names, broken)
@@ -64,10 +65,13 @@ def broken_columns(batch: Batch, loss: Loss) -> Tensor:
 
 
 def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tensor) -> Tensor:
-    """``broken`` with the number among ``names`` of the first column of the loss that is not finite, where it has none."""
+    """``broken`` with the number among ``names`` of the first column of the loss that is not finite, where it
+    has none."""
     for parameter in loss.signature.columns:
         if parameter.name in batch:
-            broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = names.index(parameter.name) + 1
+            broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = (
+                names.index(parameter.name) + 1
+            )
     return broken
 
 
@@ -78,7 +82,8 @@ def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
-    """The marks of rows, with ``mark`` set for rows that are left out because another row of their group is."""
+    """The marks of rows, with ``mark`` set for rows that are left out because another row of their group
+    is."""
     return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 
@@ -90,7 +95,11 @@ def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:
 def _broken(batch: Batch, column: Data) -> Tensor:
     """bool [rows]: where a column has a non-finite value."""
     none = torch.zeros(len(batch), dtype=torch.bool)
-    if not isinstance(column.value, Tensor) or not column.value.is_floating_point() or column.kind.level is Level.SCALAR:
+    if (
+        not isinstance(column.value, Tensor)
+        or not column.value.is_floating_point()
+        or column.kind.level is Level.SCALAR
+    ):
         return none
     broken = ~column.value.isfinite()
     if column.kind.level is Level.GROUP:
@@ -114,8 +123,8 @@ def token_counts(batch: Batch) -> Tensor:
 
 
 def group_of(batch: Batch) -> Tensor:
-    """int64 [rows]: the number of each row's group, counted from 0 along the batch: a run of one value of ``group``, or without
-    that column of one position in the data stream."""
+    """int64 [rows]: the number of each row's group, counted from 0 along the batch: a run of one value of
+    ``group``, or without that column of one position in the data stream."""
     if "group" not in batch:
         return batch.axis.slots
     group = batch.data["group"].value

@@ -1,4 +1,5 @@
-"""Metrics of an update: masked means over everything seen, maxima for names that end in ``_max``. Missing values are NaN."""
+"""Metrics of an update: masked means over everything seen, maxima for names that end in ``_max``. Missing
+values are NaN."""
 
 from __future__ import annotations
 
@@ -9,10 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MERGE_ROUNDING = "merge_rounding"  # share of what adapters have learned that is lost where they are merged into weights of fewer bits
-OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps", MERGE_ROUNDING, "funnel/tokens",
-       "funnel/tokens_with_gradient", "funnel/tokens_effective", "funnel/tokens_clipped_above", "funnel/tokens_clipped_below",
-       "funnel/moved")  # fmt: skip
+# share of what adapters have learned that is lost where they are merged into weights of fewer bits
+MERGE_ROUNDING = "merge_rounding"
+OWN = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "rows",
+    "steps",
+    "left_out",
+    "skipped_steps",
+    MERGE_ROUNDING,
+    "funnel/tokens",
+    "funnel/tokens_with_gradient",
+    "funnel/tokens_effective",
+    "funnel/tokens_clipped_above",
+    "funnel/tokens_clipped_below",
+    "funnel/moved",
+)
 
 
 class Meter:
@@ -22,13 +37,18 @@ class Meter:
         self.totals: dict[str, Tensor] = {}
 
     def add(self, metrics: Mapping[str, Any], mask: Tensor, groups: int) -> None:
-        """Take a micro-batch's metrics: per token [rows, T], row [rows], group [groups] or one number, which weighs as its rows.
+        """Take a micro-batch's metrics: per token [rows, T], row [rows], group [groups] or one number, which
+        weighs as its rows.
 
-        mask: bool [rows, T]; rows without a True count for nothing. Raises ValueError for other shapes and for our own names.
+        mask: bool [rows, T]; rows without a True count for nothing. Raises ValueError for other shapes and
+        for our own names.
         """
         for name, value in metrics.items():
             if name in OWN:
-                raise ValueError(f"loss: the metric '{name}' is one of the trainer's own ({', '.join(OWN)}); choose another name")
+                raise ValueError(
+                    f"loss: the metric '{name}' is one of the trainer's own ({', '.join(OWN)}); choose "
+                    "another name"
+                )
             entries = _entries(name, torch.as_tensor(value, device=mask.device).detach(), mask, groups)
             new = _totals(entries, weight=mask.shape[0] if entries.dim() == 0 else 1)
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
@@ -62,8 +82,8 @@ def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
 
 
 def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """Name → mean, or maximum for ``_max``; ``NAME_nan`` counts what was left out, where there is any. A name without a value is
-    absent."""
+    """Name → mean, or maximum for ``_max``; ``NAME_nan`` counts what was left out, where there is any. A name
+    without a value is absent."""
     out = {}
     for name, (total, weight, highest, missing) in totals.items():
         if weight:
@@ -84,8 +104,11 @@ def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
         return value[mask.any(1)]
     if value.shape == (groups,):
         return value
-    raise ValueError(f"loss: found metric '{name}' of shape {list(value.shape)}, expected one number per token {list(mask.shape)}, "
-                     f"row {list(mask.shape[:1])} or group [{groups}], or a single number")
+    raise ValueError(
+        f"loss: found metric '{name}' of shape {list(value.shape)}, expected one number per token "
+        f"{list(mask.shape)}, "
+        f"row {list(mask.shape[:1])} or group [{groups}], or a single number"
+    )
 
 
 def _totals(entries: Tensor, weight: int) -> Tensor:
@@ -94,7 +117,9 @@ def _totals(entries: Tensor, weight: int) -> Tensor:
     known = torch.where(present, entries, 0.0)
     lowest = torch.full((1,), -torch.inf, dtype=torch.float64, device=entries.device)
     highest = torch.cat([torch.where(present, entries, -torch.inf).reshape(-1), lowest]).amax()
-    return torch.stack([known.sum() * weight, present.sum().double() * weight, highest, (~present).sum().double()])
+    return torch.stack(
+        [known.sum() * weight, present.sum().double() * weight, highest, (~present).sum().double()]
+    )
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:

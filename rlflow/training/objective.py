@@ -1,4 +1,5 @@
-"""The number that is minimised: a loss's values, averaged over a whole minibatch that may be computed in pieces."""
+"""The number that is minimised: a loss's values, averaged over a whole minibatch that may be computed in
+pieces."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 Mean = Literal["tokens", "rows", "row-tokens"] | float
 Means = Mean | tuple[Mean, ...]  # of one loss, or of each of several in one step
 
+
 @dataclass(frozen=True)
 class New:
     """The quantities that the model computes for a loss; None for one that was not asked for."""
@@ -22,13 +24,18 @@ class New:
 
     def rows(self, index: Tensor, width: int) -> New:
         """The quantities of some rows, int64 [n], whose tokens fit into ``width``."""
-        return New(**{name: None if x is None else x[index, :width] if x.dim() == 2 else x[index] for name, x in vars(self).items()})
+        return New(
+            **{
+                name: None if x is None else x[index, :width] if x.dim() == 2 else x[index]
+                for name, x in vars(self).items()
+            }
+        )
 
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Counts over a whole minibatch and all ranks. Every divisor comes from tokens and rows, or, where a step has several losses, from
-    those of each one's own rows."""
+    """Counts over a whole minibatch and all ranks. Every divisor comes from tokens and rows, or, where a step
+    has several losses, from those of each one's own rows."""
 
     tokens: int  # that count
     rows: int  # that have any
@@ -36,7 +43,8 @@ class MinibatchTotals:
 
     @staticmethod
     def of(counts: Tensor, own: Tensor | None = None) -> MinibatchTotals:
-        """The totals from ``counts``, int64 [rows]: tokens of each row that count. own: bool [rows, losses], the rows of each loss."""
+        """The totals from ``counts``, int64 [rows]: tokens of each row that count. own: bool [rows, losses],
+        the rows of each loss."""
         parts = [_totals(counts * rows) for rows in own.unbind(1)] if own is not None else []
         return MinibatchTotals(*_totals(counts), tuple(parts))
 
@@ -67,8 +75,8 @@ def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
 def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Tensor:
     """The share of these rows in the objective, 0-d float64.
 
-    value: [rows, T] or [rows], as a loss returned it; mask: bool [rows, T]; weights: float64 [rows] from ``row_weights``.
-    Raises ValueError where the shape of the value and ``mean`` do not go together.
+    value: [rows, T] or [rows], as a loss returned it; mask: bool [rows, T]; weights: float64 [rows] from
+    ``row_weights``. Raises ValueError where the shape of the value and ``mean`` do not go together.
     """
     check_shape(value, mask, mean)
     inside = mask if value.dim() == 2 else weights > 0
@@ -91,9 +99,14 @@ def check_mean(mean: Means) -> None:
 def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
     """Per-row values take mean='rows' or a number, per-token values any but 'rows'. Raises ValueError."""
     if value.shape not in (mask.shape, mask.shape[:1]):
-        raise ValueError(f"loss: found a value of shape {list(value.shape)}, expected one number per token {list(mask.shape)} "
-                         f"or per row {list(mask.shape[:1])}")
+        raise ValueError(
+            f"loss: found a value of shape {list(value.shape)}, expected one number per token "
+            f"{list(mask.shape)} "
+            f"or per row {list(mask.shape[:1])}"
+        )
     level, fitting = ("token", ("tokens", "row-tokens")) if value.dim() == 2 else ("row", ("rows",))
     if isinstance(mean, str) and mean not in fitting:
-        raise ValueError(f"update: found mean={mean!r} for a loss with one value per {level}, expected "
-                         f"{' or '.join(map(repr, fitting))} or a number")
+        raise ValueError(
+            f"update: found mean={mean!r} for a loss with one value per {level}, expected "
+            f"{' or '.join(map(repr, fitting))} or a number"
+        )

@@ -17,8 +17,12 @@ BUCKET = 64 << 20  # bytes of gradients that are added up at once
 class Peers:
     """The ranks that train one model together."""
 
-    group: Any = None  # torch's group of the data-parallel ranks; None: its default group, or this process alone where there is none
-    lockstep: bool = False  # whether ranks compute micro-batch by micro-batch together, as those must that hold a part of the weights each
+    # torch's group of the data-parallel ranks; None: its default group, or this process alone where there is
+    # none
+    group: Any = None
+    # whether ranks compute micro-batch by micro-batch together, as those must that hold a part of the weights
+    # each
+    lockstep: bool = False
 
     @property
     def ranks(self) -> int:
@@ -35,7 +39,8 @@ class Peers:
         return numbers
 
     def idle(self, count: int, device: torch.device) -> int:
-        """How many micro-batches more than this rank's ``count`` the busiest one has, which ranks in lockstep take with it."""
+        """How many micro-batches more than this rank's ``count`` the busiest one has, which ranks in lockstep
+        take with it."""
         if self.ranks == 1 or not self.lockstep:
             return 0
         most = torch.tensor(count, device=device)
@@ -47,10 +52,15 @@ class Peers:
         if self.ranks == 1:
             return
         for bucket in _buckets(parameters):
-            gradients = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in bucket]
+            gradients = [
+                parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+                for parameter in bucket
+            ]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             dist.all_reduce(flat, group=self.group)
-            for parameter, piece in zip(bucket, torch.split(flat, [parameter.numel() for parameter in bucket]), strict=True):
+            for parameter, piece in zip(
+                bucket, torch.split(flat, [parameter.numel() for parameter in bucket]), strict=True
+            ):
                 parameter.grad = piece.view_as(parameter).clone()
 
 
@@ -58,7 +68,9 @@ def _buckets(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     """Parameters of one dtype, up to BUCKET bytes; a larger one alone."""
     bucket: list[Tensor] = []
     for parameter in parameters:
-        if bucket and (parameter.dtype != bucket[0].dtype or sum(p.nbytes for p in bucket) + parameter.nbytes > BUCKET):
+        if bucket and (
+            parameter.dtype != bucket[0].dtype or sum(p.nbytes for p in bucket) + parameter.nbytes > BUCKET
+        ):
             yield bucket
             bucket = []
         bucket.append(parameter)

@@ -1,4 +1,5 @@
-"""Rows whose prompts begin with the same tokens: families, whose common beginning a trainer can compute once, and their micro-batches."""
+"""Rows whose prompts begin with the same tokens: families, whose common beginning a trainer can compute once,
+and their micro-batches."""
 
 from __future__ import annotations
 
@@ -17,35 +18,45 @@ LEAST = 4  # tokens of a beginning that is worth computing apart
 
 @dataclass(frozen=True)
 class Family:
-    """Rows, ascending, whose prompts begin with the same ``shared`` tokens, each prompt with at least one more; those without kin are one
-    family with ``shared`` 0."""
+    """Rows, ascending, whose prompts begin with the same ``shared`` tokens, each prompt with at least one
+    more; those without kin are one family with ``shared`` 0."""
 
     rows: tuple[int, ...]
     shared: int
 
 
 def families(prompts: Data) -> list[Family]:
-    """The families of the rows of a prompt column, by their first rows, so that as few tokens as can be are computed."""
+    """The families of the rows of a prompt column, by their first rows, so that as few tokens as can be are
+    computed."""
     rows_of: dict[bytes, list[int]] = {}
     for row, tokens in enumerate(prompts.split()):
-        rows_of.setdefault(tokens.numpy().astype(">i8").tobytes(), []).append(row)  # whose order is that of the tokens
+        # whose order is that of the tokens
+        rows_of.setdefault(tokens.numpy().astype(">i8").tobytes(), []).append(row)
     distinct = sorted(rows_of)
     alone: list[int] = []
     families = []
-    for begin, end, shared in _cut([np.frombuffer(each, dtype=">i8") for each in distinct], [len(rows_of[each]) for each in distinct]):
+    for begin, end, shared in _cut(
+        [np.frombuffer(each, dtype=">i8") for each in distinct], [len(rows_of[each]) for each in distinct]
+    ):
         rows = sorted(row for each in distinct[begin:end] for row in rows_of[each])
         if shared and len(rows) > 1:
             families.append(Family(tuple(rows), shared))
         else:
             alone += rows
-    return sorted([*families, *([Family(tuple(sorted(alone)), 0)] if alone else [])], key=lambda family: family.rows[0])
+    return sorted(
+        [*families, *([Family(tuple(sorted(alone)), 0)] if alone else [])], key=lambda family: family.rows[0]
+    )
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, common tokens) of the runs of sorted, different prompts that save most: of n rows n - 1 do not compute the beginning.
-    counts: rows of each prompt. The best cut of the first prompts is made of the best cuts of fewer (dynamic programming)."""
+    """(begin, end, common tokens) of the runs of sorted, different prompts that save most: of n rows n - 1 do
+    not compute the beginning.
+    counts: rows of each prompt. The best cut of the first prompts is made of the best cuts of fewer (dynamic
+    programming)."""
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    with_next = np.array([_common(one, other) for one, other in zip(prompts, prompts[1:], strict=False)], dtype=np.int64)
+    with_next = np.array(
+        [_common(one, other) for one, other in zip(prompts, prompts[1:], strict=False)], dtype=np.int64
+    )
     best, begins = np.zeros(len(prompts) + 1, dtype=np.int64), []
     for last, prompt in enumerate(prompts):
         common = np.minimum.accumulate(np.concatenate([[len(prompt) - 1], with_next[:last][::-1]]))[::-1]
@@ -69,8 +80,8 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
-    """``units`` of rows of ``batch``, family by family, while the tokens that are computed of them are at most ``tokens``: those of each
-    row, and a family's common ones once."""
+    """``units`` of rows of ``batch``, family by family, while the tokens that are computed of them are at
+    most ``tokens``: those of each row, and a family's common ones once."""
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)
     whole = (prompts.row_lengths + batch.data["tokens"].row_lengths[rows]).tolist()
@@ -78,17 +89,23 @@ def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -
     for family in families(prompts):
         family_of |= {int(rows[i]): family for i in family.rows}
         own |= {int(rows[i]): whole[i] - family.shared for i in family.rows}
-    order = sorted(units, key=lambda unit: (min(int(rows[i]) for i in family_of[int(unit[0])].rows), int(unit[0])))
+    order = sorted(
+        units, key=lambda unit: (min(int(rows[i]) for i in family_of[int(unit[0])].rows), int(unit[0]))
+    )
     return _filled(order, family_of, own, tokens)
 
 
-def _filled(units: Sequence[Tensor], family_of: dict[int, Family], own: dict[int, int], room: int) -> Iterator[list[Tensor]]:
+def _filled(
+    units: Sequence[Tensor], family_of: dict[int, Family], own: dict[int, int], room: int
+) -> Iterator[list[Tensor]]:
     together: list[Tensor] = []
     there: set[int] = set()
     used: float = math.inf
     for unit in units:
         members = unit.tolist()
-        new = {id(family_of[row]): family_of[row].shared for row in members if id(family_of[row]) not in there}
+        new = {
+            id(family_of[row]): family_of[row].shared for row in members if id(family_of[row]) not in there
+        }
         added = sum(new.values()) + sum(own[row] for row in members)
         if used + added > room:
             if together:

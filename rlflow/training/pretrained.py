@@ -1,9 +1,9 @@
-"""What is read of a model folder: its config, its tokenizer, and weights as safetensors. No code in it is run, and nothing in it is
-unpickled.
+"""What is read of a model folder: its config, its tokenizer, and weights as safetensors. No code in it is
+run, and nothing in it is unpickled.
 
-Each load by transformers goes through here. Left to itself it runs Python files of the folder that a config names under ``auto_map``, once
-somebody answers y on standard input; it unpickles weights where there are no safetensors; and it fetches an attention kernel that a config
-names, and runs that.
+Each load by transformers goes through here. Left to itself it runs Python files of the folder that a config
+names under ``auto_map``, once somebody answers y on standard input; it unpickles weights where there are no
+safetensors; and it fetches an attention kernel that a config names, and runs that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ CONFIG, TOKENIZER, ADAPTERS = "config.json", "tokenizer_config.json", "adapter_c
 GENERATION, VOCABULARY, ADDED = "generation_config.json", "tokenizer.json", "added_tokens.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE, TEMPLATES, TOKENS = "chat_template.jinja", "additional_chat_templates", "special_tokens_map.json"
-DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates, where a tokenizer has several
+# names of chat templates, where a tokenizer has several
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-PARSERS = ("response_template", "response_schema")  # by which tokenizers parse what a model said, of newer and of older transformers
+# by which tokenizers parse what a model said, of newer and of older transformers
+PARSERS = ("response_template", "response_schema")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_config(folder: Path, **options: Any) -> Any:
-    """The config. Raises PlanError for what ``check`` refuses and for a model that needs code of its folder."""
+    """The config. Raises PlanError for what ``check`` refuses and for a model that needs code of its
+    folder."""
     from transformers import AutoConfig
 
     check(folder)
@@ -40,27 +43,32 @@ def read_config(folder: Path, **options: Any) -> Any:
 
 
 class Boundary(NamedTuple):
-    """Where rotary frequencies change with the longest row of a batch: in a batch with a row of more than ``tokens`` tokens, all rows get
-    others. grows: whether they go on changing with each longer row."""
+    """Where rotary frequencies change with the longest row of a batch: in a batch with a row of more than
+    ``tokens`` tokens, all rows get others. grows: whether they go on changing with each longer row."""
 
     tokens: int
     grows: bool
 
     def reach(self, longest: int) -> int | None:
-        """The most tokens of a row that has the frequencies chosen for ``longest``; None where they hold for all longer ones."""
+        """The most tokens of a row that has the frequencies chosen for ``longest``; None where they hold for
+        all longer ones."""
         if longest <= self.tokens:
             return self.tokens
         return longest if self.grows else None
 
 
 def length_boundaries(config: Any) -> dict[str | None, Boundary]:
-    """Kind of layers (None: all) → the boundary at which transformers changes their rotary frequencies: those of rope types longrope and
-    dynamic. Empty for a model whose frequencies never change."""
+    """Kind of layers (None: all) → the boundary at which transformers changes their rotary frequencies: those
+    of rope types longrope and dynamic. Empty for a model whose frequencies never change."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict):
         return {}
-    kinds = {None: rope} if "rope_type" in rope else {kind: own for kind, own in rope.items() if isinstance(own, dict)}
+    kinds = (
+        {None: rope}
+        if "rope_type" in rope
+        else {kind: own for kind, own in rope.items() if isinstance(own, dict)}
+    )
     boundaries = {kind: _boundary(text, own) for kind, own in kinds.items()}
     return {kind: boundary for kind, boundary in boundaries.items() if boundary is not None}
 
@@ -73,7 +81,8 @@ def _boundary(config: Any, rope: dict[str, Any]) -> Boundary | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer. Raises PlanError for one that needs code of its folder, and what transformers raises otherwise."""
+    """The tokenizer. Raises PlanError for one that needs code of its folder, and what transformers raises
+    otherwise."""
     from transformers import AutoTokenizer
 
     never_ask()
@@ -93,11 +102,14 @@ def read_generation_config(folder: Path) -> Any:
 
 
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
-    """A model of an Auto class ``kind``; with ``output_loading_info`` a pair. Raises PlanError as ``read_config`` does."""
+    """A model of an Auto class ``kind``; with ``output_loading_info`` a pair. Raises PlanError as
+    ``read_config`` does."""
     check(folder)
     never_ask()
     try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options)
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
+        )
     except Exception as error:
         if refused := _wants_code(folder, CONFIG, kind.__name__, error):
             raise refused from error
@@ -111,10 +123,14 @@ def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """Name → chat template of the folder's tokenizer, which is not loaded. Files of their own go before its config, as transformers reads
-    them; one alone is named default."""
-    files = {"default": folder / TEMPLATE} | {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))}
-    texts = {name: path.read_bytes().decode(errors="replace") for name, path in files.items() if path.is_file()}
+    """Name → chat template of the folder's tokenizer, which is not loaded. Files of their own go before its
+    config, as transformers reads them; one alone is named default."""
+    files = {"default": folder / TEMPLATE} | {
+        path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))
+    }
+    texts = {
+        name: path.read_bytes().decode(errors="replace") for name, path in files.items() if path.is_file()
+    }
     own = read_object(folder / TOKENIZER).get("chat_template")
     if isinstance(own, list):
         own = {str(entry.get("name")): entry.get("template") for entry in own if isinstance(entry, dict)}
@@ -123,22 +139,28 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Name → special token, as the files of the folder name them, and no text for a usual one that they do not: the class of the tokenizer,
-    which is not loaded, may have one."""
+    """Name → special token, as the files of the folder name them, and no text for a usual one that they do
+    not: the class of the tokenizer, which is not loaded, may have one."""
     named = {**read_object(folder / TOKENS), **read_object(folder / TOKENIZER)}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items() if name.endswith("_token")}
+    texts = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in named.items()
+        if name.endswith("_token")
+    }
     return dict.fromkeys(SPECIAL, "") | {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Text → id of each token beside the vocabulary proper, as the files of the folder name them: control tokens are among these. The class
-    of the tokenizer, which is not loaded, may have others."""
+    """Text → id of each token beside the vocabulary proper, as the files of the folder name them: control
+    tokens are among these. The class of the tokenizer, which is not loaded, may have others."""
     decoder = read_object(folder / TOKENIZER).get("added_tokens_decoder")
     listed = read_object(folder / VOCABULARY).get("added_tokens")
     named = decoder if isinstance(decoder, dict) else {}
     entries = [{"id": number, **entry} for number, entry in named.items() if isinstance(entry, dict)]
     entries += [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    tokens = {str(entry.get("content")): int(entry["id"]) for entry in entries if str(entry.get("id")).isdecimal()}
+    tokens = {
+        str(entry.get("content")): int(entry["id"]) for entry in entries if str(entry.get("id")).isdecimal()
+    }
     own = {text: number for text, number in read_object(folder / ADDED).items() if isinstance(number, int)}
     return {text: number for text, number in {**own, **tokens}.items() if text.strip()}
 
@@ -149,20 +171,27 @@ def read_tokenizer_file(folder: Path) -> dict[str, Any]:
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
-    """The number of token ids of the model, as its config names it; None where the config does not say, since the class of the model has a
-    default."""
+    """The number of token ids of the model, as its config names it; None where the config does not say, since
+    the class of the model has a default."""
     config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """File → the end tokens that it names, of the generation config and of the config, of which the text part counts too. Where neither
-    names any, those that transformers gives such a model."""
+    """File → the end tokens that it names, of the generation config and of the config, of which the text part
+    counts too. Where neither names any, those that transformers gives such a model."""
     config = read_object(folder / CONFIG)
-    parts: dict[str, list[Any]] = {GENERATION: [read_object(folder / GENERATION)], CONFIG: [config, config.get("text_config")]}
-    named = {name: tuple(dict.fromkeys(_numbers(part.get("eos_token_id") for part in own if isinstance(part, dict))))
-             for name, own in parts.items()}  # fmt: skip
+    parts: dict[str, list[Any]] = {
+        GENERATION: [read_object(folder / GENERATION)],
+        CONFIG: [config, config.get("text_config")],
+    }
+    named = {
+        name: tuple(
+            dict.fromkeys(_numbers(part.get("eos_token_id") for part in own if isinstance(part, dict)))
+        )
+        for name, own in parts.items()
+    }
     return named if any(named.values()) or not config else {**named, CONFIG: _given(folder)}
 
 
@@ -172,12 +201,18 @@ def _given(folder: Path) -> tuple[int, ...]:
         config = read_config(folder)
     except Exception:  # whoever loads the model says so
         return ()
-    return tuple(dict.fromkeys(_numbers(getattr(each, "eos_token_id", None) for each in (config, config.get_text_config()))))
+    return tuple(
+        dict.fromkeys(
+            _numbers(getattr(each, "eos_token_id", None) for each in (config, config.get_text_config()))
+        )
+    )
 
 
 def _numbers(values: Iterable[Any]) -> Iterator[int]:
     for value in values:
-        yield from (number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int))
+        yield from (
+            number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)
+        )
 
 
 def parses_responses(folder: Path) -> bool:
@@ -187,62 +222,99 @@ def parses_responses(folder: Path) -> bool:
 
 
 def never_ask() -> None:
-    """Within this process, whatever loads a folder without saying whether to trust its code is refused: transformers would ask on standard
-    input, and go by what stands there."""
+    """Within this process, whatever loads a folder without saying whether to trust its code is refused:
+    transformers would ask on standard input, and go by what stands there."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def check(folder: Path) -> None:
-    """Raises PlanError where a config is damaged, the model needs code of its folder, the weights are pickles or an adapter, or the
-    config names code to be fetched: before anything is loaded."""
+    """Raises PlanError where a config is damaged, the model needs code of its folder, the weights are pickles
+    or an adapter, or the config names code to be fetched: before anything is loaded."""
     from transformers import CONFIG_MAPPING
 
     for file in (folder / name for name in (CONFIG, GENERATION)):
         if file.exists() and not isinstance(_parsed(file), dict):
-            raise PlanError.of("model-config", f"the file {file.name} of the model folder '{folder}' is damaged", found="no JSON object",
-                               expected="an object with settings", remedy=f"restore {file}, or name another folder")
-    if str(read_object(folder / CONFIG).get("model_type")) not in CONFIG_MAPPING and (refused := _code(folder, CONFIG, "AutoConfig")):
+            raise PlanError.of(
+                "model-config",
+                f"the file {file.name} of the model folder '{folder}' is damaged",
+                found="no JSON object",
+                expected="an object with settings",
+                remedy=f"restore {file}, or name another folder",
+            )
+    if str(read_object(folder / CONFIG).get("model_type")) not in CONFIG_MAPPING and (
+        refused := _code(folder, CONFIG, "AutoConfig")
+    ):
         raise refused
     if (folder / ADAPTERS).is_file():
-        raise PlanError.of("model-adapter", f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
-                           found=ADAPTERS, expected="a model's own weights",
-                           remedy="merge them once with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
-                                  ".save_pretrained(NEW)")
-    fetched = [f"{name}: {value}" for name, value in _entries(read_object(folder / CONFIG))
-               if name.endswith("implementation") and any("/" in text for text in _texts(value))]  # fmt: skip
+        raise PlanError.of(
+            "model-adapter",
+            f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
+            found=ADAPTERS,
+            expected="a model's own weights",
+            remedy="merge them once with peft: "
+            "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+            ".save_pretrained(NEW)",
+        )
+    fetched = [
+        f"{name}: {value}"
+        for name, value in _entries(read_object(folder / CONFIG))
+        if name.endswith("implementation") and any("/" in text for text in _texts(value))
+    ]
     if fetched:
-        raise PlanError.of("model-kernel", f"the config of '{folder}' names code to be fetched and run", found=listed(fetched),
-                           expected="an attention of the installed packages, such as sdpa",
-                           remedy=f"take that line out of {folder / CONFIG}")
+        raise PlanError.of(
+            "model-kernel",
+            f"the config of '{folder}' names code to be fetched and run",
+            found=listed(fetched),
+            expected="an attention of the installed packages, such as sdpa",
+            remedy=f"take that line out of {folder / CONFIG}",
+        )
     _check_weights(folder)
 
 
 def _check_weights(folder: Path) -> None:
     """Raises PlanError for pickles. A folder without any weights is left for transformers to tell."""
-    named = [text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)]
-    elsewhere = sorted({name for name in named if not name.endswith(".safetensors")})  # an index may name pickles
+    named = [
+        text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)
+    ]
+    # an index may name pickles
+    elsewhere = sorted({name for name in named if not name.endswith(".safetensors")})
     there = (folder / WEIGHTS).is_file() or ((folder / INDEX).is_file() and not elsewhere)
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
     if not there and (pickles or elsewhere):
-        raise PlanError.of("model-pickles", f"the model folder '{folder}' has no weights that can be read without running code",
-                           found=listed(elsewhere or pickles), expected="weights as safetensors", remedy=_conversion(folder))
+        raise PlanError.of(
+            "model-pickles",
+            f"the model folder '{folder}' has no weights that can be read without running code",
+            found=listed(elsewhere or pickles),
+            expected="weights as safetensors",
+            remedy=_conversion(folder),
+        )
 
 
 def _conversion(folder: Path) -> str:
     """How to make safetensors of pickles. The command reads them, and so asks for trust."""
     names = read_object(folder / CONFIG).get("architectures")
-    scores = isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
+    scores = isinstance(names, list) and any(
+        str(name).endswith("ForSequenceClassification") for name in names
+    )
     kind = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
-    return (f"take a folder with safetensors, or, if you trust this one, convert it once: python -c \"import transformers as t; "
-            f"[k.from_pretrained('{folder}').save_pretrained('{folder}-safe') for k in (t.{kind}, t.AutoTokenizer)]\"")
+    return (
+        'take a folder with safetensors, or, if you trust this one, convert it once: python -c "import '
+        "transformers as t; "
+        f"[k.from_pretrained('{folder}').save_pretrained('{folder}-safe') for k in (t.{kind}, "
+        't.AutoTokenizer)]"'
+    )
 
 
 def named_code(folder: Path) -> list[str]:
-    """Python of the folder, or of another, that its configs name: ``AutoConfig: modeling.OwnConfig``. Where transformers knows the model
-    by itself it needs none of it."""
-    places = [f"{name}: {', '.join(_texts(value))}" for file in (CONFIG, TOKENIZER) for name, value in _mapped(folder / file)]
+    """Python of the folder, or of another, that its configs name: ``AutoConfig: modeling.OwnConfig``. Where
+    transformers knows the model by itself it needs none of it."""
+    places = [
+        f"{name}: {', '.join(_texts(value))}"
+        for file in (CONFIG, TOKENIZER)
+        for name, value in _mapped(folder / file)
+    ]
     return list(dict.fromkeys(places))
 
 
@@ -262,13 +334,18 @@ def _code(folder: Path, file: str, kind: str) -> PlanError | None:
     named = [f"{kind}: {', '.join(_texts(value))}" for name, value in _mapped(folder / file) if name == kind]
     if not named:
         return None
-    return PlanError.of("model-code", f"the model folder '{folder}' needs Python code of its own, and no code of a model folder is run",
-                        found=f"auto_map in {file}: {listed(named)}", expected="a model that the installed transformers knows by itself",
-                        remedy="a newer transformers, if that knows it; else another folder with --model")
+    return PlanError.of(
+        "model-code",
+        f"the model folder '{folder}' needs Python code of its own, and no code of a model folder is run",
+        found=f"auto_map in {file}: {listed(named)}",
+        expected="a model that the installed transformers knows by itself",
+        remedy="a newer transformers, if that knows it; else another folder with --model",
+    )
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file of a model folder; an empty one where the file holds none, which others tell."""
+    """The JSON object of a file of a model folder; an empty one where the file holds none, which others
+    tell."""
     content = _parsed(file)
     return content if isinstance(content, dict) else {}
 

@@ -13,8 +13,8 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate by step: it rises linearly, then stays or falls. Raises PlanError where it should fall and ``total`` does not say
-    when."""
+    """A learning rate by step: it rises linearly, then stays or falls. Raises PlanError where it should fall
+    and ``total`` does not say when."""
 
     peak: float  # highest rate
     shape: Shape = "constant"  # after the warmup
@@ -23,9 +23,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.shape != "constant" and self.total <= self.warmup:
-            raise PlanError.of("schedule", f"the schedule '{self.shape}' does not know when to end",
-                               found=f"warmup={self.warmup} and {self.total} updates in all", expected="more updates than warmup",
-                               remedy="the schedule 'constant' needs no number of updates")
+            raise PlanError.of(
+                "schedule",
+                f"the schedule '{self.shape}' does not know when to end",
+                found=f"warmup={self.warmup} and {self.total} updates in all",
+                expected="more updates than warmup",
+                remedy="the schedule 'constant' needs no number of updates",
+            )
 
     def rate(self, step: int) -> float:
         """The learning rate of the ``step``-th optimizer step, counted from 0."""

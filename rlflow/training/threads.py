@@ -1,8 +1,9 @@
 """How many threads torch computes with: all where models are worked with, one elsewhere.
 
-Each thread that computes has a team of OpenMP threads of its own as long as it lives. Where all teams together are more than the cores,
-libgomp puts them to sleep after every operation, and work of many small operations, such as sampling with a small model, takes twice as
-long. Stages, whose operations are few, compute alone: their results do not depend on the number of threads either.
+Each thread that computes has a team of OpenMP threads of its own as long as it lives. Where all teams
+together are more than the cores, libgomp puts them to sleep after every operation, and work of many small
+operations, such as sampling with a small model, takes twice as long. Stages, whose operations are few,
+compute alone: their results do not depend on the number of threads either.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import torch
 
 
 def keep() -> None:
-    """Let this thread go on with as many as it has now, whatever is said later: torch asks when a thread computes for the first time."""
+    """Let this thread go on with as many as it has now, whatever is said later: torch asks when a thread
+    computes for the first time."""
     torch.set_num_threads(torch.get_num_threads())
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """While inside, torch computes with one thread in this thread, and in those that compute for the first time."""
+    """While inside, torch computes with one thread in this thread, and in those that compute for the first
+    time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,5 @@
-"""What settings switch on and off in the shipped algorithms: which models and stages an update then depends on."""
+"""What settings switch on and off in the shipped algorithms: which models and stages an update then depends
+on."""
 
 import dataclasses
 
@@ -55,7 +56,10 @@ def test_the_advantages_of_grpo_and_its_variants_are_one_stage(name):
     made = program(name)
     assert made.functions["compare"] is rlflow.compare
     assert made.settings["compare"]["deviation"] is True
-    columns = {item.parameter: made.graph.nodes[item.column.node].name for item in made.graph.by_name["actor.update"].inputs}
+    columns = {
+        item.parameter: made.graph.nodes[item.column.node].name
+        for item in made.graph.by_name["actor.update"].inputs
+    }
     assert columns["advantages"] == "compare"
 
 

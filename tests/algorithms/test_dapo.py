@@ -1,4 +1,5 @@
-"""Dynamic sampling: more than one `generate` in an iteration, and as many mixed groups as were asked for after it."""
+"""Dynamic sampling: more than one `generate` in an iteration, and as many mixed groups as were asked for
+after it."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from rlflow.author.load import load_flow
 
 @pytest.fixture
 def dapo_roles(tmp_path):
-    hp = dataclasses.replace(load_flow("dapo").parameters.hp, max_tokens=6, samples=2, groups=6, tries=20, overlong=2, minibatch=12)
+    hp = dataclasses.replace(
+        load_flow("dapo").parameters.hp, max_tokens=6, samples=2, groups=6, tries=20, overlong=2, minibatch=12
+    )
     roles = rlflow.roles("dapo", hp, prompts=6, out=str(tmp_path))
     yield roles
     roles.close()
@@ -24,8 +27,12 @@ def test_an_iteration_generates_until_it_has_its_groups(dapo_roles):
     model = dapo_roles.prepared.engine.models["actor"]
     generate, update = model.generator.generate, model.trainer.update
     generated, learned = [], []
-    model.generator.generate = lambda prompts, *rest: generated.append(len(prompts)) or generate(prompts, *rest)
-    model.trainer.update = lambda batch, *rest, **named: learned.append(batch["group"]) or update(batch, *rest, **named)
+    model.generator.generate = lambda prompts, *rest: (
+        generated.append(len(prompts)) or generate(prompts, *rest)
+    )
+    model.trainer.update = lambda batch, *rest, **named: (
+        learned.append(batch["group"]) or update(batch, *rest, **named)
+    )
     load_flow("dapo")(dapo_roles.take(), **dapo_roles)
     assert len(generated) > 1
     assert set(generated) == {6}
@@ -34,8 +41,16 @@ def test_an_iteration_generates_until_it_has_its_groups(dapo_roles):
 
 
 def test_a_group_is_kept_by_its_deviation():
-    scores = torch.tensor([1.0, 0.0, 0.5, 0.5, -1.0, 1.0, 0.3, 0.3 + 1e-7, torch.nan, 1.0], dtype=torch.float64)
-    assert dapo.mixed(scores, torch.arange(5).repeat_interleave(2))[::2].tolist() == [True, False, True, False, False]
+    scores = torch.tensor(
+        [1.0, 0.0, 0.5, 0.5, -1.0, 1.0, 0.3, 0.3 + 1e-7, torch.nan, 1.0], dtype=torch.float64
+    )
+    assert dapo.mixed(scores, torch.arange(5).repeat_interleave(2))[::2].tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_penalty_grows_over_the_last_tokens():

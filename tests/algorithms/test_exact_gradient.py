@@ -1,5 +1,5 @@
-"""Expected gradients against true ones, by enumeration: two tokens of a vocabulary of three, each of the 9 responses with its
-probability, each of the 9^n groups with theirs. No sampling, so what differs is bias."""
+"""Expected gradients against true ones, by enumeration: two tokens of a vocabulary of three, each of the 9
+responses with its probability, each of the 9^n groups with theirs. No sampling, so what differs is bias."""
 
 import itertools
 import math
@@ -56,7 +56,9 @@ class Policy:
     """Logits of the first token [3] and of the second after each first [3, 3]: 12 parameters."""
 
     def __init__(self, seed):
-        self.logits = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        self.logits = torch.randn(
+            4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        ).requires_grad_()
 
     def logprobs(self, responses=RESPONSES):
         """[rows, 2]"""
@@ -85,28 +87,46 @@ def reference():
 
 
 LOSSES = {
-    "ppo": (ppo.policy_loss, {"clip": 0.2, "dual": 3.0}), "grpo": (grpo.policy_loss, {"clip": 0.2, "beta": 0.0}),
-    "rloo": (rloo.policy_loss, {"clip": 0.2}), "remax": (remax.policy_loss, {"clip": 0.2}),
-    "reinforce_pp": (reinforce_pp.policy_loss, {"clip": 0.2}), "dapo": (dapo.policy_loss, {"low": 0.2, "high": 0.28}),
-    "distill": (distill.policy_loss, {"clip": 0.2}), "cispo": (cispo.policy_loss, {"cap": 5.0}),
-    "prime": (prime.policy_loss, {"clip": 0.2}), "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
+    "ppo": (ppo.policy_loss, {"clip": 0.2, "dual": 3.0}),
+    "grpo": (grpo.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "rloo": (rloo.policy_loss, {"clip": 0.2}),
+    "remax": (remax.policy_loss, {"clip": 0.2}),
+    "reinforce_pp": (reinforce_pp.policy_loss, {"clip": 0.2}),
+    "dapo": (dapo.policy_loss, {"low": 0.2, "high": 0.28}),
+    "distill": (distill.policy_loss, {"clip": 0.2}),
+    "cispo": (cispo.policy_loss, {"cap": 5.0}),
+    "prime": (prime.policy_loss, {"clip": 0.2}),
+    "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
     "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
     "vapo": (vapo.policy_loss, {"low": 0.2, "high": 0.28}),
-    "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
-    "cppo": (cppo.policy_loss, {"clip": 0.2}), "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
-    "correction": (correction.policy_loss, {"clip": 0.2, "beta": 0.0}), "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
-    "sapo": (sapo.policy_loss, {"tau_pos": 1.0, "tau_neg": 1.05}), "topr": (topr.policy_loss, {}),
-    "critique": (critique.policy_loss, {"clip": 0.2}), "debate": (debate.policy_loss, {"clip": 0.2}),
+    "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}),
+    "gpg": (gpg.policy_loss, {}),
+    "opo": (opo.policy_loss, {}),
+    "cppo": (cppo.policy_loss, {"clip": 0.2}),
+    "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
+    "correction": (correction.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "sapo": (sapo.policy_loss, {"tau_pos": 1.0, "tau_neg": 1.05}),
+    "topr": (topr.policy_loss, {}),
+    "critique": (critique.policy_loss, {"clip": 0.2}),
+    "debate": (debate.policy_loss, {"clip": 0.2}),
 }
 
 
 def expected(policy, advantages, of, chance, name="opo", weights=None):
-    """The gradient that an update ascends: responses ``of`` [rows], each with its ``chance``; the sum over a response's tokens."""
+    """The gradient that an update ascends: responses ``of`` [rows], each with its ``chance``; the sum over a
+    response's tokens."""
     now = policy.logprobs(RESPONSES[of])
     mask = torch.ones_like(now, dtype=torch.bool)
     loss, settings = LOSSES[name]
-    given = {"logprobs": now.detach(), "sampled_logprobs": now.detach(), "advantages": advantages, "mask": mask, "held": ~mask,
-             "weights": torch.ones_like(now) if weights is None else weights}
+    given = {
+        "logprobs": now.detach(),
+        "sampled_logprobs": now.detach(),
+        "advantages": advantages,
+        "mask": mask,
+        "held": ~mask,
+        "weights": torch.ones_like(now) if weights is None else weights,
+    }
     value, _ = loss(New(logprobs=now), *(given.get(p.name) for p in loss.signature.columns), **settings)
     return -policy.gradient(weighted_sum(value, mask, chance, 1.0))
 
@@ -125,14 +145,19 @@ def test_every_policy_loss_is_reinforce_where_the_policy_has_not_moved(policy, n
 def test_gmpo_is_reinforce_by_the_length_of_a_response(policy):
     """Its loss is per response, so that of a token weighs by one part in the response's tokens, two."""
     now, scores = policy.logprobs(), SCORES[:, None].expand(9, 2)
-    value, _ = gmpo.policy_loss(New(logprobs=now), now.detach(), scores, torch.ones_like(scores), ONES, low=0.4, high=0.4)
+    value, _ = gmpo.policy_loss(
+        New(logprobs=now), now.detach(), scores, torch.ones_like(scores), ONES, low=0.4, high=0.4
+    )
     got = -policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), "rows"))
     torch.testing.assert_close(got, policy.true_gradient(SCORES) / 2, **EXACT)
 
 
 def test_reinforce_pp_is_unbiased_before_it_whitens(policy, reference):
-    """The KL of a token and of those after it: the gradient of E[score] - beta KL(policy, reference), over whole responses."""
-    charged = reinforce_pp.charge_kl(SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3)
+    """The KL of a token and of those after it: the gradient of E[score] - beta KL(policy, reference), over
+    whole responses."""
+    charged = reinforce_pp.charge_kl(
+        SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3
+    )
     returns = reinforce_pp.reward_to_go(charged, ONES)
     got = expected(policy, returns, ALONE, policy.probabilities().detach(), "reinforce_pp")
     torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
@@ -150,12 +175,16 @@ def test_ppo_with_the_true_values_is_unbiased_at_any_lambda(policy, gamma, lam):
     after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
     values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
     advantages, returns = gae(place_last(SCORES, ONES), values, ONES, gamma=gamma, lam=lam)
-    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "ppo"), policy.true_gradient(SCORES), **EXACT)
+    torch.testing.assert_close(
+        expected(policy, advantages, ALONE, chance, "ppo"), policy.true_gradient(SCORES), **EXACT
+    )
     torch.testing.assert_close((chance * returns[:, 0]).sum(), mean, **EXACT)
 
 
 def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(policy, reference):
-    values = torch.tensor([0.7, -3.0, 11.0, 2.0], dtype=torch.float64)[torch.stack([0 * ALONE, 1 + RESPONSES[:, 0]], 1)]
+    values = torch.tensor([0.7, -3.0, 11.0, 2.0], dtype=torch.float64)[
+        torch.stack([0 * ALONE, 1 + RESPONSES[:, 0]], 1)
+    ]
     rewards = ppo.charge_kl(SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3)
     advantages, _ = gae(rewards, values, ONES, gamma=1.0, lam=1.0)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "ppo")
@@ -163,18 +192,27 @@ def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(p
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.6, 0.0])
-def test_ppo_turns_with_the_true_values_is_unbiased_and_later_turns_do_not_answer_for_earlier_ones(policy, lam):
-    """Two turns of a token: the first one earns 2 for a token 1 and -1 for a token 2; the score has its own besides."""
-    chance, first = policy.probabilities().detach(), torch.tensor([0.0, 2.0, -1.0], dtype=torch.float64)[RESPONSES[:, 0]]
+def test_ppo_turns_with_the_true_values_is_unbiased_and_later_turns_do_not_answer_for_earlier_ones(
+    policy, lam
+):
+    """Two turns of a token: the first one earns 2 for a token 1 and -1 for a token 2; the score has its own
+    besides."""
+    chance, first = (
+        policy.probabilities().detach(),
+        torch.tensor([0.0, 2.0, -1.0], dtype=torch.float64)[RESPONSES[:, 0]],
+    )
     mean, left = (chance * SCORES).sum(), SCORES - first
-    after = (policy.logprobs()[:, 1].exp() * left).detach().reshape(3, 3).sum(1)  # what the second turn still brings
+    # what the second turn still brings
+    after = (policy.logprobs()[:, 1].exp() * left).detach().reshape(3, 3).sum(1)
     values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
     earned = torch.stack([first, torch.zeros(9, dtype=torch.float64)], 1)
     rewards = ppo_turns.credit_turns(SCORES, policy.logprobs().detach(), ONES, earned, beta=0.3)
     torch.testing.assert_close(rewards, torch.stack([first, left], 1), **EXACT)
     advantages, returns = gae(rewards, values, ONES, gamma=1.0, lam=lam)
     torch.testing.assert_close(returns[:, 1], left, **EXACT)
-    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "ppo"), policy.true_gradient(SCORES), **EXACT)
+    torch.testing.assert_close(
+        expected(policy, advantages, ALONE, chance, "ppo"), policy.true_gradient(SCORES), **EXACT
+    )
 
 
 def test_ppo_turns_pays_a_turn_at_its_end_and_without_an_environment_as_ppo_does(policy, reference):
@@ -182,7 +220,8 @@ def test_ppo_turns_pays_a_turn_at_its_end_and_without_an_environment_as_ppo_does
     earned = torch.tensor([[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, -0.25, 0.0]])
     scores, none = torch.tensor([0.75, 0.5]), torch.zeros(2, 5)
     rewards = ppo_turns.credit_turns(scores, none, mask, earned, beta=0.0)
-    assert rewards.tolist() == [[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, 0.75, 0.0]]  # the second row's score has 1 besides
+    # the second row's score has 1 besides
+    assert rewards.tolist() == [[0.0, -0.25, 0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, 0.75, 0.0]]
     now, then = policy.logprobs().detach(), reference.logprobs().detach()
     alone = ppo_turns.credit_turns(SCORES, now, ONES, ref_logprobs=then, beta=0.3)
     assert torch.equal(alone, ppo.charge_kl(SCORES, now, ONES, then, beta=0.3))
@@ -194,15 +233,20 @@ def test_vapo_with_the_true_values_is_unbiased_and_its_critic_learns_whole_retur
     after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
     values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
     advantages, returns, _ = vapo.decoupled_gae(SCORES, values, ONES, alpha=2.0)
-    torch.testing.assert_close(advantages[:, 0], values[:, 1] - values[:, 0] + 0.75 * (SCORES - values[:, 1]), **EXACT)
+    torch.testing.assert_close(
+        advantages[:, 0], values[:, 1] - values[:, 0] + 0.75 * (SCORES - values[:, 1]), **EXACT
+    )
     torch.testing.assert_close(returns, SCORES[:, None].expand(9, 2), **EXACT)
-    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "vapo"), policy.true_gradient(SCORES), **EXACT)
+    torch.testing.assert_close(
+        expected(policy, advantages, ALONE, chance, "vapo"), policy.true_gradient(SCORES), **EXACT
+    )
     short, _, _ = vapo.decoupled_gae(SCORES, values, ONES, alpha=0.05)
     torch.testing.assert_close(short[:, 0], values[:, 1] - values[:, 0], **EXACT)
 
 
 class Tabular:
-    """Responses' log-probs by a policy, as a model that is trained would give them; keeps the gradient of its one step."""
+    """Responses' log-probs by a policy, as a model that is trained would give them; keeps the gradient of its
+    one step."""
 
     device, peers = torch.device("cpu"), Peers()
 
@@ -220,13 +264,23 @@ class Tabular:
 
 
 def test_vapo_takes_one_step_on_both_losses_each_averaged_over_its_own_tokens(policy):
-    """All tokens for the policy's loss, those of right responses for the likelihood; the gradient of plain sums by hand."""
+    """All tokens for the policy's loss, those of right responses for the likelihood; the gradient of plain
+    sums by hand."""
     now, right = policy.logprobs(), vapo.is_right(SCORES, correct=0.45)
     lengths = torch.full((9,), 2)
-    token = {"mask": ONES, "logprobs": now.detach(), "advantages": SCORES[:, None].expand(9, 2), "weights": torch.ones_like(now)}
-    data = {name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value.flatten(), lengths)
-            for name, value in (token | {"tokens": RESPONSES}).items()}
-    asked = Data(Kind(Level.PROMPT, "int64"), torch.zeros(9, dtype=torch.int64), torch.ones(9, dtype=torch.int64))
+    token = {
+        "mask": ONES,
+        "logprobs": now.detach(),
+        "advantages": SCORES[:, None].expand(9, 2),
+        "weights": torch.ones_like(now),
+    }
+    data = {
+        name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value.flatten(), lengths)
+        for name, value in (token | {"tokens": RESPONSES}).items()
+    }
+    asked = Data(
+        Kind(Level.PROMPT, "int64"), torch.zeros(9, dtype=torch.int64), torch.ones(9, dtype=torch.int64)
+    )
     batch = Batch(Axis.fresh(9), data | {"right": Data(row("bool"), right), "prompt_tokens": asked})
     learner = Tabular(policy)
     both = JointLoss((vapo.policy_loss, vapo.likelihood), (1.0, 0.1), (None, "right"))
@@ -237,19 +291,33 @@ def test_vapo_takes_one_step_on_both_losses_each_averaged_over_its_own_tokens(po
 
 def test_remax_is_unbiased_with_the_kl_in_its_reward(policy, reference):
     greedy = torch.full((9,), float(SCORES[policy.probabilities().argmax()]), dtype=torch.float64)
-    rewards = remax.charge_kl(SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3)
-    got = expected(policy, remax.compare(rewards, greedy, ONES, gamma=1.0), ALONE, policy.probabilities().detach(), "remax")
+    rewards = remax.charge_kl(
+        SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3
+    )
+    got = expected(
+        policy,
+        remax.compare(rewards, greedy, ONES, gamma=1.0),
+        ALONE,
+        policy.probabilities().detach(),
+        "remax",
+    )
     torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------------------
+# -- groups
+# ------------------------------------------------------------------------------------------------------------
 
 
 def groups(policy, samples):
-    """Every group of ``samples`` responses: the response of each row, its group, and its share of the group's probability."""
+    """Every group of ``samples`` responses: the response of each row, its group, and its share of the group's
+    probability."""
     of = torch.tensor(list(itertools.product(range(9), repeat=samples)))
     chance = policy.probabilities().detach()[of].prod(1)
-    return of.flatten(), torch.arange(len(of)).repeat_interleave(samples), chance.repeat_interleave(samples) / samples
+    return (
+        of.flatten(),
+        torch.arange(len(of)).repeat_interleave(samples),
+        chance.repeat_interleave(samples) / samples,
+    )
 
 
 @pytest.mark.parametrize("samples", [2, 3])
@@ -263,15 +331,18 @@ def test_rloo_is_unbiased(policy, reference, samples, beta):
 
 
 COMPARED = {
-    "grpo": lambda *columns: compare(*columns, deviation=False), "opo": opo.compare, "gpg": lambda *columns: gpg.compare(*columns)[0],
+    "grpo": lambda *columns: compare(*columns, deviation=False),
+    "opo": opo.compare,
+    "gpg": lambda *columns: gpg.compare(*columns)[0],
 }
 
 
 @pytest.mark.parametrize("samples", [2, 3])
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_mean_with_the_row_itself_shrinks_the_gradient_and_does_not_turn_it(policy, name, samples):
-    """By (n - 1) / n: the row's own share in the mean. OPO's mean is that of equal lengths here. GPG's alpha scales it up by all groups
-    over those of unequal scores: of the 9^n, all but the 9 in which one response stands n times."""
+    """By (n - 1) / n: the row's own share in the mean. OPO's mean is that of equal lengths here. GPG's alpha
+    scales it up by all groups over those of unequal scores: of the 9^n, all but the 9 in which one response
+    stands n times."""
     of, group, chance = groups(policy, samples)
     advantages = COMPARED[name](SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool))
     got = expected(policy, advantages, of, chance, name)
@@ -280,8 +351,9 @@ def test_a_mean_with_the_row_itself_shrinks_the_gradient_and_does_not_turn_it(po
 
 
 def difficulty(p, n):
-    """How much GRPO with the deviation weighs the gradient of a question that is answered with probability p: the mean over the
-    number of right answers k ~ Binomial(n, p) of k (n - k) / n² / (deviation + 1e-4) / (p (1 - p))."""
+    """How much GRPO with the deviation weighs the gradient of a question that is answered with probability p:
+    the mean over the number of right answers k ~ Binomial(n, p) of k (n - k) / n² / (deviation + 1e-4) / (p
+    (1 - p))."""
     total = 0.0
     for k in range(1, n):
         deviation = math.sqrt(k * (n - k) / (n * (n - 1)))
@@ -291,7 +363,8 @@ def difficulty(p, n):
 
 @pytest.mark.parametrize("samples", [2, 3])
 def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, samples):
-    """The known bias of GRPO (Liu et al. 2025): right in direction for scores of 0 and 1, by a weight that depends on the question."""
+    """The known bias of GRPO (Liu et al. 2025): right in direction for scores of 0 and 1, by a weight that
+    depends on the question."""
     of, group, chance = groups(policy, samples)
     advantages = compare(BINARY[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
     p = float((policy.probabilities() * BINARY).sum().detach())
@@ -303,7 +376,10 @@ def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, s
 def test_the_deviation_turns_the_gradient_of_other_scores(policy):
     of, group, chance = groups(policy, 2)
     advantages = compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
-    got, true = expected(policy, advantages, of, chance, "grpo").flatten(), policy.true_gradient(SCORES).flatten()
+    got, true = (
+        expected(policy, advantages, of, chance, "grpo").flatten(),
+        policy.true_gradient(SCORES).flatten(),
+    )
     assert float(torch.nn.functional.cosine_similarity(got, true, dim=0)) < 0.999
 
 
@@ -313,15 +389,22 @@ def test_pass_at_k_ascends_the_expected_best_score_of_k(policy, samples, k):
     advantages = pass_at_k(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), k=k)
     tries = torch.tensor(list(itertools.product(range(9), repeat=k)))
     best = (policy.probabilities()[tries].prod(1) * SCORES[tries].amax(1)).sum()
-    torch.testing.assert_close(k * expected(policy, advantages, of, chance, "opo"), policy.gradient(best), **EXACT)
+    torch.testing.assert_close(
+        k * expected(policy, advantages, of, chance, "opo"), policy.gradient(best), **EXACT
+    )
 
 
-# -- another policy sampled --------------------------------------------------------------------------------------------------------
+# -- another policy sampled
+# --------------------------------------------------------------------------------------------------------
 
 
 def weighted(policy, sampler, ratio):
-    weights = truncated_weights(policy.logprobs().detach(), sampler.logprobs().detach(), ONES, cap=math.inf, ratio=ratio)
-    return expected(policy, SCORES[:, None].expand(9, 2), ALONE, sampler.probabilities().detach(), weights=weights)
+    weights = truncated_weights(
+        policy.logprobs().detach(), sampler.logprobs().detach(), ONES, cap=math.inf, ratio=ratio
+    )
+    return expected(
+        policy, SCORES[:, None].expand(9, 2), ALONE, sampler.probabilities().detach(), weights=weights
+    )
 
 
 def test_weights_of_whole_responses_correct_for_another_sampler(policy, reference):
@@ -330,41 +413,52 @@ def test_weights_of_whole_responses_correct_for_another_sampler(policy, referenc
 
 @pytest.mark.parametrize("ratio", ["token", "geometric"])
 def test_other_weights_are_biased(policy, reference, ratio):
-    assert (weighted(policy, reference, ratio) - policy.true_gradient(SCORES)).norm() > 0.01 * policy.true_gradient(SCORES).norm()
+    assert (
+        weighted(policy, reference, ratio) - policy.true_gradient(SCORES)
+    ).norm() > 0.01 * policy.true_gradient(SCORES).norm()
 
 
 def test_topr_tapers_responses_of_negative_reward_by_their_ratio_to_the_sampler(policy, reference):
-    """By hand, response by response: those above the baseline by their share in what the sampler gives, the others by the smaller of
-    both shares."""
+    """By hand, response by response: those above the baseline by their share in what the sampler gives, the
+    others by the smaller of both shares."""
     baseline = 0.35
     now, chance = policy.logprobs(), reference.probabilities().detach()
     advantages, metrics = topr.relative(SCORES, ONES, baseline=baseline)
     value, _ = topr.policy_loss(New(logprobs=now), reference.logprobs().detach(), advantages, ONES)
     got = -policy.gradient(weighted_sum(value, ONES, chance, 1.0))
     own = policy.probabilities().detach()
-    share = [float(c if s >= baseline else min(c, o)) * (float(s) - baseline) for c, o, s in zip(chance, own, SCORES, strict=True)]
+    share = [
+        float(c if s >= baseline else min(c, o)) * (float(s) - baseline)
+        for c, o, s in zip(chance, own, SCORES, strict=True)
+    ]
     want = policy.gradient(sum(part * row.sum() for part, row in zip(share, policy.logprobs(), strict=True)))
     torch.testing.assert_close(got, want, **EXACT)
     assert metrics["right"].tolist() == [score > baseline for score in SCORES.tolist()]
-    assert any(o < c for c, o, s in zip(chance, own, SCORES, strict=True) if s < baseline)  # the taper does something
+    # the taper does something
+    assert any(o < c for c, o, s in zip(chance, own, SCORES, strict=True) if s < baseline)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_sapo_gates_the_gradient_by_a_bell_around_a_ratio_of_1(sign):
-    """The derivative of 4 / tau sigmoid(tau (r - 1)) is 1 / cosh(tau (r - 1) / 2)^2, sharper where the advantage is negative."""
+    """The derivative of 4 / tau sigmoid(tau (r - 1)) is 1 / cosh(tau (r - 1) / 2)^2, sharper where the
+    advantage is negative."""
     moved = torch.tensor([[-2.0, -0.5, 0.0, 0.1, 1.0]], dtype=torch.float64, requires_grad=True)
     ones = torch.ones_like(moved)
-    value, _ = sapo.policy_loss(New(logprobs=moved), 0 * ones, sign * ones, 2 * ones, tau_pos=0.5, tau_neg=3.0)
+    value, _ = sapo.policy_loss(
+        New(logprobs=moved), 0 * ones, sign * ones, 2 * ones, tau_pos=0.5, tau_neg=3.0
+    )
     (slope,) = torch.autograd.grad(value.sum(), moved)
     ratio, tau = moved.detach().exp(), 0.5 if sign > 0 else 3.0
     torch.testing.assert_close(slope, -2 * sign * ratio / (tau * (ratio - 1) / 2).cosh() ** 2, **EXACT)
 
 
-# -- KL as a loss ------------------------------------------------------------------------------------------------------------------
+# -- KL as a loss
+# ------------------------------------------------------------------------------------------------------------
 
 
 def kl_gradient(policy, reference, of_reference):
-    """Of the KL of each token's distribution, prefixes drawn from the policy and held fixed; of KL(reference, policy) if so asked."""
+    """Of the KL of each token's distribution, prefixes drawn from the policy and held fixed; of KL(reference,
+    policy) if so asked."""
     ours, theirs = policy.logits.log_softmax(-1), reference.logits.log_softmax(-1).detach()
     over = theirs - ours, theirs.exp()
     each = (over[1] * over[0]).sum(-1) if of_reference else (ours.exp() * (ours - theirs)).sum(-1)
@@ -374,10 +468,15 @@ def kl_gradient(policy, reference, of_reference):
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_estimates_as_losses(policy, reference, estimator):
-    """k1 has no gradient in expectation, k2 that of each token's KL, k3 that of the KL the other way round."""
+    """k1 has no gradient in expectation, k2 that of each token's KL, k3 that of the KL the other way
+    round."""
     value = kl(policy.logprobs(), reference.logprobs().detach(), estimator)
     got = policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), 1.0))
-    want = torch.zeros_like(got) if estimator == "k1" else kl_gradient(policy, reference, of_reference=estimator == "k3")
+    want = (
+        torch.zeros_like(got)
+        if estimator == "k1"
+        else kl_gradient(policy, reference, of_reference=estimator == "k3")
+    )
     torch.testing.assert_close(got, want, **EXACT)
 
 
@@ -387,21 +486,26 @@ def test_grpo_descends_the_kl_of_each_token(policy, reference, estimator):
     columns = now.detach(), zeros, zeros + 1, reference.logprobs().detach()
     value, _ = grpo.policy_loss(New(logprobs=now), *columns, clip=0.2, beta=0.3, estimator=estimator)
     got = policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), 1.0))
-    torch.testing.assert_close(got, 0.3 * kl_gradient(policy, reference, of_reference=estimator == "k3"), **EXACT)
+    torch.testing.assert_close(
+        got, 0.3 * kl_gradient(policy, reference, of_reference=estimator == "k3"), **EXACT
+    )
 
 
 def test_distillation_descends_the_reverse_kl_of_each_token(policy, reference):
-    """The advantage of a token is its own KL alone, so prefixes are held fixed: what the teacher says later has no say."""
+    """The advantage of a token is its own KL alone, so prefixes are held fixed: what the teacher says later
+    has no say."""
     advantages, _ = distill.judge(policy.logprobs().detach(), reference.logprobs().detach(), ONES)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "distill")
     torch.testing.assert_close(got, -kl_gradient(policy, reference, of_reference=False), **EXACT)
 
 
-# -- rows that are chosen, rewards that are compared apart -------------------------------------------------------------------------
+# -- rows that are chosen, rewards that are compared apart
+# -------------------------------------------------------------------------
 
 
 def by_hand(policy, samples, advantages):
-    """The gradient over every group, with advantages that plain Python makes of a group's responses, group by group."""
+    """The gradient over every group, with advantages that plain Python makes of a group's responses, group by
+    group."""
     chances, weights = policy.probabilities().tolist(), [0.0] * 9
     for responses in itertools.product(range(9), repeat=samples):
         chance = math.prod(chances[response] for response in responses)
@@ -445,14 +549,23 @@ def test_raft_is_the_likelihood_of_the_best_response_of_unequal_groups(policy):
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_cppo_is_grpo_on_the_rows_of_the_largest_advantages(policy, kept):
     of, group, chance = groups(policy, 3)
-    mask, scores = torch.ones(len(of), 2, dtype=torch.bool), SCORES + torch.arange(1, 10, dtype=torch.float64).sqrt() / 100  # no near ties
+    # no near ties
+    mask, scores = (
+        torch.ones(len(of), 2, dtype=torch.bool),
+        SCORES + torch.arange(1, 10, dtype=torch.float64).sqrt() / 100,
+    )
     advantages = compare(scores[of], group, mask)
     rows = chosen(cppo.magnitude(advantages, mask), group, kept)
     got = expected(policy, advantages[rows], of[rows], chance[rows], "cppo")
 
     def pruned(responses):
         values = standard([float(scores[response]) for response in responses])
-        return [value * mark for value, mark in zip(values, largest([round(abs(value), 9) for value in values], kept), strict=True)]
+        return [
+            value * mark
+            for value, mark in zip(
+                values, largest([round(abs(value), 9) for value in values], kept), strict=True
+            )
+        ]
 
     torch.testing.assert_close(got, by_hand(policy, 3, pruned), rtol=1e-8, atol=1e-10)
 
@@ -464,14 +577,17 @@ def test_gdpo_adds_what_each_reward_says_of_a_group(policy):
     got = expected(policy, advantages, of, chance, "gdpo")
 
     def added(responses):
-        one, other = (standard([float(scores[response]) for response in responses]) for scores in (SCORES, BINARY))
+        one, other = (
+            standard([float(scores[response]) for response in responses]) for scores in (SCORES, BINARY)
+        )
         return [sum(pair) for pair in zip(one, other, strict=True)]
 
     torch.testing.assert_close(got, by_hand(policy, 3, added), rtol=1e-8, atol=1e-10)
 
 
 def test_gdpo_tells_combinations_of_equal_sums_apart():
-    """Of two rewards of 0 or 1, which differ in how often they are earned, GRPO on the sum sees the sum alone."""
+    """Of two rewards of 0 or 1, which differ in how often they are earned, GRPO on the sum sees the sum
+    alone."""
     group, mask = torch.zeros(4, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool)
     common, rare = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     summed = compare(common + rare, group, mask)[:, 0]
@@ -480,37 +596,57 @@ def test_gdpo_tells_combinations_of_equal_sums_apart():
     assert apart[2] > apart[0] > apart[3]
 
 
-# -- rows that were asked ----------------------------------------------------------------------------------------------------------
+# -- rows that were asked
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_vineppo_with_the_true_values_is_unbiased_for_steps_of_any_length(policy, step):
     chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
     after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
-    values = torch.where(vineppo.steps(ONES, step=step), torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1), torch.nan)
+    values = torch.where(
+        vineppo.steps(ONES, step=step), torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1), torch.nan
+    )
     advantages = vineppo.gain_of_steps(SCORES, values, ONES)
     assert not (step == 1 and torch.equal(advantages[:, 0], advantages[:, 1]))
-    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "vineppo"), policy.true_gradient(SCORES), **EXACT)
+    torch.testing.assert_close(
+        expected(policy, advantages, ALONE, chance, "vineppo"), policy.true_gradient(SCORES), **EXACT
+    )
 
 
 def test_vineppo_credits_a_step_with_the_change_of_value_over_it():
-    """Holes and tokens within a step; a beginning without a value is a part of the step before; without the first one none is known."""
-    mask = torch.tensor([[True, True, False, True, True, True], [True, True, True, True, False, False], [True] * 6])
+    """Holes and tokens within a step; a beginning without a value is a part of the step before; without the
+    first one none is known."""
+    mask = torch.tensor(
+        [[True, True, False, True, True, True], [True, True, True, True, False, False], [True] * 6]
+    )
     begins = vineppo.steps(mask, step=2)
-    assert begins.tolist() == [[True, False, False, True, False, True], [True, False, True, False, False, False], [True, False] * 3]
+    assert begins.tolist() == [
+        [True, False, False, True, False, True],
+        [True, False, True, False, False, False],
+        [True, False] * 3,
+    ]
     values = torch.full((3, 6), torch.nan)
     values[begins] = torch.tensor([0.25, 0.5, 0.75, 0.5, 0.25, torch.nan, 0.5, 0.5])
     values[1, 2] = torch.nan
     advantages = vineppo.gain_of_steps(torch.tensor([1.0, 0.0, 1.0]), values, mask)
-    torch.testing.assert_close(advantages[:2], torch.tensor([[0.25, 0.25, 0.0, 0.25, 0.25, 0.25], [-0.5, -0.5, -0.5, -0.5, 0.0, 0.0]]))
+    torch.testing.assert_close(
+        advantages[:2],
+        torch.tensor([[0.25, 0.25, 0.0, 0.25, 0.25, 0.25], [-0.5, -0.5, -0.5, -0.5, 0.0, 0.0]]),
+    )
     assert advantages[2].isnan().tolist() == [True, True, False, False, False, False]
 
 
 def turns(players, samples=2):
-    """Every group of rows with one response of each player: the response of each player in each row, the group of each row, and its
-    share of the group's probability. The players are independent; what a turn says of the one before is in the scores."""
-    of = torch.tensor(list(itertools.product(range(9), repeat=len(players) * samples))).reshape(-1, len(players))
-    chance = torch.stack([player.probabilities().detach()[of[:, i]] for i, player in enumerate(players)]).prod(0)
+    """Every group of rows with one response of each player: the response of each player in each row, the
+    group of each row, and its share of the group's probability. The players are independent; what a turn says
+    of the one before is in the scores."""
+    of = torch.tensor(list(itertools.product(range(9), repeat=len(players) * samples))).reshape(
+        -1, len(players)
+    )
+    chance = torch.stack(
+        [player.probabilities().detach()[of[:, i]] for i, player in enumerate(players)]
+    ).prod(0)
     group = torch.arange(len(of) // samples).repeat_interleave(samples)
     return of.T, group, chance.reshape(-1, samples).prod(1).repeat_interleave(samples) / samples
 
@@ -538,7 +674,8 @@ def test_each_attempt_of_a_correction_ascends_its_own_pay():
 
 
 def test_each_turn_of_a_debate_ascends_its_own_pay():
-    """The closing turn is a function of the two before it and has its gradient by the reply, so that all groups can be listed."""
+    """The closing turn is a function of the two before it and has its gradient by the reply, so that all
+    groups can be listed."""
     players, share = (Policy(0), Policy(1)), 0.3
     (a, b), group, chance = turns(players)
     scores = SCORES[a], SCORES[(a + b) % 9], SCORES[(a + 2 * b) % 9]
@@ -569,7 +706,9 @@ def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
     said = ["WRONG, no: RIGHT" if right else "WRONG" for right in BINARY[of].tolist()]
     agrees, believes, _ = critique.judge(said, torch.full((len(of),), score, dtype=torch.float64), **WORDS)
     assert torch.equal(believes, BINARY[of])
-    got = expected(policy, compare(agrees, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique")
+    got = expected(
+        policy, compare(agrees, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique"
+    )
     objective = BINARY if score else 1 - BINARY
     p = float((policy.probabilities() * objective).sum().detach())
     torch.testing.assert_close(got, difficulty(p, 2) * policy.true_gradient(objective), **EXACT)
@@ -578,12 +717,20 @@ def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
 def test_a_solver_is_paid_for_its_score_and_for_being_believed(policy):
     of, group, chance = groups(policy, 2)
     paid = critique.pay(SCORES[of], BINARY[of], trust=0.2)
-    got = expected(policy, compare(paid, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique")
-    want = by_hand(policy, 2, lambda rows: standard([0.8 * float(SCORES[row]) + 0.2 * float(BINARY[row]) for row in rows]))
+    got = expected(
+        policy, compare(paid, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique"
+    )
+    want = by_hand(
+        policy,
+        2,
+        lambda rows: standard([0.8 * float(SCORES[row]) + 0.2 * float(BINARY[row]) for row in rows]),
+    )
     torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
 
 
 def test_a_reading_without_a_verdict_or_of_an_answer_without_a_score():
-    agrees, believes, _ = critique.judge(["", "RIGHT", "RIGHT WRONG"], torch.tensor([0.0, torch.nan, 0.0]), **WORDS)
+    agrees, believes, _ = critique.judge(
+        ["", "RIGHT", "RIGHT WRONG"], torch.tensor([0.0, torch.nan, 0.0]), **WORDS
+    )
     torch.testing.assert_close(agrees, torch.tensor([0.0, torch.nan, 1.0]), equal_nan=True)
     assert believes.tolist() == [0.0, 1.0, 0.0]

@@ -1,4 +1,5 @@
-"""What the variants of GRPO change: whose tokens are held back, what a response's ratio is, and what the sum is divided by."""
+"""What the variants of GRPO change: whose tokens are held back, what a response's ratio is, and what the sum
+is divided by."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -15,15 +16,24 @@ LOGPROBS = torch.tensor([[-0.1, -2.0, -1.0], [-4.0, -0.9, torch.nan]])
 ADVANTAGES = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, torch.nan]])
 
 
-def hold(form="clip", share=0.4, seed=0, mask=MASK, logprobs=LOGPROBS, advantages=ADVANTAGES, low=0.5, high=9.0):
+def hold(
+    form="clip", share=0.4, seed=0, mask=MASK, logprobs=LOGPROBS, advantages=ADVANTAGES, low=0.5, high=9.0
+):
     chance = torch.Generator().manual_seed(seed)
-    return clip_cov.hold(logprobs, advantages, mask, form=form, share=share, low=low, high=high, generator=chance)[0]
+    return clip_cov.hold(
+        logprobs, advantages, mask, form=form, share=share, low=low, high=high, generator=chance
+    )[0]
 
 
 def gradient(form, held, logprobs=LOGPROBS, mask=MASK, advantages=ADVANTAGES):
     new = torch.where(mask, logprobs, -1.0).detach() + 0.1
     new.requires_grad_()
-    columns = (torch.where(mask, logprobs, -1.0), torch.where(mask, advantages, 0.0), torch.ones_like(advantages), held)
+    columns = (
+        torch.where(mask, logprobs, -1.0),
+        torch.where(mask, advantages, 0.0),
+        torch.ones_like(advantages),
+        held,
+    )
     value, _ = clip_cov.policy_loss(SimpleNamespace(logprobs=new), *columns, form=form, clip=0.2, beta=1.0)
     torch.where(mask, value, 0.0).sum().backward()
     return new.grad
@@ -35,7 +45,8 @@ def test_kl_cov_holds_the_tokens_of_the_highest_covariance():
 
 @pytest.mark.parametrize("form", ["clip", "kl"])
 def test_of_few_tokens_one_is_held_back_and_none_where_none_is_wanted(form):
-    """The authors' max(int(share · tokens), 1): below 5,000 tokens the usual share of 2e-4 is no whole token."""
+    """The authors' max(int(share · tokens), 1): below 5,000 tokens the usual share of 2e-4 is no whole
+    token."""
     assert hold(form, share=2e-4, low=0.1).sum() == 1
     assert hold(form, share=0.0, low=0.1).sum() == 0
 
@@ -53,13 +64,18 @@ def test_padding_whose_covariance_is_0_is_never_drawn():
     logprobs = torch.tensor([[-1.0, -3.0, 0.0, 0.0], [-2.0, 0.0, 0.0, 0.0]])
     advantages = torch.tensor([[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]])
     for seed in range(8):
-        held = hold(share=1.0, seed=seed, mask=mask, logprobs=logprobs, advantages=advantages, low=-9.0, high=9.0)
+        held = hold(
+            share=1.0, seed=seed, mask=mask, logprobs=logprobs, advantages=advantages, low=-9.0, high=9.0
+        )
         assert torch.equal(held, mask)
 
 
 @pytest.mark.parametrize("form", ["clip", "kl"])
 def test_what_is_held_does_not_hang_on_padding(form):
-    wide = [torch.cat([x, torch.full((2, 2), fill, dtype=x.dtype)], 1) for x, fill in ((MASK, False), (LOGPROBS, 0), (ADVANTAGES, 0))]
+    wide = [
+        torch.cat([x, torch.full((2, 2), fill, dtype=x.dtype)], 1)
+        for x, fill in ((MASK, False), (LOGPROBS, 0), (ADVANTAGES, 0))
+    ]
     held = hold(form, share=0.2, mask=wide[0], logprobs=wide[1], advantages=wide[2])
     assert torch.equal(held[:, :3], hold(form, share=0.2))
     assert not bool(held[:, 3:].any())
@@ -76,13 +92,17 @@ def test_a_token_held_back_by_clip_cov_has_no_gradient_and_the_others_keep_their
 def test_a_token_held_back_by_kl_cov_is_charged_for_moving():
     held = hold("kl")
     charged, plain = gradient("kl", held), gradient("kl", torch.zeros_like(held))
-    assert (charged - plain)[held].tolist() == pytest.approx([1.0, 1.0])  # it has risen by 0.1: down again, at the price beta
+    # it has risen by 0.1: down again, at the price beta
+    assert (charged - plain)[held].tolist() == pytest.approx([1.0, 1.0])
     assert torch.equal(charged[~held], plain[~held])
 
 
 def test_gradients_do_not_hang_on_how_the_rows_are_cut():
     held = hold()
-    pieces = [gradient("clip", held[i : i + 1], LOGPROBS[i : i + 1], MASK[i : i + 1], ADVANTAGES[i : i + 1]) for i in range(2)]
+    pieces = [
+        gradient("clip", held[i : i + 1], LOGPROBS[i : i + 1], MASK[i : i + 1], ADVANTAGES[i : i + 1])
+        for i in range(2)
+    ]
     assert torch.equal(torch.cat(pieces), gradient("clip", held))
 
 
@@ -94,7 +114,9 @@ def test_a_response_of_gmpo_has_one_value_weighed_by_its_tokens_mean_weight():
     assert not bool(metrics["clipped"][MASK].any())
 
 
-@pytest.mark.parametrize(("mean", "divisor"), [("tokens", "tokens"), ("row-tokens", "row-tokens"), ("constant", 16)])
+@pytest.mark.parametrize(
+    ("mean", "divisor"), [("tokens", "tokens"), ("row-tokens", "row-tokens"), ("constant", 16)]
+)
 def test_grpo_divides_by_what_it_is_told_to(mean, divisor):
     flow = load_flow("grpo")
     graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, mean=mean, max_tokens=16)).graph

@@ -1,5 +1,6 @@
-"""What every algorithm file must hold to, found by its name alone: its stages and losses, called as the engine calls them, depend
-neither on the order of rows, nor on padding and what stands in it, nor on the rows beside them, nor on how they are cut."""
+"""What every algorithm file must hold to, found by its name alone: its stages and losses, called as the
+engine calls them, depend neither on the order of rows, nor on padding and what stands in it, nor on the rows
+beside them, nor on how they are cut."""
 
 import dataclasses
 from collections.abc import Callable
@@ -63,7 +64,10 @@ class Holed(Generator):
         holes = numbers("holes", rows, sampling.max_tokens) < 0.25
         holes[:, 0] = False
         mask = rows.data["mask"]
-        return Batch(rows.axis, rows.data | {"mask": dataclasses.replace(mask, value=mask.value & ~flatten(holes, mask.lengths))})
+        return Batch(
+            rows.axis,
+            rows.data | {"mask": dataclasses.replace(mask, value=mask.value & ~flatten(holes, mask.lengths))},
+        )
 
 
 class Role(Trainer):
@@ -74,7 +78,9 @@ class Role(Trainer):
         self.name = name
 
     def _column(self, name, batch):
-        return super()._column(name, batch) if name == "scores" else token_numbers(f"{self.name}.{name}", batch)
+        return (
+            super()._column(name, batch) if name == "scores" else token_numbers(f"{self.name}.{name}", batch)
+        )
 
 
 def scored(batch):
@@ -91,13 +97,17 @@ def uneven(batch):
     shorter = lengths - torch.arange(len(batch)) % 3
     places = torch.arange(int(lengths.max()))
     kept = (places < shorter[:, None])[places < lengths[:, None]]
-    cut = {name: dataclasses.replace(data, value=data.value[kept], lengths=shorter)
-           for name, data in batch.data.items() if data.kind.level is Level.TOKEN}
+    cut = {
+        name: dataclasses.replace(data, value=data.value[kept], lengths=shorter)
+        for name, data in batch.data.items()
+        if data.kind.level is Level.TOKEN
+    }
     return Batch(batch.axis, batch.data | cut)
 
 
 def watched(flow, hp, calls):
-    """The roles of a flow on the null backend, whose engine notes each call of a stage or loss; nothing is updated."""
+    """The roles of a flow on the null backend, whose engine notes each call of a stage or loss; nothing is
+    updated."""
     roles = rlflow.roles(flow, hp, backend="null", prompts=8)
     engine = roles.prepared.engine
     for name, model in engine.models.items():
@@ -122,19 +132,23 @@ def settings_of(flow):
     """With all on that is off by default; small defaults; and each variant of them that `check` judges."""
     hp = flow.parameters.hp
     known = {field.name for field in dataclasses.fields(hp)}
-    small, full = ({name: value for name, value in values.items() if name in known} for values in (SMALL, SMALL | ALSO))
+    small, full = (
+        {name: value for name, value in values.items() if name in known} for values in (SMALL, SMALL | ALSO)
+    )
     hp = dataclasses.replace(hp, **small)
     return [dataclasses.replace(hp, **full), hp, *(other for _, other in variants(hp))]
 
 
 @lru_cache
 def recorded(name):
-    """Each way in which the algorithm calls a stage or loss, once: an eager iteration on 8 prompts or pairs for each settings."""
+    """Each way in which the algorithm calls a stage or loss, once: an eager iteration on 8 prompts or pairs
+    for each settings."""
     flow, found, calls = load_flow(name), {}, []
     every = settings_of(flow)
     roles = watched(flow, every[0], calls)
     for hp in every:
-        bound = [role for key, role in roles.items() if key != "hp"]  # in the order of the flow: *rewards have no keyword
+        # in the order of the flow: *rewards have no keyword
+        bound = [role for key, role in roles.items() if key != "hp"]
         flow(uneven(roles.take()), *bound, hp=hp)
     roles.close()
     for call in calls:
@@ -151,7 +165,8 @@ def updates(name):
     return [call for call in recorded(name) if isinstance(call.of, Loss)]
 
 
-# -- stages ------------------------------------------------------------------------------------------------------------------------
+# -- stages
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,18 +177,28 @@ def test_every_algorithm_is_judged_by_its_stages_or_has_none(name):
 
 
 def results(call, batch, extra=0):
-    """What the stage gives for these rows, in float64: token results under the mask alone, texts as checksums. Float padding, and what a
-    mask leaves out, is NaN; all token columns are ``extra`` wider than they need be."""
+    """What the stage gives for these rows, in float64: token results under the mask alone, texts as
+    checksums. Float padding, and what a mask leaves out, is NaN; all token columns are ``extra`` wider than
+    they need be."""
     ragged = [data for data in batch.data.values() if data.kind.level is Level.TOKEN]
     width = int(ragged[0].lengths.max()) + extra if ragged else 0
     inside = torch.arange(width) < ragged[0].lengths[:, None] if ragged else None
     if "mask" in batch:
         inside = torch.nn.functional.pad(batch["mask"], (0, extra))
-    columns = [column(batch, name, inside, width) if name in batch else None for name in call.of.signature.column_names]
-    one, each = torch.Generator().manual_seed(0), tuple(torch.Generator().manual_seed(hash(tuple(key))) for key in batch.axis.keys.tolist())
+    columns = [
+        column(batch, name, inside, width) if name in batch else None
+        for name in call.of.signature.column_names
+    ]
+    one, each = (
+        torch.Generator().manual_seed(0),
+        tuple(torch.Generator().manual_seed(hash(tuple(key))) for key in batch.axis.keys.tolist()),
+    )
     chance = {"generator": each if call.of.dispatch == DP_COMPUTE else one} if call.of.draws else {}
     values, _ = split_metrics(call.of.function(*columns, **call.settings, **chance), len(call.of.gives))
-    values = [torch.tensor([crc32(text.encode()) for text in value]) if isinstance(value, list) else value for value in values]
+    values = [
+        torch.tensor([crc32(text.encode()) for text in value]) if isinstance(value, list) else value
+        for value in values
+    ]
     for value in values:
         assert value.dim() < 2 or value.shape == inside.shape, f"{call}: {list(value.shape)}"
     return [torch.where(inside, value, 0) if value.dim() == 2 else value for value in values]
@@ -199,7 +224,9 @@ def same(call, got, want):
     for name, one, other in zip(call.of.gives, got, want, strict=True):
         width = min(one.shape[-1], other.shape[-1]) if one.dim() == 2 else None
         one, other = (x[:, :width] if width is not None else x for x in (one, other))
-        assert torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12, equal_nan=True), f"{call}: {name}"
+        assert torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12, equal_nan=True), (
+            f"{call}: {name}"
+        )
 
 
 def of_groups(batch, order):
@@ -249,7 +276,8 @@ def twice(batch):
 
 @pytest.mark.parametrize("name", STAGED)
 def test_the_batch_twice_gives_the_same_twice(name):
-    """But for statistics over the whole batch, whose deviations have n - 1 in them: there the same up to one factor, near 1."""
+    """But for statistics over the whole batch, whose deviations have n - 1 in them: there the same up to one
+    factor, near 1."""
     for call in stages(name, drawing=False):
         whole, double = results(call, call.batch), results(call, twice(call.batch))
         if per_row(whole):
@@ -257,7 +285,11 @@ def test_the_batch_twice_gives_the_same_twice(name):
             same(call, [value[half:] for value in double], [value[:half] for value in double])
             scale = factor(whole, double, half) if call.of.dispatch != DP_COMPUTE else 1.0
             assert 0.95 < scale < 1.05, f"{call}: {scale}"
-            same(call, [value[:half] for value in double], [value * scale if value.is_floating_point() else value for value in whole])
+            same(
+                call,
+                [value[:half] for value in double],
+                [value * scale if value.is_floating_point() else value for value in whole],
+            )
 
 
 def factor(whole, double, half):
@@ -265,11 +297,13 @@ def factor(whole, double, half):
     return float(again.norm() / first.norm())
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------------------
+# -- losses
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Learner:
-    """Six parameters behind every quantity, each a function of its row's tokens alone; keeps the gradient of its one step."""
+    """Six parameters behind every quantity, each a function of its row's tokens alone; keeps the gradient of
+    its one step."""
 
     device = torch.device("cpu")
     peers = Peers()
@@ -282,7 +316,11 @@ class Learner:
         tokens, place = rows["tokens"].double(), torch.arange(int(lengths.max()))
         angle = (tokens + 1)[..., None] * torch.arange(1, 7) * 0.7 + place[:, None] * 0.3
         x = angle.sin() @ self.parameters
-        token = {"logprobs": -torch.nn.functional.softplus(x), "entropy": torch.nn.functional.softplus(-x), "values": x}
+        token = {
+            "logprobs": -torch.nn.functional.softplus(x),
+            "entropy": torch.nn.functional.softplus(-x),
+            "values": x,
+        }
         padded = {name: pad(flatten(token[name], lengths), lengths) for name in want if name in token}
         return New(**padded, **({"scores": x[:, 0] * lengths} if "scores" in want else {}))
 
@@ -299,12 +337,16 @@ def gradient(call, batch, micro_tokens=WHOLE):
     data = dict(batch.data)
     for name, column in batch.data.items():
         if column.kind.level is Level.TOKEN and column.value.is_floating_point():
-            data[name] = dataclasses.replace(column, value=torch.where(batch.data["mask"].value, column.value, torch.nan))
+            data[name] = dataclasses.replace(
+                column, value=torch.where(batch.data["mask"].value, column.value, torch.nan)
+            )
     mean = call.settings.get("mean", "tokens")
     own = {name: value for name, value in call.settings.items() if name != "mean"}
     learner = Learner()
     with padding(torch.nan):
-        metrics = learn(learner, Batch(batch.axis, data), call.of, own, Passes(mean=mean, micro_tokens=micro_tokens))
+        metrics = learn(
+            learner, Batch(batch.axis, data), call.of, own, Passes(mean=mean, micro_tokens=micro_tokens)
+        )
     assert metrics["steps"] == 1
     return learner.gradient
 
@@ -316,7 +358,9 @@ def close(call, got, want):
 
 CUTS: dict[str, Callable[[Call], torch.Tensor]] = {
     "micro-batches of one row or group": lambda call: gradient(call, call.batch, micro_tokens=1),
-    "groups in another order": lambda call: gradient(call, call.batch.rows(of_groups(call.batch, reversed(range(call.batch.axis.groups))))),
+    "groups in another order": lambda call: gradient(
+        call, call.batch.rows(of_groups(call.batch, reversed(range(call.batch.axis.groups))))
+    ),
     "the batch twice": lambda call: gradient(call, twice(call.batch)),
 }
 
@@ -331,7 +375,8 @@ def test_the_gradient_does_not_depend_on_cuts(name, cut):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recorded_rows_are_worth_the_name(name):
-    """Rows of different lengths, and where they are sampled also holes, ties and a missing score: else the tests above show little."""
+    """Rows of different lengths, and where they are sampled also holes, ties and a missing score: else the
+    tests above show little."""
     batch = updates(name)[-1].batch
     lengths = batch.data["tokens"].lengths
     assert len(batch) >= 6
@@ -356,13 +401,16 @@ class Elsewhere(Learner):
         lengths = rows.data["tokens"].lengths
         shape = rows["tokens"].shape
         token = {name: self.parameters.sum().expand(shape) for name in want if name != "scores"}
-        return New(**token, **({"scores": self.parameters.sum().expand(len(lengths))} if "scores" in want else {}))
+        return New(
+            **token, **({"scores": self.parameters.sum().expand(len(lengths))} if "scores" in want else {})
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
-    """Nothing goes there from the host but its columns, the mask and the weights of rows, and which rows are a loss's own where there
-    are several; once more the columns by which clipped tokens are counted. Nothing is looked at but metrics."""
+    """Nothing goes there from the host but its columns, the mask and the weights of rows, and which rows are
+    a loss's own where there are several; once more the columns by which clipped tokens are counted. Nothing
+    is looked at but metrics."""
     for call in updates(name):
         own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
         learner = Elsewhere()
@@ -371,6 +419,10 @@ def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
         parts = terms(call.of, own, "tokens")
         read = [name for part in parts for name in part.loss.signature.column_names if name in call.batch]
         own_rows = [part.where for part in parts if part.where]
-        counted_by = [name for name in ("logprobs", "advantages") if name in call.batch and call.batch[name].dim() == 2]
-        assert waits.count(f"to {DEVICE.type}") == 1 + len(read) + len(own_rows) + len(parts) + len(counted_by)
+        counted_by = [
+            name for name in ("logprobs", "advantages") if name in call.batch and call.batch[name].dim() == 2
+        ]
+        assert waits.count(f"to {DEVICE.type}") == 1 + len(read) + len(own_rows) + len(parts) + len(
+            counted_by
+        )
         assert set(waits) <= {f"to {DEVICE.type}", "index", "_local_scalar_dense", "to cpu"}

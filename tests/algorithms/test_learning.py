@@ -1,5 +1,5 @@
-"""Short learning runs of what ships, on the packaged task: held-out accuracy rises by a stated margin. The full runs are in
-`rlflow bench learning`."""
+"""Short learning runs of what ships, on the packaged task: held-out accuracy rises by a stated margin. The
+full runs are in `rlflow bench learning`."""
 
 import json
 
@@ -13,7 +13,11 @@ SHORT = {
     "ppo_turns": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64}},  # in three turns
     "vapo": {"prompts": 128, "iterations": 7, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
-    "grpo: kl": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "beta": 0.01, "estimator": "k3-weighted"}},
+    "grpo: kl": {
+        "prompts": 24,
+        "iterations": 5,
+        "hp": {"minibatch": 96, "beta": 0.01, "estimator": "k3-weighted"},
+    },
     "sft": {"iterations": 9},
     "rloo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "minibatch": 96}},
     "remax": {"prompts": 192, "iterations": 5, "hp": {"samples": 1, "minibatch": 96, "beta": 0.005}},
@@ -41,10 +45,14 @@ SHORT = {
 }
 
 
-OFTEN = {"ppo", "grpo", "dapo", "dpo", "sft"}  # of the others gradients are compared in each run of the tests (test_invariance.py)
+# of the others gradients are compared in each run of the tests (test_invariance.py)
+OFTEN = {"ppo", "grpo", "dapo", "dpo", "sft"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in OFTEN else pytest.mark.long) for name in SHORT])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in OFTEN else pytest.mark.long) for name in SHORT],
+)
 def test_a_short_run_learns(name, tmp_path):
     keywords = dict(SHORT[name])
     hp = keywords.pop("hp", {})
@@ -52,7 +60,8 @@ def test_a_short_run_learns(name, tmp_path):
     result = rlflow.run(name.partition(":")[0], held_out=200, out=str(tmp_path), **keywords)
     assert result.before.sampled < 0.55
     assert result.after.sampled > result.before.sampled + 0.12
-    assert result.after.greedy is None or result.after.greedy > result.before.greedy  # None where the flow says how it is evaluated
+    # None where the flow says how it is evaluated
+    assert result.after.greedy is None or result.after.greedy > result.before.greedy
 
 
 @pytest.mark.slow

@@ -47,8 +47,13 @@ CLIPPED = {
 def logged(loss, settings, **columns):
     """The metrics of a loss on one token per row, whose ratio to the old policy is that of RATIOS."""
     ratio = torch.tensor(RATIOS, dtype=torch.float64)[:, None]
-    given = {"logprobs": torch.zeros_like(ratio), "advantages": torch.ones_like(ratio), "weights": torch.ones_like(ratio),
-             "mask": torch.ones_like(ratio, dtype=torch.bool), "held": torch.zeros_like(ratio, dtype=torch.bool)} | columns
+    given = {
+        "logprobs": torch.zeros_like(ratio),
+        "advantages": torch.ones_like(ratio),
+        "weights": torch.ones_like(ratio),
+        "mask": torch.ones_like(ratio, dtype=torch.bool),
+        "held": torch.zeros_like(ratio, dtype=torch.bool),
+    } | columns
     new = SimpleNamespace(logprobs=ratio.log())
     return loss(new, *(given.get(parameter.name) for parameter in loss.signature.columns), **settings)[1]
 
@@ -63,7 +68,11 @@ def test_clipped_are_the_tokens_whose_ratio_left_the_trust_region(name):
 @pytest.mark.parametrize(("advantage", "expected"), [(1.0, [1.29, 6.0]), (-1.0, [0.5, 0.79, 0.81])])
 def test_gmpo_clips_only_what_would_raise_the_gain(advantage, expected):
     advantages = torch.full((len(RATIOS), 1), advantage, dtype=torch.float64)
-    clipped = logged(gmpo.policy_loss, {"low": 0.2, "high": 0.25}, advantages=advantages)["clipped"].flatten().tolist()
+    clipped = (
+        logged(gmpo.policy_loss, {"low": 0.2, "high": 0.25}, advantages=advantages)["clipped"]
+        .flatten()
+        .tolist()
+    )
     assert [ratio for ratio, out in zip(RATIOS, clipped, strict=True) if out] == expected
 
 
@@ -79,7 +88,9 @@ def test_a_reward_model_is_right_about_pairs_whose_chosen_response_scores_higher
 @pytest.mark.parametrize("form", ["sigmoid", "ipo"])
 def test_dpo_is_right_about_pairs_whose_chosen_response_gained_more_on_the_reference(form):
     reference, mask = torch.full((6, 1), -0.25), torch.ones(6, 1, dtype=torch.bool)
-    metrics = dpo.prefer(SimpleNamespace(logprobs=MARGINS[:, None] - 0.25), reference, mask, beta=0.1, form=form)[1]
+    metrics = dpo.prefer(
+        SimpleNamespace(logprobs=MARGINS[:, None] - 0.25), reference, mask, beta=0.1, form=form
+    )[1]
     assert metrics["accuracy"].tolist() == [1.0, 0.0, 0.0]
     assert metrics["gap"].tolist() == [1.0, -4.0, 0.0]
 
@@ -87,7 +98,9 @@ def test_dpo_is_right_about_pairs_whose_chosen_response_gained_more_on_the_refer
 def test_online_dpo_judges_by_the_sign_of_each_response():
     reference, mask = torch.zeros(6, 1), torch.ones(6, 1, dtype=torch.bool)
     sign = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
-    metrics = online_dpo.prefer(SimpleNamespace(logprobs=MARGINS[:, None]), reference, sign, mask, beta=0.1)[1]
+    metrics = online_dpo.prefer(SimpleNamespace(logprobs=MARGINS[:, None]), reference, sign, mask, beta=0.1)[
+        1
+    ]
     assert metrics["accuracy"].tolist() == [1.0, 1.0, 0.0]
     assert metrics["gap"].tolist() == [1.0, 4.0, 0.0]
     signs, counted = online_dpo.compare(torch.tensor([0.3, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 1, 1]))
@@ -97,7 +110,10 @@ def test_online_dpo_judges_by_the_sign_of_each_response():
 
 
 def test_prime_is_right_where_its_reward_and_the_score_agree():
-    new, mask = SimpleNamespace(logprobs=torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])), torch.ones(4, 1, dtype=torch.bool)
+    new, mask = (
+        SimpleNamespace(logprobs=torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])),
+        torch.ones(4, 1, dtype=torch.bool),
+    )
     scores = torch.tensor([1.0, 0.0, 0.5, 0.0])
     metrics = prime.outcome_loss(new, torch.zeros(4, 1), scores, mask, beta=0.1, correct=0.5)[1]
     assert metrics["accuracy"].tolist() == [1.0, 0.0, 0.0, 1.0]
@@ -106,12 +122,19 @@ def test_prime_is_right_where_its_reward_and_the_score_agree():
 def test_other_numbers_by_hand():
     mask = torch.tensor([[True, True], [True, False]])
     group, scores = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1.0, 0.0, 0.5, 0.5, torch.nan])
-    assert float(gpg.compare(scores, group, torch.ones(5, 1, dtype=torch.bool))[1]["alpha"]) == 4 / 2  # four scores, two in a mixed group
-    kl = distill.judge(torch.tensor([[-1.0, -2.0], [-3.0, 0.0]]), torch.tensor([[-2.0, -2.0], [-1.0, 0.0]]), mask)[1]["reverse_kl"]
+    # four scores, two in a mixed group
+    assert float(gpg.compare(scores, group, torch.ones(5, 1, dtype=torch.bool))[1]["alpha"]) == 4 / 2
+    kl = distill.judge(
+        torch.tensor([[-1.0, -2.0], [-3.0, 0.0]]), torch.tensor([[-2.0, -2.0], [-1.0, 0.0]]), mask
+    )[1]["reverse_kl"]
     assert kl.tolist() == [[1.0, 0.0], [-2.0, 0.0]]
-    assert sft.likelihood(SimpleNamespace(logprobs=torch.tensor([0.5]).log()))[1]["probability"].tolist() == [0.5]
+    assert sft.likelihood(SimpleNamespace(logprobs=torch.tensor([0.5]).log()))[1]["probability"].tolist() == [
+        0.5
+    ]
     logprobs = torch.tensor([[-1.0, -1.0], [-2.0, 9.0]])
-    adapted = ppo_adaptive.adapt(torch.tensor(0.1), logprobs, torch.tensor([[-2.0, -3.0], [-2.0, -9.0]]), mask, target=1.0, horizon=10)[1]
+    adapted = ppo_adaptive.adapt(
+        torch.tensor(0.1), logprobs, torch.tensor([[-2.0, -3.0], [-2.0, -9.0]]), mask, target=1.0, horizon=10
+    )[1]
     assert float(adapted["kl"]) == 1.5  # 3 nats of the first response, 0 of the second
     assert float(adapted["beta"]) == pytest.approx(0.1)
 
@@ -119,7 +142,9 @@ def test_other_numbers_by_hand():
 def test_what_clip_cov_holds_back_is_told_by_its_share_and_the_highest_covariance():
     logprobs, mask = torch.tensor([[-0.1, -2.0], [-3.0, -0.9]]), torch.ones(2, 2, dtype=torch.bool)
     advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-    held, metrics = clip_cov.hold(logprobs, advantages, mask, form="kl", share=0.5, low=0.0, high=9.0, generator=torch.Generator())
+    held, metrics = clip_cov.hold(
+        logprobs, advantages, mask, form="kl", share=0.5, low=0.0, high=9.0, generator=torch.Generator()
+    )
     assert torch.equal(metrics["held"], held.float())
     assert held.tolist() == [[True, False], [True, False]]
     deviations = logprobs - logprobs.mean()

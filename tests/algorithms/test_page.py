@@ -1,5 +1,6 @@
-"""docs/algorithms.md lists every algorithm, and its diffs are what `rlflow diff` prints, but for digests of function bodies: whether a
-body is right is for other tests to say. RLFLOW_WRITE_DOCS=1 writes the diffs anew."""
+"""docs/algorithms.md lists every algorithm, and its diffs are what `rlflow diff` prints, but for digests of
+function bodies: whether a body is right is for other tests to say. RLFLOW_WRITE_DOCS=1 writes the diffs
+anew."""
 
 import os
 import re
@@ -17,7 +18,9 @@ PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 
 
 def test_every_algorithm_is_in_the_table():
-    assert set(re.findall(r"\]\(../algorithms/(\w+)\.py\) \|", PAGE)) == {path.stem for path in (ROOT / "algorithms").glob("[!_]*.py")}
+    assert set(re.findall(r"\]\(../algorithms/(\w+)\.py\) \|", PAGE)) == {
+        path.stem for path in (ROOT / "algorithms").glob("[!_]*.py")
+    }
 
 
 @pytest.mark.parametrize("command", re.findall(r"`(rlflow run [^`]+ --[^`]+)`", PAGE))
@@ -25,12 +28,16 @@ def test_a_variant_is_a_setting_that_checks(command, capsys):
     assert exit_code(["check", *shlex.split(command)[2:]]) == 0, capsys.readouterr()
 
 
-@pytest.mark.parametrize(("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S))
+@pytest.mark.parametrize(
+    ("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S)
+)
 def test_a_shown_diff_is_what_is_printed(command, shown):
     old, new = (compile_flow(load_flow(str(ROOT / name))).graph for name in command.split()[2:])
     found = re.sub(r"[0-9a-f]{12} -> [0-9a-f]{12}", "… -> …", "".join(f"{line}\n" for line in diff(old, new)))
     if os.environ.get("RLFLOW_WRITE_DOCS"):
         path = ROOT / "docs" / "algorithms.md"
-        path.write_text(path.read_text().replace(f"$ {command}  # exits 1\n{shown}", f"$ {command}  # exits 1\n{found}"))
+        path.write_text(
+            path.read_text().replace(f"$ {command}  # exits 1\n{shown}", f"$ {command}  # exits 1\n{found}")
+        )
     else:
         assert found == shown

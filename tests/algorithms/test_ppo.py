@@ -17,12 +17,16 @@ from rlflow.author.load import load_flow
 @pytest.fixture
 def roles_of(tmp_path):
     data, made = tmp_path / "sums.jsonl", []
-    data.write_text("".join(json.dumps({"prompt": f"{a} + 11 =", "answer": str(a + 11)}) + "\n" for a in range(10, 40)))
+    data.write_text(
+        "".join(json.dumps({"prompt": f"{a} + 11 =", "answer": str(a + 11)}) + "\n" for a in range(10, 40))
+    )
     model = str(Path(next(iter(rlflow.data.tasks.__path__)), "arithmetic_model"))
 
     def roles_of(name, **settings):
         hp = dataclasses.replace(load_flow(name).parameters.hp, max_tokens=4, minibatch=4, **settings)
-        made.append(rlflow.roles(name, hp, model=model, data=str(data), prompts=8, lr=1e-3, out=str(tmp_path)))
+        made.append(
+            rlflow.roles(name, hp, model=model, data=str(data), prompts=8, lr=1e-3, out=str(tmp_path))
+        )
         return made[-1]
 
     yield roles_of
@@ -50,22 +54,32 @@ def test_in_the_iterations_of_warm_up_only_the_critic_learns(roles_of):
 @pytest.mark.parametrize(("dual", "expected"), [(None, [5.0, 2.0, -1.2]), (3.0, [3.0, 2.0, -1.2])])
 def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage(dual, expected):
     new = SimpleNamespace(logprobs=torch.tensor([5.0, 2.0, 5.0]).log())
-    value, _ = ppo.policy_loss(new, torch.zeros(3), torch.tensor([-1.0, -1.0, 1.0]), torch.ones(3), clip=0.2, dual=dual)
+    value, _ = ppo.policy_loss(
+        new, torch.zeros(3), torch.tensor([-1.0, -1.0, 1.0]), torch.ones(3), clip=0.2, dual=dual
+    )
     torch.testing.assert_close(value, torch.tensor(expected))
 
 
-BOUNDED = [(ppo.policy_loss, {"clip": 0.2, "high": 0.28, "dual": 3.0}), (dapo.policy_loss, {"low": 0.2, "high": 0.28, "dual": 3.0})]
+BOUNDED = [
+    (ppo.policy_loss, {"clip": 0.2, "high": 0.28, "dual": 3.0}),
+    (dapo.policy_loss, {"low": 0.2, "high": 0.28, "dual": 3.0}),
+]
 
 
 @pytest.mark.parametrize(("loss", "settings"), BOUNDED, ids=["ppo", "dapo"])
 def test_bounds_that_differ_upwards_and_downwards_go_with_the_dual_clip(loss, settings):
-    """By hand: each ratio with an advantage of 1, then of -1. The gradient is that of the ratio where no bound is met, else 0."""
+    """By hand: each ratio with an advantage of 1, then of -1. The gradient is that of the ratio where no
+    bound is met, else 0."""
     logprobs = torch.tensor([0.5, 0.9, 1.25, 1.3, 5.0], dtype=torch.float64).log().requires_grad_()
     clipped = [True, False, False, True, True]
-    for advantage, expected, free in ((1.0, [-0.5, -0.9, -1.25, -1.28, -1.28], [True, True, True, False, False]),
-                                      (-1.0, [0.8, 0.9, 1.25, 1.3, 3.0], [False, True, True, True, False])):  # fmt: skip
+    for advantage, expected, free in (
+        (1.0, [-0.5, -0.9, -1.25, -1.28, -1.28], [True, True, True, False, False]),
+        (-1.0, [0.8, 0.9, 1.25, 1.3, 3.0], [False, True, True, True, False]),
+    ):
         ones = torch.ones(5, dtype=torch.float64)
-        value, metrics = loss(SimpleNamespace(logprobs=logprobs), 0 * ones, advantage * ones, ones, **settings)
+        value, metrics = loss(
+            SimpleNamespace(logprobs=logprobs), 0 * ones, advantage * ones, ones, **settings
+        )
         torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64))
         (slope,) = torch.autograd.grad(value.sum(), logprobs)
         torch.testing.assert_close(slope, -advantage * logprobs.detach().exp() * torch.tensor(free))
@@ -79,18 +93,27 @@ def test_the_value_loss_is_linear_beyond_its_bound_and_the_worse_of_the_clipped_
     now.requires_grad_()
     value, _ = ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5, huber=delta)
     near = torch.min(torch.max(now, values - 0.5), values + 0.5)
-    peers = [torch.nn.functional.huber_loss(one, returns, reduction="none", delta=delta) for one in (now, near)]
+    peers = [
+        torch.nn.functional.huber_loss(one, returns, reduction="none", delta=delta) for one in (now, near)
+    ]
     torch.testing.assert_close(value, torch.max(*peers))
     got, want = (torch.autograd.grad(loss.sum(), now)[0] for loss in (value, torch.max(*peers)))
     torch.testing.assert_close(got, want)
     square, _ = ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5)
-    torch.testing.assert_close(square, ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5, huber=1e9)[0])
+    torch.testing.assert_close(
+        square, ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5, huber=1e9)[0]
+    )
 
 
 @pytest.mark.parametrize(("target", "expected"), [(4.0, 0.102), (9.0, 0.1), (10.0, 0.099), (100.0, 0.098)])
 def test_the_price_of_kl_moves_towards_its_target_by_the_kl_of_whole_responses(target, expected):
-    ref_logprobs, mask = torch.tensor([[-7.0, -8.0], [-9.0, torch.nan]]), torch.tensor([[True, True], [True, False]])
-    after, metrics = ppo_adaptive.adapt(torch.tensor(0.1), ref_logprobs + 6, ref_logprobs, mask, target=target, horizon=20)
+    ref_logprobs, mask = (
+        torch.tensor([[-7.0, -8.0], [-9.0, torch.nan]]),
+        torch.tensor([[True, True], [True, False]]),
+    )
+    after, metrics = ppo_adaptive.adapt(
+        torch.tensor(0.1), ref_logprobs + 6, ref_logprobs, mask, target=target, horizon=20
+    )
     assert float(metrics["kl"]) == pytest.approx(9.0)  # responses of 12 and 6 nats
     assert float(after) == pytest.approx(expected)
 

@@ -12,7 +12,8 @@ from rlflow.algorithms import prime
 NAN = math.nan
 GROUP = torch.zeros(3, dtype=torch.int64)
 MASK = torch.tensor([[True, True], [True, False], [True, True]])
-PRM = torch.tensor([[2.0, 4.0], [6.0, NAN], [0.0, 0.0]])  # log-ratios to a reference of 0: response means 3, 6 and 0
+# log-ratios to a reference of 0: response means 3, 6 and 0
+PRM = torch.tensor([[2.0, 4.0], [6.0, NAN], [0.0, 0.0]])
 
 
 def rewards(scores, prm=PRM, beta=0.5):
@@ -41,7 +42,12 @@ def test_a_missing_score_leaves_its_row_out_and_no_other():
 def test_the_reward_model_learns_from_outcomes_by_the_whole_response():
     new = PRM.clone().requires_grad_()
     value, metrics = prime.outcome_loss(
-        SimpleNamespace(logprobs=new), torch.zeros(3, 2), torch.tensor([1.0, 0.2, 0.5]), MASK, beta=0.5, correct=0.5
+        SimpleNamespace(logprobs=new),
+        torch.zeros(3, 2),
+        torch.tensor([1.0, 0.2, 0.5]),
+        MASK,
+        beta=0.5,
+        correct=0.5,
     )
     torch.testing.assert_close(value, -torch.nn.functional.logsigmoid(torch.tensor([3.0, -3.0, 0.0])))
     assert metrics["accuracy"].tolist() == [1.0, 0.0, 0.0]

@@ -13,9 +13,17 @@ from rlflow.author.annotations import annotated
 @pytest.mark.parametrize(
     ("text", "type_"),
     [
-        ("int", int), ("str", str), ("Path", Path), ("None", type(None)), ("int | None", int | None), ("Tensor", Any),
-        ("Literal['a', 'b']", Literal["a", "b"]), ("Literal['a']", Literal["a"]), ("list[int]", Any),
-        ("Annotated[float, Ge(0), Lt(1)]", Annotated[float, Ge(0), Lt(1)]), ("Annotated[int, 'a word']", int),
+        ("int", int),
+        ("str", str),
+        ("Path", Path),
+        ("None", type(None)),
+        ("int | None", int | None),
+        ("Tensor", Any),
+        ("Literal['a', 'b']", Literal["a", "b"]),
+        ("Literal['a']", Literal["a"]),
+        ("list[int]", Any),
+        ("Annotated[float, Ge(0), Lt(1)]", Annotated[float, Ge(0), Lt(1)]),
+        ("Annotated[int, 'a word']", int),
     ],
 )
 def test_an_annotation_says_its_type(text, type_):

@@ -19,27 +19,41 @@ def ragged(lengths):
 
 
 def prompts(rows, **more):
-    columns = {"prompt": [f"p{i}" for i in range(rows)], "prompt_tokens": [[i, i + 1][: 1 + i % 2] for i in range(rows)]}
+    columns = {
+        "prompt": [f"p{i}" for i in range(rows)],
+        "prompt_tokens": [[i, i + 1][: 1 + i % 2] for i in range(rows)],
+    }
     return Batch.of({**columns, **more})
 
 
 def grouped(sizes, values=None):
-    """Rows of groups of these sizes, with a column of each level; ``keep`` is True for groups at even places."""
+    """Rows of groups of these sizes, with a column of each level; ``keep`` is True for groups at even
+    places."""
     ids = [g for g, size in enumerate(sizes) for _ in range(size)]
     rows = range(len(ids))
     kinds = {"prompt_tokens": Kind(Level.PROMPT, "int64"), "bar": scalar("float32")}
     return Batch.of(
-        group=ids, scores=[float(i) for i in rows], rewards=ragged([i % 3 for i in rows]), prompt_tokens=[[i] for i in rows],
-        completion=[str(i) for i in rows], keep=[g % 2 == 0 for g in ids], bar=0.5, kinds=kinds,
+        group=ids,
+        scores=[float(i) for i in rows],
+        rewards=ragged([i % 3 for i in rows]),
+        prompt_tokens=[[i] for i in rows],
+        completion=[str(i) for i in rows],
+        keep=[g % 2 == 0 for g in ids],
+        bar=0.5,
+        kinds=kinds,
     )
 
 
 def plain(batch):
     """Everything a batch holds, as Python values."""
-    return {name: value.tolist() if isinstance(value := batch[name], torch.Tensor) else value for name in batch.columns}
+    return {
+        name: value.tolist() if isinstance(value := batch[name], torch.Tensor) else value
+        for name in batch.columns
+    }
 
 
-# -- padding ---------------------------------------------------------------------------------------------------------------------
+# -- padding
+# ------------------------------------------------------------------------------------------------------------
 
 
 @given(LENGTHS)
@@ -71,7 +85,11 @@ def test_a_column_is_what_it_was_made_of(lengths):
 
 def test_a_ragged_column_gives_its_rows_and_any_other_says_that_it_has_none():
     batch = Batch.of(tokens=[[1, 2], [], [3]], scores=[1.0, 2.0, 3.0])
-    assert [row.tolist() for row in batch.data["tokens"].split()] == batch.data["tokens"].lists() == [[1, 2], [], [3]]
+    assert (
+        [row.tolist() for row in batch.data["tokens"].split()]
+        == batch.data["tokens"].lists()
+        == [[1, 2], [], [3]]
+    )
     assert batch.data["tokens"].row_lengths.tolist() == [2, 0, 1]
     assert batch.data["tokens"].take(torch.zeros(0, dtype=torch.int64), batch.axis).lists() == []
     with pytest.raises(TypeError, match="found a row column"):
@@ -85,16 +103,28 @@ def test_writing_into_what_a_batch_gave_leaves_the_batch_as_it_is(name):
     assert plain(batch) == plain(grouped([1, 1]))
 
 
-# -- kinds -----------------------------------------------------------------------------------------------------------------------
+# -- kinds
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_standard_columns_take_the_tables_kind_and_others_what_they_look_like():
     batch = Batch.of(
-        tokens=[[1, 2], [3]], mask=[[1, 0], [1]], scores=[1, 2], answer=["a", "b"], own=[[1.5], []], flag=[True, False], bar=3
+        tokens=[[1, 2], [3]],
+        mask=[[1, 0], [1]],
+        scores=[1, 2],
+        answer=["a", "b"],
+        own=[[1.5], []],
+        flag=[True, False],
+        bar=3,
     )
     assert {name: str(kind) for name, kind in batch.columns.items()} == {
-        "tokens": "token int64", "mask": "token bool", "scores": "row float32", "answer": "text", "own": "token float32",
-        "flag": "row bool", "bar": "scalar int64",
+        "tokens": "token int64",
+        "mask": "token bool",
+        "scores": "row float32",
+        "answer": "text",
+        "own": "token float32",
+        "flag": "row bool",
+        "bar": "scalar int64",
     }
     assert repr(batch.select("answer", "mask")) == "Batch(2 rows; answer: text, mask: token bool)"
 
@@ -116,7 +146,13 @@ def test_rows_of_one_group_are_adjacent():
 
 
 @pytest.mark.parametrize(
-    "use", [lambda b: b["score"], lambda b: b.select("score"), lambda b: b.drop("score"), lambda b: b.rename(score="x")]
+    "use",
+    [
+        lambda b: b["score"],
+        lambda b: b.select("score"),
+        lambda b: b.drop("score"),
+        lambda b: b.rename(score="x"),
+    ],
 )
 def test_a_column_that_is_not_there_is_named_with_its_nearest_and_the_line(use):
     with pytest.raises(FlowError) as caught:
@@ -132,12 +168,17 @@ def test_an_index_is_no_column():
 
 def test_renaming_swaps_and_replaces():
     batch = Batch.of(scores=[1.0], difficulty=[2.0], weight=[3.0])
-    assert plain(batch.rename(scores="difficulty", difficulty="scores")) == {"scores": [2.0], "difficulty": [1.0], "weight": [3.0]}
+    assert plain(batch.rename(scores="difficulty", difficulty="scores")) == {
+        "scores": [2.0],
+        "difficulty": [1.0],
+        "weight": [3.0],
+    }
     assert plain(batch.rename(weight="scores")) == {"scores": [3.0], "difficulty": [2.0]}
     assert plain(batch) == {"scores": [1.0], "difficulty": [2.0], "weight": [3.0]}
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------------------
+# -- rows
+# ------------------------------------------------------------------------------------------------------------
 
 SIZES = st.lists(st.integers(1, 3), max_size=5)
 
@@ -152,7 +193,9 @@ def test_taking_rows_takes_every_column_along(sizes, data):
     assert taken["scores"].tolist() == [float(i) for i in index]
     assert taken["keep"].tolist() == [whole["keep"][i] for i in index]
     lines = zip(taken["rewards"].tolist(), index, strict=True)
-    assert [line[: i % 3] for line, i in lines] == [[10.0 * i + place for place in range(i % 3)] for i in index]
+    assert [line[: i % 3] for line, i in lines] == [
+        [10.0 * i + place for place in range(i % 3)] for i in index
+    ]
     assert taken.axis.keys.tolist() == batch.axis.keys[index].tolist()
 
 
@@ -176,7 +219,9 @@ def test_group_columns_are_stored_once_per_group(sizes):
 def test_chunks_joined_again_are_the_whole_even_where_a_chunk_cuts_a_group(sizes, count):
     batch = grouped(sizes)
     chunks = batch.chunk(count)
-    assert [len(chunk) for chunk in chunks if len(chunk)] == sorted((len(c) for c in chunks if len(c)), reverse=True)
+    assert [len(chunk) for chunk in chunks if len(chunk)] == sorted(
+        (len(c) for c in chunks if len(c)), reverse=True
+    )
     joined = Batch.concat(chunks)
     assert plain(joined) == plain(batch)
     assert joined.axis.keys.tolist() == batch.axis.keys.tolist()
@@ -213,7 +258,8 @@ def test_a_batch_without_rows_goes_through_everything():
     assert empty.axis.groups == 0
 
 
-# -- merging: eager = traced -------------------------------------------------------------------------------------------------------
+# -- merging: eager = traced
+# -------------------------------------------------------------------------------------------------------
 
 
 class Real:
@@ -231,8 +277,12 @@ class Real:
         axis = getattr(self, axis)
         value = torch.arange(float(len(axis)))
         if level is Level.TOKEN:
-            return Batch(axis, {"x": Data(Kind(level, "float32"), value, torch.ones(len(axis), dtype=torch.int64))})
-        return Batch(axis, {"x": Data(Kind(level, "float32"), value[: axis.groups] if level is Level.GROUP else value)})
+            return Batch(
+                axis, {"x": Data(Kind(level, "float32"), value, torch.ones(len(axis), dtype=torch.int64))}
+            )
+        return Batch(
+            axis, {"x": Data(Kind(level, "float32"), value[: axis.groups] if level is Level.GROUP else value)}
+        )
 
 
 MERGES = {
@@ -275,7 +325,9 @@ def test_rows_that_belong_together_are_merged_and_others_refused(onto, of, level
 def test_a_trace_merges_what_real_batches_merge(onto, of, level):
     giver = {
         Level.ROW: stage(gives={"x": row("float32")})(lambda prompt_tokens: prompt_tokens[:, 0].float()),
-        Level.GROUP: stage(gives={"x": group("float32")}, dispatch=RANK0)(lambda prompt_tokens: prompt_tokens[:, 0].float()),
+        Level.GROUP: stage(gives={"x": group("float32")}, dispatch=RANK0)(
+            lambda prompt_tokens: prompt_tokens[:, 0].float()
+        ),
         Level.TOKEN: stage(gives={"x": token("float32")})(lambda tokens: tokens.float()),
     }[level]
 
@@ -329,8 +381,13 @@ def test_the_bytes_of_a_column_are_those_of_its_values_and_lengths():
     assert Data(Kind(Level.ROW, "float32"), torch.zeros(3)).nbytes == 12
 
 
-@pytest.mark.parametrize("column", [Data(Kind(Level.ROW, "int64"), torch.zeros(2, dtype=torch.int64)),
-                                    Data(Kind(Level.TOKEN, "float32"), torch.zeros(4), torch.tensor([2, 2]))])  # fmt: skip
+@pytest.mark.parametrize(
+    "column",
+    [
+        Data(Kind(Level.ROW, "int64"), torch.zeros(2, dtype=torch.int64)),
+        Data(Kind(Level.TOKEN, "float32"), torch.zeros(4), torch.tensor([2, 2])),
+    ],
+)
 def test_only_numbers_of_rows_that_have_nan_become_values_of_single_tokens(column):
     with pytest.raises(FlowError):
         _per_token("x", column, Axis.fresh(2))

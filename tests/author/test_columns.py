@@ -11,7 +11,8 @@ CONTRACT = {
     "prompt int64": "prompt_tokens",
     "token int64": "tokens policy_version turn",
     "token bool": "mask",
-    "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns weights turn_rewards",
+    "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns "
+    "weights turn_rewards",
     "row float32": "scores temperature episode_score",
     "row int64": "group prefix_length prompt_id turns",
     "scalar int64": "iteration",

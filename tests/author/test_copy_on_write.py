@@ -98,7 +98,8 @@ def test_what_is_lent_of_a_file_is_the_files_memory_until_it_is_written_and_its_
 def test_what_cannot_be_lent_any_more_is_copied(file):
     descriptor = os.dup(file[0])
     stored = FileMemory(descriptor, 4 * mmap.PAGESIZE, None).tensor().view(torch.float32)[100:612]
-    os.close(descriptor)  # the kernel refuses to map it, as it does where a process has too many pieces of memory
+    # the kernel refuses to map it, as it does where a process has too many pieces of memory
+    os.close(descriptor)
     lent(stored).zero_()
     assert torch.equal(lent(stored), numbers())
 
@@ -119,7 +120,11 @@ def test_packing_copies_what_is_lent_once():
     assert unpack(frame)["rewards"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
-@pytest.mark.parametrize("stored", [torch.from_numpy(np.arange(512.0)), torch.arange(1024.0)[:512]], ids=["not torch's own", "a part"])
+@pytest.mark.parametrize(
+    "stored",
+    [torch.from_numpy(np.arange(512.0)), torch.arange(1024.0)[:512]],
+    ids=["not torch's own", "a part"],
+)
 def test_other_memory_is_copied_at_once(stored):
     seen = lent(stored)
     assert address(seen) != address(stored)

@@ -1,4 +1,5 @@
-"""Several losses of one step, as the flow writes them: what they read, what they take, and what is refused."""
+"""Several losses of one step, as the flow writes them: what they read, what they take, and what is
+refused."""
 
 import pytest
 import torch
@@ -61,24 +62,41 @@ def made(losses=(policy, likelihood), **settings):
 
 
 def test_an_update_reads_what_its_losses_read_and_the_columns_of_their_rows():
-    graph = compile_flow(made(scale=(1, 0.5), where=(None, "right"), mean=("tokens", "row-tokens"), power=2.0)).graph
+    graph = compile_flow(
+        made(scale=(1, 0.5), where=(None, "right"), mean=("tokens", "row-tokens"), power=2.0)
+    ).graph
     (node,) = [node for node in graph.nodes if node.op is Op.UPDATE]
     assert {"advantages", "right"} <= {item.parameter for item in node.inputs}
     assert node.settings.losses == ("policy", "likelihood")
-    assert (node.settings.scale, node.settings.where, dict(node.settings.own)["power"]) == ((1.0, 0.5), (None, "right"), 2.0)
+    assert (node.settings.scale, node.settings.where, dict(node.settings.own)["power"]) == (
+        (1.0, 0.5),
+        (None, "right"),
+        2.0,
+    )
 
 
-@pytest.mark.parametrize("other", [
-    {"scale": (1, 0.1)}, {"where": ("right", None)}, {"mean": ("tokens", 4)}, {"losses": (likelihood, policy)}, {"losses": policy},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"scale": (1, 0.1)},
+        {"where": ("right", None)},
+        {"mean": ("tokens", 4)},
+        {"losses": (likelihood, policy)},
+        {"losses": policy},
+    ],
+)
 def test_a_difference_in_what_the_losses_are_joined_by_is_one_of_the_graph(other):
     assert diff(compile_flow(made()).graph, compile_flow(made(**other)).graph)
-    assert not diff(compile_flow(made()).graph, compile_flow(made(scale=(1.0, 1.0), where=[None, None])).graph)
+    assert not diff(
+        compile_flow(made()).graph, compile_flow(made(scale=(1.0, 1.0), where=[None, None])).graph
+    )
 
 
 def test_each_loss_gets_its_own_settings_and_average():
     joint = JointLoss((policy, likelihood, policy), (1, 2, 3), (None, "right", None))
-    first, second, third = terms(joint, {"clip": 0.1, "power": 2.0, "scale": (1, 2, 3)}, ("tokens", "rows", 3))
+    first, second, third = terms(
+        joint, {"clip": 0.1, "power": 2.0, "scale": (1, 2, 3)}, ("tokens", "rows", 3)
+    )
     assert (first.settings, second.settings) == ({"clip": 0.1}, {"clip": 0.1, "power": 2.0})
     assert [term.mean for term in (first, second, third)] == ["tokens", "rows", 3]
     assert [term.prefix for term in (first, second, third)] == ["policy/", "likelihood/", "policy#2/"]
@@ -87,20 +105,23 @@ def test_each_loss_gets_its_own_settings_and_average():
     assert [column.optional for column in joint.signature.columns if column.name == "advantages"] == [False]
 
 
-@pytest.mark.parametrize(("losses", "settings", "code", "says"), [
-    ((policy, likelihood), {"scale": (1,)}, "joint-losses", "write scale=(…, …)"),
-    ((policy, likelihood), {"where": (None, "wrong")}, "missing-column", "wrong"),
-    ((policy, likelihood), {"where": (None, "scores")}, "wrong-kind", "bool"),
-    ((policy, likelihood), {"mean": ("tokens", "all")}, "setting-range", "a tuple of one for each"),
-    ((policy, likelihood), {"mean": ("tokens", "rows")}, "loss-value", 'mean="rows" does not average'),
-    ((policy, likelihood), {"scale": 0.5}, "setting-range", "a tuple of one number for each loss"),
-    ((policy, likelihood), {"weight": 0.5}, "unknown-setting", "weight"),
-    ((policy, regression), {}, "two-heads", "losses of one head"),
-    ((policy, averaged), {}, "loss-value", "averaged already"),
-    ((policy, scaled), {}, "joint-losses", "rename the setting"),
-    ((policy, print), {}, "not-a-loss", "@loss"),
-    ((), {}, "not-a-loss", "@loss"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "settings", "code", "says"),
+    [
+        ((policy, likelihood), {"scale": (1,)}, "joint-losses", "write scale=(…, …)"),
+        ((policy, likelihood), {"where": (None, "wrong")}, "missing-column", "wrong"),
+        ((policy, likelihood), {"where": (None, "scores")}, "wrong-kind", "bool"),
+        ((policy, likelihood), {"mean": ("tokens", "all")}, "setting-range", "a tuple of one for each"),
+        ((policy, likelihood), {"mean": ("tokens", "rows")}, "loss-value", 'mean="rows" does not average'),
+        ((policy, likelihood), {"scale": 0.5}, "setting-range", "a tuple of one number for each loss"),
+        ((policy, likelihood), {"weight": 0.5}, "unknown-setting", "weight"),
+        ((policy, regression), {}, "two-heads", "losses of one head"),
+        ((policy, averaged), {}, "loss-value", "averaged already"),
+        ((policy, scaled), {}, "joint-losses", "rename the setting"),
+        ((policy, print), {}, "not-a-loss", "@loss"),
+        ((), {}, "not-a-loss", "@loss"),
+    ],
+)
 def test_losses_that_do_not_go_together_are_refused_at_the_update(losses, settings, code, says):
     errors = check(made(losses, **settings), with_variants=False).errors
     assert code in [error.code for error in errors]
@@ -137,7 +158,9 @@ def test_an_eager_update_takes_several_losses_too(tmp_path):
     roles = rlflow.roles(made(), backend="null", data=str(data), prompts=2, held_out=0, threads=1)
     try:
         rows = roles["actor"].generate(roles.take(), max_tokens=2)
-        rows |= rlflow.Batch(rows.axis, rlflow.Batch.of(right=[True, False], advantages=torch.ones(2, 2).tolist()).data)
+        rows |= rlflow.Batch(
+            rows.axis, rlflow.Batch.of(right=[True, False], advantages=torch.ones(2, 2).tolist()).data
+        )
         roles["actor"].update(rows, (policy, likelihood), where=(None, "right"))
         with pytest.raises(FlowError, match="a tuple of 2"):
             roles["actor"].update(rows, (policy, likelihood), where=("right",))
@@ -155,16 +178,25 @@ def of_a_row_column(new, bonus: row("float32")):
     return new.logprobs, {}
 
 
-@pytest.mark.parametrize("losses", [(of_a_column, of_a_row_column), (of_a_row_column, of_a_column), (of_a_row_column, of_a_row_column)])
+@pytest.mark.parametrize(
+    "losses",
+    [(of_a_column, of_a_row_column), (of_a_row_column, of_a_column), (of_a_row_column, of_a_row_column)],
+)
 def test_the_kind_of_a_column_is_that_of_whichever_loss_declares_it(losses):
     joint = JointLoss(losses, (1, 1), (None, None))
     assert [column.kind for column in joint.signature.columns if column.name == "bonus"] == [row("float32")]
 
 
-@pytest.mark.parametrize(("settings", "says"), [
-    ({}, "policy (tokens) + likelihood (tokens)"),
-    ({"scale": (1.0, 0.25), "mean": ("tokens", 7), "where": (None, "right")}, "policy (tokens) + 0.25 likelihood (7, where right)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "policy (tokens) + likelihood (tokens)"),
+        (
+            {"scale": (1.0, 0.25), "mean": ("tokens", 7), "where": (None, "right")},
+            "policy (tokens) + 0.25 likelihood (7, where right)",
+        ),
+    ],
+)
 def test_every_drawing_says_what_the_step_is_made_of(settings, says):
     graph = compile_flow(made(**settings)).graph
     assert draw.text(graph).splitlines()[-1].endswith(f")  of {says}")

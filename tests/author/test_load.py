@@ -28,7 +28,10 @@ def test_a_file_is_loaded_once(write):
 
 
 def test_a_text_is_loaded_without_its_file_which_is_neither_read_nor_compiled(write, tmp_path):
-    path, text = write("raise RuntimeError('this file is not to be read')\n"), FLOW.format(name="mine") + "beside = __file__\n"
+    path, text = (
+        write("raise RuntimeError('this file is not to be read')\n"),
+        FLOW.format(name="mine") + "beside = __file__\n",
+    )
     module = load_text(path, text)
     assert module.mine.name == "mine"
     assert module.beside == str(path)
@@ -89,7 +92,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize(("name", "found"), [("nowhere.py", "nothing there"), ("tests", "a folder"), ("ppoo", "nothing there")])
+@pytest.mark.parametrize(
+    ("name", "found"), [("nowhere.py", "nothing there"), ("tests", "a folder"), ("ppoo", "nothing there")]
+)
 def test_a_target_that_is_not_there_is_a_plan_error(name, found):
     with pytest.raises(PlanError) as caught:
         target(name)

@@ -10,7 +10,9 @@ from rlflow.author.messages import MARK, Packed, as_text, fault, is_messages, pa
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.none() | st.booleans() | st.integers() | TEXT
 JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=4)
-MORE = st.fixed_dictionaries({"role": TEXT, "content": TEXT, "tool_calls": JSON}, optional={"name": TEXT, "reasoning_content": TEXT})
+MORE = st.fixed_dictionaries(
+    {"role": TEXT, "content": TEXT, "tool_calls": JSON}, optional={"name": TEXT, "reasoning_content": TEXT}
+)
 MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}) | MORE, min_size=1, max_size=4)
 
 
@@ -36,7 +38,10 @@ def test_messages_are_written_and_read(messages):
     assert written(read(text)) == text
 
 
-@pytest.mark.parametrize("rest", ["", "hello", "[]", "7", '[["a"]]', '["ab"]', "[[1, 2]]", '[["a","b"]]', '{"a": "b"}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "rest",
+    ["", "hello", "[]", "7", '[["a"]]', '["ab"]', "[[1, 2]]", '[["a","b"]]', '{"a": "b"}', "[" * 100_000],
+)
 def test_what_was_not_written_is_not_read(rest):
     with pytest.raises(ValueError, match="no messages"):
         read(MARK + rest)
@@ -48,28 +53,46 @@ def test_a_packed_value_stays_one_where_rows_are_pickled():
     assert isinstance(copy.deepcopy(value), Packed)
 
 
-@pytest.mark.parametrize("value", [[], "text", ["text"], [{"role": "user"}], [{"role": "user", "content": None}], None,
-                                   {"role": "user", "content": ""}, [{"role": 1, "content": "a"}],
-                                   [{"role": "user", "content": "a", "image": b"b"}]])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        "text",
+        ["text"],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        None,
+        {"role": "user", "content": ""},
+        [{"role": 1, "content": "a"}],
+        [{"role": "user", "content": "a", "image": b"b"}],
+    ],
+)
 def test_what_is_no_list_of_messages_is_known(value):
     assert not is_messages(value)
 
 
-@pytest.mark.parametrize(("more", "says"), [
-    ({"content": ["a"], "name": "b"}, "its 'content' is list, not a text"),
-    ({"content": None}, "its 'content' is NoneType, not a text"),
-    ({"content": "a", "image": b"b"}, "its 'image' cannot be carried: bytes, of which there is no JSON"),
-    ({"content": "a", "at": [{"day": {1, 2}}]}, "its 'at' cannot be carried: list"),
-    ({"content": "a", 7: "b"}, "its '7' cannot be carried: the key is no text"),
-    ({"content": "a", "name": "\ud800"}, "its 'name' cannot be carried: it is not valid Unicode"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"content": ["a"], "name": "b"}, "its 'content' is list, not a text"),
+        ({"content": None}, "its 'content' is NoneType, not a text"),
+        ({"content": "a", "image": b"b"}, "its 'image' cannot be carried: bytes, of which there is no JSON"),
+        ({"content": "a", "at": [{"day": {1, 2}}]}, "its 'at' cannot be carried: list"),
+        ({"content": "a", 7: "b"}, "its '7' cannot be carried: the key is no text"),
+        ({"content": "a", "name": "\ud800"}, "its 'name' cannot be carried: it is not valid Unicode"),
+    ],
+)
 def test_a_key_that_cannot_be_carried_is_named(more, says):
     assert fault({"role": "user", **more}).startswith(says)
 
 
 @pytest.mark.parametrize("content", [{"content": None}, {}, {"content": "a"}])
 def test_a_message_that_only_calls_a_tool_needs_no_content(content):
-    message = {"role": "assistant", **content, "tool_calls": [{"function": {"name": "add", "arguments": {"a": None}}}]}
+    message = {
+        "role": "assistant",
+        **content,
+        "tool_calls": [{"function": {"name": "add", "arguments": {"a": None}}}],
+    }
     assert is_messages([message])
     assert unpacked(packed([message])) == [message]
     calls = '{"tool_calls": [{"function": {"name": "add", "arguments": {"a": null}}}]}'

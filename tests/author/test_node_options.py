@@ -5,20 +5,52 @@ import pytest
 from rlflow.author.node_options import GenerateOptions, NodeOptions, UpdateOptions, plain
 
 
-@pytest.mark.parametrize(("options", "shown"), [
-    (NodeOptions(), {}),
-    (GenerateOptions(2, 8), {"samples": 2, "max_tokens": 8, "top_k": 0, "stop": ()}),
-    (GenerateOptions(2, 8, 0, 1, lengths=(3, 4), environment="a.py:A()"),
-     {"samples": 2, "max_tokens": 8, "temperature": 0, "top_p": 1, "top_k": 0, "stop": (), "lengths": "(3, 4)", "environment": "a.py:A()"}),
-    (UpdateOptions(own=(("clip", 0.2),)), {"epochs": 1, "minibatch": None, "mean": "tokens", "after": 0, "clip": 0.2}),
-    (UpdateOptions(scale=(1.0, 2.0), where=(None, "right"), losses=("a", "b")),
-     {"epochs": 1, "minibatch": None, "mean": "tokens", "after": 0, "scale": "(1.0, 2.0)", "where": "(None, 'right')",
-      "losses": ("a", "b")}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (NodeOptions(), {}),
+        (GenerateOptions(2, 8), {"samples": 2, "max_tokens": 8, "top_k": 0, "stop": ()}),
+        (
+            GenerateOptions(2, 8, 0, 1, lengths=(3, 4), environment="a.py:A()"),
+            {
+                "samples": 2,
+                "max_tokens": 8,
+                "temperature": 0,
+                "top_p": 1,
+                "top_k": 0,
+                "stop": (),
+                "lengths": "(3, 4)",
+                "environment": "a.py:A()",
+            },
+        ),
+        (
+            UpdateOptions(own=(("clip", 0.2),)),
+            {"epochs": 1, "minibatch": None, "mean": "tokens", "after": 0, "clip": 0.2},
+        ),
+        (
+            UpdateOptions(scale=(1.0, 2.0), where=(None, "right"), losses=("a", "b")),
+            {
+                "epochs": 1,
+                "minibatch": None,
+                "mean": "tokens",
+                "after": 0,
+                "scale": "(1.0, 2.0)",
+                "where": "(None, 'right')",
+                "losses": ("a", "b"),
+            },
+        ),
+    ],
+)
 def test_what_says_nothing_is_not_shown(options, shown):
     assert dict(options.shown) == shown
     assert [name for name, _ in options.shown] == list(shown)
 
 
 def test_what_the_wire_does_not_hold_is_shown_as_text():
-    assert (plain(2**70), plain(-5), plain(["a"]), plain((1, "a")), plain(max)) == (str(2**70), -5, ("a",), "(1, 'a')", "max")
+    assert (plain(2**70), plain(-5), plain(["a"]), plain((1, "a")), plain(max)) == (
+        str(2**70),
+        -5,
+        ("a",),
+        "(1, 'a')",
+        "max",
+    )

@@ -1,4 +1,5 @@
-"""Numbers from seeds, and a seed for every draw, from the run's seed, the iteration, the call and the row's key."""
+"""Numbers from seeds, and a seed for every draw, from the run's seed, the iteration, the call and the row's
+key."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.author.axis import Axis
-from rlflow.author.seeds import derived, mixed, permutation, row_seeds, signed, splitmix, turn_seeds, uniforms, uniforms_at
+from rlflow.author.seeds import (
+    derived,
+    mixed,
+    permutation,
+    row_seeds,
+    signed,
+    splitmix,
+    turn_seeds,
+    uniforms,
+    uniforms_at,
+)
 
 KEYS = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), min_size=1, max_size=20, unique=True)
 
@@ -42,7 +53,8 @@ def test_uniforms_look_uniform_and_independent():
     assert a.min() >= 0
     assert a.max() < 1
     counts = torch.histc(a.flatten(), 20, 0, 1)
-    assert ((counts - 5000).square() / 5000).sum() < 45  # chi-square with 19 degrees: 45 has probability 0.0007
+    # chi-square with 19 degrees: 45 has probability 0.0007
+    assert ((counts - 5000).square() / 5000).sum() < 45
     assert abs(np.corrcoef(a[:-1].flatten(), a[1:].flatten())[0, 1]) < 0.012
     assert abs(np.corrcoef(a[:, :-1].flatten(), a[:, 1:].flatten())[0, 1]) < 0.012
     assert len(a.unique()) == a.numel()

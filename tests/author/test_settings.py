@@ -24,9 +24,7 @@ class Settings(Base):
     """Comments are the help of the flags."""
 
     samples: Annotated[int, Ge(1)] = 8  # responses per prompt; a # in it stays
-    clip: Annotated[
-        float, Gt(0), Le(1)
-    ] = 0.2  # trust region
+    clip: Annotated[float, Gt(0), Le(1)] = 0.2  # trust region
     mean: Literal["tokens", "rows"] = "tokens"
     critic: bool = True  # learn a baseline
     beta: float = 0.0  # already 0
@@ -48,9 +46,17 @@ class Settings(Base):
 def test_each_field_has_the_comment_on_its_lines_or_right_above_them():
     comments = {name: entry.comment for name, entry in fields(Settings).items()}
     assert comments == {
-        "seed": "where chance begins", "samples": "responses per prompt; a # in it stays", "clip": "trust region", "mean": "",
-        "critic": "learn a baseline", "beta": "already 0", "limit": "None: no limit", "mode": "", "names": "made anew",
-        "bound": "what a step may change, in nats", "free": "",
+        "seed": "where chance begins",
+        "samples": "responses per prompt; a # in it stays",
+        "clip": "trust region",
+        "mean": "",
+        "critic": "learn a baseline",
+        "beta": "already 0",
+        "limit": "None: no limit",
+        "mode": "",
+        "names": "made anew",
+        "bound": "what a step may change, in nats",
+        "free": "",
     }
 
 
@@ -71,8 +77,15 @@ def test_a_dataclass_without_source_has_no_comments():
 @pytest.mark.parametrize(
     ("type_", "text", "value"),
     [
-        (int, "3", 3), (float, "1e-5", 1e-5), (bool, "true", True), (bool, "False", False), (str, "a b", "a b"),
-        (Literal["tokens", "rows"], "rows", "rows"), (int | None, "none", None), (int | None, "4", 4), (str, "none", "none"),
+        (int, "3", 3),
+        (float, "1e-5", 1e-5),
+        (bool, "true", True),
+        (bool, "False", False),
+        (str, "a b", "a b"),
+        (Literal["tokens", "rows"], "rows", "rows"),
+        (int | None, "none", None),
+        (int | None, "4", 4),
+        (str, "none", "none"),
     ],
 )
 def test_text_becomes_a_value_of_the_type(type_, text, value):
@@ -82,8 +95,12 @@ def test_text_becomes_a_value_of_the_type(type_, text, value):
 @pytest.mark.parametrize(
     ("type_", "value", "expected"),
     [
-        (Annotated[float, Gt(0)], 0.0, "float > 0"), (Annotated[int, Ge(1), Le(9)], "10", "int >= 1 and <= 9"),
-        (bool, "maybe", "bool"), (Literal["a", "b"], "c", "'a' | 'b'"), (int | None, "x", "int | None"), (int, 0.5, "int"),
+        (Annotated[float, Gt(0)], 0.0, "float > 0"),
+        (Annotated[int, Ge(1), Le(9)], "10", "int >= 1 and <= 9"),
+        (bool, "maybe", "bool"),
+        (Literal["a", "b"], "c", "'a' | 'b'"),
+        (int | None, "x", "int | None"),
+        (int, 0.5, "int"),
     ],
 )
 def test_a_value_that_does_not_fit_says_what_would(type_, value, expected):
@@ -101,7 +118,9 @@ def test_a_type_of_the_authors_own_takes_any_value():
 
 
 def test_given_values_replace_defaults_and_all_are_checked():
-    assert override(Settings(), {"samples": "4", "critic": "false"}, "hp.") == Settings(samples=4, critic=False)
+    assert override(Settings(), {"samples": "4", "critic": "false"}, "hp.") == Settings(
+        samples=4, critic=False
+    )
     with pytest.raises(PlanError) as caught:
         override(Settings(clip=3.0), {"samples": "0", "sample": "1"}, "hp.")
     problems = {problem.code + " " + problem.found: problem for problem in caught.value.problems}
@@ -161,7 +180,10 @@ class Limits:
     steps: tuple[float, ...] = ()
 
 
-@pytest.mark.parametrize(("name", "value"), [("step", "inf"), ("step", float("-inf")), ("steps", (1.0, float("nan"))), ("cap", "nan")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", "inf"), ("step", float("-inf")), ("steps", (1.0, float("nan"))), ("cap", "nan")],
+)
 def test_settings_of_a_flow_are_finite_unless_their_default_is_not(name, value):
     assert override_flow(Limits(), {"cap": "inf", "step": "none"}) == Limits(step=None)
     with pytest.raises(PlanError, match=f"the setting 'hp.{name}' does not fit") as caught:

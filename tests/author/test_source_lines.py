@@ -94,35 +94,57 @@ def test_a_captured_value_is_part_of_the_digest(digest_of):
 
 
 def test_a_stage_or_a_cached_helper_counts_by_its_function(digest_of):
-    text = "import functools\n@functools.lru_cache\ndef helper(x):\n    return x{}\ndef stage(x):\n    return helper(x)\n"
+    text = (
+        "import functools\n@functools.lru_cache\ndef helper(x):\n    return x{}\ndef stage(x):\n    "
+        "return helper(x)\n"
+    )
     assert digest_of(text.format("")) != digest_of(text.format(" + 1"))
 
 
 def test_objects_that_have_every_attribute_are_not_asked_for_more(digest_of):
-    text = "class Any:\n    def __getattr__(self, name):\n        return Any()\nclient = Any()\ndef stage(x):\n    return client.call(x)\n"
+    text = (
+        "class Any:\n    def __getattr__(self, name):\n        return Any()\nclient = Any()\ndef "
+        "stage(x):\n    return client.call(x)\n"
+    )
     assert len(digest_of(text)) == 12
 
 
 def test_functions_that_call_each_other_have_a_digest(digest_of):
-    assert len(digest_of("def stage(x):\n    return other(x)\ndef other(x):\n    return stage(x) if x else 0\n")) == 12
+    assert (
+        len(digest_of("def stage(x):\n    return other(x)\ndef other(x):\n    return stage(x) if x else 0\n"))
+        == 12
+    )
 
 
 def test_the_helper_of_a_helper_counts(digest_of):
-    text = "def inner(x):\n    return x{}\ndef helper(x):\n    return inner(x)\ndef stage(x):\n    return (lambda y: helper(y))(x)\n"
+    text = (
+        "def inner(x):\n    return x{}\ndef helper(x):\n    return inner(x)\ndef stage(x):\n    "
+        "return (lambda y: helper(y))(x)\n"
+    )
     assert digest_of(text.format("")) != digest_of(text.format(" + 1"))
 
 
 def test_the_digest_is_the_same_in_another_process():
     path = str(TESTS / "compiler" / "check" / "fixtures" / "never_read.py")
-    script = f"from rlflow.author.load import load_flow as f; print(f({path!r}).function.__globals__['difficulty'].digest)"
+    script = (
+        "from rlflow.author.load import load_flow as f; "
+        f"print(f({path!r}).function.__globals__['difficulty'].digest)"
+    )
     runs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": str(seed)}).stdout
+        subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": str(seed)},
+        ).stdout
         for seed in (1, 2)
     ]
     assert runs[0] == runs[1]
 
 
-# -- places ----------------------------------------------------------------------------------------------------------------------
+# -- places
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_place_is_the_first_line_of_a_call_over_several_lines():

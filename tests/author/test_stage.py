@@ -91,7 +91,10 @@ def test_a_function_with_many_columns_must_name_each():
 def test_hints_that_only_type_checkers_know_are_not_judged():
     namespace = {}
     exec("def f(scores: 'NotImported', own: 'AlsoNot'): pass", namespace)
-    assert [(c.name, c.kind) for c in read(namespace["f"]).columns] == [("scores", row("float32")), ("own", None)]
+    assert [(c.name, c.kind) for c in read(namespace["f"]).columns] == [
+        ("scores", row("float32")),
+        ("own", None),
+    ]
 
 
 def test_a_flows_parameters_are_data_roles_and_settings():

@@ -10,23 +10,47 @@ from rlflow.errors import FlowError
 
 def test_defaults_are_filled_in_and_lists_become_tuples():
     bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "stop": ["###"]})
-    assert bound == {"samples": 1, "max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ("###",), "stop_token_ids": (),
-                     "min_tokens": 0, "lengths": (), "skip_special_tokens": False}
+    assert bound == {
+        "samples": 1,
+        "max_tokens": 8,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "stop": ("###",),
+        "stop_token_ids": (),
+        "min_tokens": 0,
+        "lengths": (),
+        "skip_special_tokens": False,
+    }
 
 
 @pytest.mark.parametrize(
     ("specification", "name", "value"),
     [
-        (verbs.GENERATE, "samples", 0), (verbs.GENERATE, "samples", True), (verbs.GENERATE, "samples", 2.0),
-        (verbs.GENERATE, "temperature", -0.1), (verbs.GENERATE, "temperature", math.nan), (verbs.GENERATE, "temperature", math.inf),
-        (verbs.GENERATE, "top_p", 0), (verbs.GENERATE, "top_p", 1.1), (verbs.GENERATE, "top_k", -1),
-        (verbs.GENERATE, "stop", "###"), (verbs.GENERATE, "stop", ("",)),
-        (verbs.UPDATE, "epochs", 0), (verbs.UPDATE, "minibatch", 0), (verbs.UPDATE, "mean", "token"), (verbs.UPDATE, "mean", 0),
-        (verbs.UPDATE, "after", -1), (verbs.REPEAT, "groups", 0), (verbs.REPEAT, "tries", -1),
+        (verbs.GENERATE, "samples", 0),
+        (verbs.GENERATE, "samples", True),
+        (verbs.GENERATE, "samples", 2.0),
+        (verbs.GENERATE, "temperature", -0.1),
+        (verbs.GENERATE, "temperature", math.nan),
+        (verbs.GENERATE, "temperature", math.inf),
+        (verbs.GENERATE, "top_p", 0),
+        (verbs.GENERATE, "top_p", 1.1),
+        (verbs.GENERATE, "top_k", -1),
+        (verbs.GENERATE, "stop", "###"),
+        (verbs.GENERATE, "stop", ("",)),
+        (verbs.UPDATE, "epochs", 0),
+        (verbs.UPDATE, "minibatch", 0),
+        (verbs.UPDATE, "mean", "token"),
+        (verbs.UPDATE, "mean", 0),
+        (verbs.UPDATE, "after", -1),
+        (verbs.REPEAT, "groups", 0),
+        (verbs.REPEAT, "tries", -1),
     ],
 )
 def test_a_value_out_of_range_is_refused(specification, name, value):
-    given = {n: 1 for n, setting in specification.items() if setting.default is verbs.REQUIRED} | {name: value}
+    given = {n: 1 for n, setting in specification.items() if setting.default is verbs.REQUIRED} | {
+        name: value
+    }
     with pytest.raises(FlowError) as caught:
         verbs.bind("verb", specification, given)
     assert [(p.code, p.found) for p in caught.value.problems] == [("setting-range", f"{name}={value!r}")]
@@ -41,8 +65,11 @@ def test_all_problems_of_a_call_are_found_at_once():
     with pytest.raises(FlowError) as caught:
         verbs.bind("actor.generate", verbs.GENERATE, {"tokens": 8, "temprature": -1, "samples": 0})
     assert [(p.code, p.found, p.nearest) for p in caught.value.problems] == [
-        ("unknown-setting", "tokens", None), ("unknown-setting", "temprature", "temperature"), ("setting-range", "samples=0", None),
-        ("missing-setting", "nothing", None), ("setting-range", "temperature=-1", None),
+        ("unknown-setting", "tokens", None),
+        ("unknown-setting", "temprature", "temperature"),
+        ("setting-range", "samples=0", None),
+        ("missing-setting", "nothing", None),
+        ("setting-range", "temperature=-1", None),
     ]
 
 
@@ -51,8 +78,17 @@ def test_a_trace_goes_on_with_settings_that_are_possible():
     assert (bound["samples"], bound["max_tokens"], len(problems)) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("arguments", [{"top": "scores"}, {"count": 2}, {"column": "good", "count": 2}, {"top": "scores", "count": 0},
-                                       {"top": "scores", "count": True}, {"top": "scores", "count": 1, "per": "row"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"top": "scores"},
+        {"count": 2},
+        {"column": "good", "count": 2},
+        {"top": "scores", "count": 0},
+        {"top": "scores", "count": True},
+        {"top": "scores", "count": 1, "per": "row"},
+    ],
+)
 def test_rows_are_chosen_in_one_of_two_forms(arguments):
     with pytest.raises(FlowError, match="choose takes a bool column"):
         rows.choose(None, **arguments)

@@ -1,5 +1,5 @@
-"""Small random models of real architectures, saved as Hugging Face folders with a tokenizer of single characters; and ranks that judge
-backends by ``contract.py``, started once for all tests."""
+"""Small random models of real architectures, saved as Hugging Face folders with a tokenizer of single
+characters; and ranks that judge backends by ``contract.py``, started once for all tests."""
 
 import contextlib
 import importlib
@@ -31,16 +31,38 @@ CHARACTERS = " abcdefghijklmnopqrstuvwxyz0123456789+-*/=().,:;!?<>[]{}#"
 VOCABULARY = 64
 EOS = 1
 
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "eos_token_id": EOS, "pad_token_id": EOS,
-         "bos_token_id": 2, "initializer_range": 0.1}
-GPT2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, eos_token_id=EOS, bos_token_id=2,
-                  pad_token_id=EOS, initializer_range=0.1)
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "eos_token_id": EOS,
+    "pad_token_id": EOS,
+    "bos_token_id": 2,
+    "initializer_range": 0.1,
+}
+GPT2 = GPT2Config(
+    vocab_size=VOCABULARY,
+    n_embd=32,
+    n_layer=2,
+    n_head=4,
+    n_positions=256,
+    eos_token_id=EOS,
+    bos_token_id=2,
+    pad_token_id=EOS,
+    initializer_range=0.1,
+)
 CONFIGS = {
     "gpt2": GPT2,
     "qwen3": Qwen3Config(**SMALL, tie_word_embeddings=True),
     "llama": LlamaConfig(**SMALL, tie_word_embeddings=False),
-    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "gemma3": Gemma3TextConfig(
+        **SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    ),
     "gemma2": Gemma2Config(**SMALL, final_logit_softcapping=3.0, sliding_window=8),
 }
 
@@ -50,7 +72,9 @@ def tokenizer():
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", bos_token="<bos>", pad_token="<eos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", bos_token="<bos>", pad_token="<eos>"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -62,31 +86,47 @@ def folders(tmp_path_factory):
         AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
         tokenizer().save_pretrained(root / name)
     torch.manual_seed(99)
-    AutoModelForSequenceClassification.from_config(LlamaConfig(**SMALL, num_labels=1)).save_pretrained(root / "reward")
+    AutoModelForSequenceClassification.from_config(LlamaConfig(**SMALL, num_labels=1)).save_pretrained(
+        root / "reward"
+    )
     tokenizer().save_pretrained(root / "reward")
     return {path.name: path for path in root.iterdir()}
 
 
-# What every engine has kernels for: heads of 32. Positions for real lengths, but for GPT-2, whose every position has weights.
+# What every engine has kernels for: heads of 32. Positions for real lengths, but for GPT-2, whose every
+# position has weights.
 WIDE = SMALL | {"num_attention_heads": 2, "head_dim": 32, "max_position_embeddings": 4096}
 SHAPES = {
     "qwen3": Qwen3Config(**WIDE, tie_word_embeddings=True),
     "llama": LlamaConfig(**WIDE | {"num_attention_heads": 4}, tie_word_embeddings=False),
-    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=2, n_positions=256, eos_token_id=EOS, bos_token_id=2,
-                       pad_token_id=EOS, initializer_range=0.1),
+    "gpt2": GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        n_positions=256,
+        eos_token_id=EOS,
+        bos_token_id=2,
+        pad_token_id=EOS,
+        initializer_range=0.1,
+    ),
     "gemma3": Gemma3TextConfig(**WIDE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
     "gemma2": Gemma2Config(**WIDE, final_logit_softcapping=3.0, sliding_window=8),
-    "one-kv": LlamaConfig(**WIDE | {"num_attention_heads": 4, "num_key_value_heads": 1}, tie_word_embeddings=False),
+    "one-kv": LlamaConfig(
+        **WIDE | {"num_attention_heads": 4, "num_key_value_heads": 1}, tie_word_embeddings=False
+    ),
 }
 SECONDS = 800  # for all that ranks do; machines that test are busy
-IN_PROCESS = ("null", "local", "fsdp")  # backends of which one rank needs no process of its own, and two can share theirs
+# backends of which one rank needs no process of its own, and two can share theirs
+IN_PROCESS = ("null", "local", "fsdp")
 EXAMPLE = "example.rowwise"  # of docs/backends.md, of which one rank is judged here
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory):
-    """A folder of models by shape, of which several tokens end a response. ``reward`` is a Llama with a score head."""
+    """A folder of models by shape, of which several tokens end a response. ``reward`` is a Llama with a score
+    head."""
     root = tmp_path_factory.mktemp("shapes")
     for name, config in SHAPES.items():
         torch.manual_seed(0)
@@ -94,20 +134,24 @@ def shapes(tmp_path_factory):
         model.generation_config.eos_token_id = [EOS, 20, 21]
         model.save_pretrained(root / name)
     torch.manual_seed(99)
-    AutoModelForSequenceClassification.from_config(LlamaConfig(**WIDE, num_labels=1)).save_pretrained(root / "reward")
+    AutoModelForSequenceClassification.from_config(LlamaConfig(**WIDE, num_labels=1)).save_pretrained(
+        root / "reward"
+    )
     for folder in root.iterdir():
         tokenizer().save_pretrained(folder)
     return root
 
 
 class Judged:
-    """What ranks of a backend have to say against what is claimed of it. They are started when they are first asked about."""
+    """What ranks of a backend have to say against what is claimed of it. They are started when they are first
+    asked about."""
 
     def __init__(self, models, folder, lacking):
         self.models, self.folder, self.lacking, self.kept = models, folder, lacking, {}
 
     def hold(self, subtests, name, ranks, claims):
-        """Each of these claims on each rank, as a subtest of its own. Where a package is missing, the test itself says so."""
+        """Each of these claims on each rank, as a subtest of its own. Where a package is missing, the test
+        itself says so."""
         assert claims
         self.said(name, ranks, claims[0])
         for claim in claims:
@@ -141,28 +185,54 @@ class Judged:
         outs = [folder / f"{rank}.json" for rank in range(ranks)]
         if {*names.split(",")} <= {*IN_PROCESS}:
             return self._forks(names, folder, outs, asked)
-        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
-                                    "CC": "/nonexistent", "CXX": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(folder / "compiled")}
+        environment = os.environ | {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "CC": "/nonexistent",
+            "CXX": "/nonexistent",
+            "TORCH_EXTENSIONS_DIR": str(folder / "compiled"),
+        }
         begun = []
         for rank, out in enumerate(outs):
-            command = [sys.executable, *map(str, (HERE / "contract.py", names, rank, ranks, folder / "meeting", self.models, out))]
-            begun.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            command = [
+                sys.executable,
+                *map(str, (HERE / "contract.py", names, rank, ranks, folder / "meeting", self.models, out)),
+            ]
+            begun.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+            )
         try:
             printed = [process.communicate(timeout=SECONDS)[0] for process in begun]
         finally:
             for process in begun:
                 process.kill()
                 process.communicate()
-        assert [process.returncode for process in begun] == [0] * ranks, "\n".join(text[-3000:] for text in printed)
+        assert [process.returncode for process in begun] == [0] * ranks, "\n".join(
+            text[-3000:] for text in printed
+        )
         said = [json.loads(out.read_text()) for out in outs]
-        also = [{"printed": text, "compiled": str(folder) if (folder / "compiled").exists() else ""} for text in printed]
-        return [{name: claims | more for name, claims in each.items()} for each, more in zip(said, also, strict=True)]
+        also = [
+            {"printed": text, "compiled": str(folder) if (folder / "compiled").exists() else ""}
+            for text in printed
+        ]
+        return [
+            {name: claims | more for name, claims in each.items()}
+            for each, more in zip(said, also, strict=True)
+        ]
 
     def _forks(self, names, folder, outs, asked):
         """The same of ranks that are forks of this process, which has imported what they need."""
         contract, ranks = importlib.import_module("contract"), len(outs)
-        children = [forked(partial(contract.main, names, rank, ranks, folder / "meeting", self.models, out, asked),
-                           out.with_suffix(".raised")) for rank, out in enumerate(outs)]  # fmt: skip
+        children = [
+            forked(
+                partial(contract.main, names, rank, ranks, folder / "meeting", self.models, out, asked),
+                out.with_suffix(".raised"),
+            )
+            for rank, out in enumerate(outs)
+        ]
         try:
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         except BaseException:  # the test's time is over

@@ -1,9 +1,11 @@
-"""What ``rlflow/training/protocols.py`` promises of every backend, as claims, and the rank of a pool that makes them.
+"""What ``rlflow/training/protocols.py`` promises of every backend, as claims, and the rank of a pool that
+makes them.
 
     contract.py BACKENDS RANK RANKS MEETING MODELS OUT
 
-makes every claim on this rank, of one backend or of several (A,B), and writes to OUT by backend and claim what there is to say against it,
-"" where there is nothing. ``own_BACKEND.py``, where it is there, has CHECKS of the backend's own by number of ranks.
+makes every claim on this rank, of one backend or of several (A,B), and writes to OUT by backend and claim
+what there is to say against it, "" where there is nothing. ``own_BACKEND.py``, where it is there, has CHECKS
+of the backend's own by number of ranks.
 """
 
 import gc
@@ -38,17 +40,24 @@ ADAPTERS = {"gpt2 lora=4": {"lora": 4, "lr": 1e-2}}
 BUDGETS = {"micro_tokens": 700, "logit_tokens": 100}
 LONG = {"gemma3 long": BUDGETS | {"gradient_checkpointing": True}, "llama long": BUDGETS}
 
-# Settings under which ranks lie in other ways than by default, by the shapes for which the claims are made again.
+# Settings under which ranks lie in other ways than by default, by the shapes for which the claims are made
+# again.
 LAYOUTS = {
     "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("llama", "qwen3", "gemma3")},
     "deepspeed": {"zero=1": ("llama",), "zero=2": ("llama",)},
 }
 # Budgets that rows of real lengths exceed.
-SAMPLES_WITH = {"local": {"batch_tokens": 5000}, "vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}}
+SAMPLES_WITH = {
+    "local": {"batch_tokens": 5000},
+    "vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32},
+}
 
 # What some backend cannot do. Everything else is claimed of all.
 NO_MODEL = {"null": "columns are functions of the row key, and nothing is learned"}
-NO_PLAN = {"gpt2": "transformers has no tensor-parallel plan for GPT-2, so that the fsdp backend refuses it: 'no plan in its config'"}
+NO_PLAN = {
+    "gpt2": "transformers has no tensor-parallel plan for GPT-2, so that the fsdp backend refuses it: "
+    "'no plan in its config'"
+}
 
 
 class Unusable(Exception):
@@ -57,7 +66,8 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Ground:
-    """Where claims are made: the backend, this rank, and where models lie and files may be written, the same on all ranks."""
+    """Where claims are made: the backend, this rank, and where models lie and files may be written, the same
+    on all ranks."""
 
     name: str
     rank: int
@@ -75,11 +85,14 @@ class Ground:
         return self.name in NO_MODEL
 
     def made(self, half: str, spec: ModelSpec, **given: Any) -> Any:
-        """A Trainer or Generator with those of the settings that it has. Raises Unusable where its package is missing."""
+        """A Trainer or Generator with those of the settings that it has. Raises Unusable where its package is
+        missing."""
         kind = getattr(self.backend, half)
         known = {field.name for field in fields(kind.Settings)}
         try:
-            return kind(spec, kind.Settings(**{name: value for name, value in given.items() if name in known}))
+            return kind(
+                spec, kind.Settings(**{name: value for name, value in given.items() if name in known})
+            )
         except PlanError as error:
             if error.problems[0].code == "missing-package":
                 raise Unusable(error.problems[0].message) from error
@@ -112,17 +125,24 @@ def shares_engines(name: str) -> bool:
 def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
     """The cases of a half: their names, which begin with a shape, and settings."""
     if half == "Generator":
-        alone = name in NO_MODEL or (ranks > 1 and not shares_engines(name))  # whose ranks know nothing of each other
-        return dict.fromkeys(SHAPES[:1] if alone else SHAPES if ranks == 1 else SHARED_SHAPES, SAMPLES_WITH.get(name, {}))
+        # whose ranks know nothing of each other
+        alone = name in NO_MODEL or (ranks > 1 and not shares_engines(name))
+        return dict.fromkeys(
+            SHAPES[:1] if alone else SHAPES if ranks == 1 else SHARED_SHAPES, SAMPLES_WITH.get(name, {})
+        )
     if name in NO_MODEL:
         return {SHAPES[0]: {}}
-    found: dict[str, dict[str, Any]] = {shape: {"gradient_checkpointing": shape == "gemma3"} for shape in SHAPES}
+    found: dict[str, dict[str, Any]] = {
+        shape: {"gradient_checkpointing": shape == "gemma3"} for shape in SHAPES
+    }
     found |= LONG if ranks == 1 else dict([*LONG.items()][:1])
     if divides(name) == (ranks > 1):
         found |= HEADS | ADAPTERS
     for layout, shapes in LAYOUTS.get(name, {}).items() if ranks > 1 else ():
         setting, _, value = layout.partition("=")
-        found |= {f"{shape} {layout}": {setting: int(value) if value.isdigit() else value} for shape in shapes}
+        found |= {
+            f"{shape} {layout}": {setting: int(value) if value.isdigit() else value} for shape in shapes
+        }
     return found
 
 
@@ -132,7 +152,8 @@ def divides(name: str) -> bool:
 
 
 def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
-    """By name, in the order in which they are made of one case: all, or those that may depend on how ranks lie."""
+    """By name, in the order in which they are made of one case: all, or those that may depend on how ranks
+    lie."""
     module = importlib.import_module(MODULES[half])
     chosen = tuple(module.CLAIMS)
     if half == "Trainer" and case in LONG:
@@ -146,11 +167,17 @@ def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
 def named(name: str, ranks: int) -> list[str]:
     """Every claim of a backend: half, case and claim."""
     halves = [half for half in ("Trainer", "Generator") if hasattr(backend(name), half)]
-    return [f"{half}: {case}: {claim}" for half in halves for case in cases(name, half, ranks) for claim in claims(name, half, case, ranks)]
+    return [
+        f"{half}: {case}: {claim}"
+        for half in halves
+        for case in cases(name, half, ranks)
+        for claim in claims(name, half, case, ranks)
+    ]
 
 
 def judged(ground: Ground, half: str, case: str) -> dict[str, str]:
-    """What there is to say against each claim of a case. After a failure nothing more is asked: ranks are no longer at the same place."""
+    """What there is to say against each claim of a case. After a failure nothing more is asked: ranks are no
+    longer at the same place."""
     module = importlib.import_module(MODULES[half])
     found: dict[str, str] = {}
     subject = None
@@ -168,7 +195,8 @@ def judged(ground: Ground, half: str, case: str) -> dict[str, str]:
 
 
 def everything(ground: Ground, own: dict[str, Any], contract: bool) -> dict[str, str]:
-    """What there is to say against each claim of the contract, where it is asked about, and each check of the backend's own."""
+    """What there is to say against each claim of the contract, where it is asked about, and each check of the
+    backend's own."""
     found: dict[str, str] = {}
     for half in ("Trainer", "Generator") if contract else ():
         for case in cases(ground.name, half, ground.ranks) if hasattr(ground.backend, half) else ():
@@ -189,17 +217,29 @@ def joined(rank: int, ranks: int, meeting: Path) -> Any:
     """The group of all ranks; that of this rank alone."""
     if ranks == 1:
         return None
-    dist.init_process_group("gloo", store=dist.FileStore(str(meeting), ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=240))
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(meeting), ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=240),
+    )
     return [dist.new_group([rank]) for rank in range(ranks)][rank]
 
 
 def checks(name: str, ranks: int) -> dict[str, Any]:
     """Those of the backend's own."""
     module = f"own_{name}"
-    return dict(importlib.import_module(module).CHECKS.get(ranks, {})) if (HERE / f"{module}.py").exists() else {}
+    return (
+        dict(importlib.import_module(module).CHECKS.get(ranks, {}))
+        if (HERE / f"{module}.py").exists()
+        else {}
+    )
 
 
-def main(names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Path, asked: str = "contract,own") -> None:
+def main(
+    names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Path, asked: str = "contract,own"
+) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     alone, found = joined(rank, ranks, meeting), {}
@@ -207,7 +247,9 @@ def main(names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Pa
     for name in names.split(","):
         ground = Ground(name, rank, ranks, models, meeting.parent, alone)
         try:
-            found[name] = everything(ground, checks(name, ranks) if "own" in asked else {}, "contract" in asked)
+            found[name] = everything(
+                ground, checks(name, ranks) if "own" in asked else {}, "contract" in asked
+            )
         except Unusable as error:
             found[name] = {"unusable": str(error)}
     out.write_text(json.dumps(found))

@@ -1,4 +1,5 @@
-"""What is claimed of the deepspeed trainer alone: checks that both ranks make, in the process of ``contract.py``."""
+"""What is claimed of the deepspeed trainer alone: checks that both ranks make, in the process of
+``contract.py``."""
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ def frozen(ground):
 
 
 def low(ground):
-    """bfloat16 computes low and learns in float32. One row at a time, since rows beside it move a row's rounding."""
+    """bfloat16 computes low and learns in float32. One row at a time, since rows beside it move a row's
+    rounding."""
     subject = Subject(ground, "qwen3", dtype="bfloat16", micro_tokens=1)
     subject.learn(subject.one)
     subject.learn(subject.other)
@@ -61,17 +63,26 @@ def low_adapters(ground):
 
 
 def in_memory(trainer):
-    """Bytes of this rank's storages, each once: of weights and their flat buffer, of the optimizer's copies and moments, of gradients."""
+    """Bytes of this rank's storages, each once: of weights and their flat buffer, of the optimizer's copies
+    and moments, of gradients."""
     optimizer = trainer.engine.optimizer
     weights = [getattr(p, "ds_tensor", p) for p in trainer.network.module.parameters()]
-    moments = [tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
-    gradients = [optimizer.grad_partitions_flat_buffer] if hasattr(optimizer, "grad_partitions_flat_buffer") else []
+    moments = [
+        tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()
+    ]
+    gradients = (
+        [optimizer.grad_partitions_flat_buffer] if hasattr(optimizer, "grad_partitions_flat_buffer") else []
+    )
     parts = weights, [*flats(optimizer), *moments], gradients
-    return [sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values()) for tensors in parts]
+    return [
+        sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+        for tensors in parts
+    ]
 
 
 def sleep_frees_what_is_planned_for_it(ground):
-    """Under each stage: weights and gradients in parts under 3, of the optimizer two moments and a float32 copy."""
+    """Under each stage: weights and gradients in parts under 3, of the optimizer two moments and a float32
+    copy."""
     for zero in (1, 2, 3):
         subject = Subject(ground, "llama", zero=zero)
         subject.learn(subject.one)
@@ -86,4 +97,9 @@ def sleep_frees_what_is_planned_for_it(ground):
         assert before == pytest.approx(expected, rel=0.05)
 
 
-CHECKS = {2: {check.__name__: check for check in (nothing_stays_together, frozen, low, low_adapters, sleep_frees_what_is_planned_for_it)}}
+CHECKS = {
+    2: {
+        check.__name__: check
+        for check in (nothing_stays_together, frozen, low, low_adapters, sleep_frees_what_is_planned_for_it)
+    }
+}

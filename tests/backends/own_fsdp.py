@@ -1,4 +1,5 @@
-"""What is claimed of the fsdp trainer alone, by number of ranks: checks that every rank makes, in the process of ``contract.py``."""
+"""What is claimed of the fsdp trainer alone, by number of ranks: checks that every rank makes, in the process
+of ``contract.py``."""
 
 import pytest
 import torch
@@ -23,8 +24,17 @@ def experts(ground):
     """Of which the file has other names than the model: it is loaded whole, and then sharded."""
     folder = ground.folder / "experts"
     if ground.rank == 0:
-        config = Qwen2MoeConfig(vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=1,
-                                shared_expert_intermediate_size=24, num_experts=4, num_attention_heads=4, num_key_value_heads=2)
+        config = Qwen2MoeConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            moe_intermediate_size=24,
+            num_hidden_layers=1,
+            shared_expert_intermediate_size=24,
+            num_experts=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     dist.barrier()
     Subject(ground, str(folder)).everything()
@@ -49,9 +59,13 @@ def split_heads(ground):
 
 def in_memory(trainer):
     """Bytes of this rank's storages, each once: of its part of the model, and of its moments."""
-    moments = [tensor for state in trainer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
-    return [sum({own(t).untyped_storage()._cdata: own(t).untyped_storage().nbytes() for t in tensors}.values())
-            for tensors in ([*trainer.network.module.state_dict().values()], moments)]  # fmt: skip
+    moments = [
+        tensor for state in trainer.optimizer.state.values() for tensor in state.values() if tensor.dim()
+    ]
+    return [
+        sum({own(t).untyped_storage()._cdata: own(t).untyped_storage().nbytes() for t in tensors}.values())
+        for tensors in ([*trainer.network.module.state_dict().values()], moments)
+    ]
 
 
 def sleep_frees_part_by_part(ground):
@@ -72,7 +86,11 @@ def sleep_frees_part_by_part(ground):
 
 def unsplit(ground):
     cases = [(shape, {}, "no plan in its config") for shape in NO_PLAN]
-    for case, settings, words in [*cases, ("llama", {"lora": 4}, "adapters"), ("llama", {"shard": "none"}, "--shard full")]:
+    for case, settings, words in [
+        *cases,
+        ("llama", {"lora": 4}, "adapters"),
+        ("llama", {"shard": "none"}, "--shard full"),
+    ]:
         with pytest.raises(PlanError, match=words):
             Subject(ground, case, tensor_parallel=2, **settings)
 
@@ -96,11 +114,18 @@ def uneven(ground):
         fully_shard(layer, mesh=ranks.data)
         for name, parameter in layer.named_parameters():
             assert torch.equal(whole(parameter.detach()), wanted[name]), (wide, name, parameter.placements)
-            assert torch.equal(own(parameter.detach()), wanted[name][box(parameter)]), (wide, name, box(parameter))
+            assert torch.equal(own(parameter.detach()), wanted[name][box(parameter)]), (
+                wide,
+                name,
+                box(parameter),
+            )
             assert copies(parameter) == 1
 
 
 CHECKS = {
-    2: {check.__name__: check for check in (frozen, experts, low, split_heads, sleep_frees_part_by_part, unsplit)},
+    2: {
+        check.__name__: check
+        for check in (frozen, experts, low, split_heads, sleep_frees_part_by_part, unsplit)
+    },
     4: {check.__name__: check for check in (uneven, both_ways)},
 }

@@ -1,4 +1,5 @@
-"""What is claimed of the vllm generator alone, by number of ranks: checks that every rank makes, in the process of ``contract.py``."""
+"""What is claimed of the vllm generator alone, by number of ranks: checks that every rank makes, in the
+process of ``contract.py``."""
 
 import importlib
 import os
@@ -34,7 +35,11 @@ def subject(ground):
     if not KEPT:
         environment, threads = dict(os.environ), torch.set_num_threads
         KEPT["made"] = Subject(ground, "llama", **SMALL)
-        KEPT["left"] = [name for name in environment.keys() | os.environ.keys() if os.environ.get(name) != environment.get(name)]
+        KEPT["left"] = [
+            name
+            for name in environment.keys() | os.environ.keys()
+            if os.environ.get(name) != environment.get(name)
+        ]
         KEPT["threads"] = torch.set_num_threads is threads
         KEPT["made"].one.eos = []
     return KEPT["made"]
@@ -49,8 +54,14 @@ def its_process_is_as_it_was(ground):
 def what_the_engine_cannot_do_is_said(ground):
     one = subject(ground)
     assert "expected 0, or from 0.01 to 2" in raised(lambda: one.generate(Sampling(1, 3, 0.001)))
-    held = vllm.Generator(ModelSpec(ground.models / "llama"), vllm.Generator.Settings(kv_cache_memory_bytes=1 << 20))
-    with pytest.raises(PlanError, match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 .*cache leave.*\n.*kv_cache_memory_b"):
+    held = vllm.Generator(
+        ModelSpec(ground.models / "llama"), vllm.Generator.Settings(kv_cache_memory_bytes=1 << 20)
+    )
+    with pytest.raises(
+        PlanError,
+        match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 .*cache "
+        r"leave.*\n.*kv_cache_memory_b",
+    ):
         held.generate(of_lengths([800]), Sampling(1, 200), [0])
     assert len(tokens(held.generate(of_lengths([800] * 3), Sampling(2, 96), range(6)))) == 6
 
@@ -58,7 +69,14 @@ def what_the_engine_cannot_do_is_said(ground):
 def a_model_without_kernels_is_refused(ground):
     """Before anything is sampled: heads of 8."""
     folder = ground.folder / "narrow"
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, head_dim=8)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        head_dim=8,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     copy_tokenizer(ground.models / "llama", folder)
     with pytest.raises(PlanError, match=r"head_dim=8(.|\n)*--ROLE.generator local"):
@@ -84,8 +102,8 @@ def of_lengths(lengths):
 
 
 def rows_are_those_of_the_local_generator(ground):
-    """Token by token, truncated too, whatever the engine has to do for it: prompts that are read in several steps, and rows that are put
-    off and computed anew because all of them together outgrow the cache."""
+    """Token by token, truncated too, whatever the engine has to do for it: prompts that are read in several
+    steps, and rows that are put off and computed anew because all of them together outgrow the cache."""
     one, other = subject(ground), LocalGenerator(ModelSpec(ground.models / "llama"))
     one.one.receive(one.trained(1.0).weights(), 1)
     other.eos = []
@@ -93,11 +111,18 @@ def rows_are_those_of_the_local_generator(ground):
     cases += [(of_lengths([2500, 40]), SAMPLINGS[-1]), (of_lengths([300] * 64), Sampling(1, 100))]
     scheduler, put_off = one.one.engine.llm.engine_core.engine_core.scheduler, []
     preempt = scheduler._preempt_request
-    scheduler._preempt_request = lambda row, *given, **more: put_off.append(row.num_output_tokens) or preempt(row, *given, **more)
+    scheduler._preempt_request = lambda row, *given, **more: (
+        put_off.append(row.num_output_tokens) or preempt(row, *given, **more)
+    )
     for prompts, sampling in cases:
-        found, wanted = (each.generate(prompts, sampling, range(len(prompts) * sampling.samples)) for each in (one.one, other))
+        found, wanted = (
+            each.generate(prompts, sampling, range(len(prompts) * sampling.samples))
+            for each in (one.one, other)
+        )
         assert tokens(found) == tokens(wanted)
-        torch.testing.assert_close(found["sampled_logprobs"], wanted["sampled_logprobs"], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(
+            found["sampled_logprobs"], wanted["sampled_logprobs"], atol=TOLERANCE, rtol=0
+        )
     scheduler._preempt_request = preempt
     assert any(count > 0 for count in put_off)
 
@@ -114,7 +139,8 @@ def what_is_written_in_place_is_sampled_from(ground):
 
 
 class At:
-    """Has something done before the step of this number, in a thread of its own, and the step wait until that is as far as ``until``."""
+    """Has something done before the step of this number, in a thread of its own, and the step wait until that
+    is as far as ``until``."""
 
     def __init__(self, llm, number, act, until=lambda: True):
         self.llm, self.step, self.left, self.until = llm, llm.step, number, until
@@ -154,7 +180,8 @@ def weights_that_come_between_steps_are_told_token_by_token(ground):
 
 
 def a_pause_lets_weights_in_and_no_row_is_lost(ground):
-    """Nothing is sampled until ``resume``. Computed again, what follows is what the new weights sample after these tokens."""
+    """Nothing is sampled until ``resume``. Computed again, what follows is what the new weights sample after
+    these tokens."""
     one = subject(ground)
     old, new = one.trained(1.0), one.trained(1.1)
     one.one.receive(old.weights(), 30)
@@ -214,24 +241,35 @@ def a_pause_without_end_is_told_to_who_waits(ground):
     assert tokens(again) == tokens(straight)
     assert torch.equal(again["sampled_logprobs"], straight["sampled_logprobs"])
     one.one.pause(0.01)
-    with pytest.raises(TimeoutError, match=r"found the engine paused past its deadline, expected resume\(\) before it"):
+    with pytest.raises(
+        TimeoutError, match=r"found the engine paused past its deadline, expected resume\(\) before it"
+    ):
         one.generate(Sampling(1, 4))
     one.one.resume()
     assert one.one.healthy()
 
 
-# -- two ranks -------------------------------------------------------------------------------------------------------------------------
+# -- two ranks
+# ------------------------------------------------------------------------------------------------------------
 
 
 def an_exported_run_is_loaded_and_scores_the_same(ground):
     """Trained by two fsdp ranks, sampled from by two that share an engine and its one key-value head."""
-    trained, run, folder = Trained(_of(ground, "fsdp"), "one-kv"), ground.folder / "run", ground.folder / "exported"
+    trained, run, folder = (
+        Trained(_of(ground, "fsdp"), "one-kv"),
+        ground.folder / "run",
+        ground.folder / "exported",
+    )
     trained.learn(trained.one)
     state = trained.one.state()
     if ground.rank == 0:
         run.mkdir()
         with Writer(run) as writer:
-            writer.submit(Snapshot(1, role_tensors("actor", host_copy(state)), files=model_files(trained.folder, "actor")))
+            writer.submit(
+                Snapshot(
+                    1, role_tensors("actor", host_copy(state)), files=model_files(trained.folder, "actor")
+                )
+            )
         export(run, folder)
     ground.together(None)
     exported = Subject(ground, str(folder), **SMALL)
@@ -262,11 +300,15 @@ def adapters_reach_the_engine_merged(ground):
 
 def ranks_that_share_an_engine_are_asked_the_same(ground):
     one = KEPT["made"]
-    assert "found different rows" in raised(lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank])))
+    assert "found different rows" in raised(
+        lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank]))
+    )
     assert "expected one of one rank" in raised(lambda: one.one.pause(1))
     with pytest.raises(PlanError, match=r"found:    one of ranks \[0, 1\]\n  expected: ranks \[[01], [23]\]"):
         EngineRank(ground.rank, 4, 2, True, "of another role").check_group()
-    embedding = next(p for name, p in one.one.module.named_parameters() if name.endswith("embed_tokens.weight"))
+    embedding = next(
+        p for name, p in one.one.module.named_parameters() if name.endswith("embed_tokens.weight")
+    )
     assert len(embedding) == 32
     queue = importlib.import_module("vllm.distributed.parallel_state").get_tp_group().mq_broadcaster
     left = [one.one.engine.seat.run, queue.buffer.shared_memory.name]
@@ -290,13 +332,28 @@ def ranks_with_an_engine_each_sample_other_rows_or_none(ground):
 
 
 CHECKS = {
-    1: {check.__name__: check for check in (
-        its_process_is_as_it_was, what_the_engine_cannot_do_is_said, a_model_without_kernels_is_refused,
-        an_error_reaches_the_caller_and_the_engine_goes_on, rows_are_those_of_the_local_generator,
-        what_is_written_in_place_is_sampled_from, weights_that_come_between_steps_are_told_token_by_token,
-        a_pause_lets_weights_in_and_no_row_is_lost, weights_that_come_while_prompts_are_read_are_those_of_what_follows,
-        a_pause_without_end_is_told_to_who_waits)},
-    2: {check.__name__: check for check in (
-        an_exported_run_is_loaded_and_scores_the_same, adapters_reach_the_engine_merged, ranks_that_share_an_engine_are_asked_the_same,
-        ranks_with_an_engine_each_sample_other_rows_or_none)},
-}  # fmt: skip
+    1: {
+        check.__name__: check
+        for check in (
+            its_process_is_as_it_was,
+            what_the_engine_cannot_do_is_said,
+            a_model_without_kernels_is_refused,
+            an_error_reaches_the_caller_and_the_engine_goes_on,
+            rows_are_those_of_the_local_generator,
+            what_is_written_in_place_is_sampled_from,
+            weights_that_come_between_steps_are_told_token_by_token,
+            a_pause_lets_weights_in_and_no_row_is_lost,
+            weights_that_come_while_prompts_are_read_are_those_of_what_follows,
+            a_pause_without_end_is_told_to_who_waits,
+        )
+    },
+    2: {
+        check.__name__: check
+        for check in (
+            an_exported_run_is_loaded_and_scores_the_same,
+            adapters_reach_the_engine_merged,
+            ranks_that_share_an_engine_are_asked_the_same,
+            ranks_with_an_engine_each_sample_other_rows_or_none,
+        )
+    },
+}

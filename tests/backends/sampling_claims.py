@@ -1,4 +1,5 @@
-"""What is claimed of a Generator, beside a plain forward of transformers and a local trainer whose weights it takes."""
+"""What is claimed of a Generator, beside a plain forward of transformers and a local trainer whose weights it
+takes."""
 
 import re
 from dataclasses import replace
@@ -18,12 +19,18 @@ from rlflow.errors import PlanError
 from rlflow.training.protocols import GivesChunks, ModelSpec, Sampling, ScoresTokens
 
 TEXTS = ["2+2=", "a", "the quick brown fox", "x = y"]
-SAMPLINGS = [Sampling(3, 16), Sampling(3, 16, 0.7), Sampling(3, 16, 0.0), Sampling(3, 16, 0.9, 0.8), Sampling(3, 16, 0.8, 0.9, 6)]
+SAMPLINGS = [
+    Sampling(3, 16),
+    Sampling(3, 16, 0.7),
+    Sampling(3, 16, 0.0),
+    Sampling(3, 16, 0.9, 0.8),
+    Sampling(3, 16, 0.8, 0.9, 6),
+]
 EOS = {1, 20, 21}  # of the models' generation configs
 BOS = 2
 TOLERANCE = 2e-5  # of a float32 log-prob; a wrong weight is off by 0.1 and more
-# Tokens of prompts, those that a model has positions for. Four rows of each are more than any budget of the contract's generators, and
-# the first prompts more alone than vLLM reads in a step (2,048).
+# Tokens of prompts, those that a model has positions for. Four rows of each are more than any budget of the
+# contract's generators, and the first prompts more alone than vLLM reads in a step (2,048).
 LENGTHS = (2100, 1500, 900, 560, 340, 220, 150, 110, 80, 60, 45, 35, 25, 18, 13, 10)
 
 
@@ -55,13 +62,20 @@ class Subject:
 
     def of_real_lengths(self, room):
         """Prompts of ``LENGTHS``, as far as ``room`` tokens fit behind them."""
-        chance, positions = torch.Generator().manual_seed(1), AutoConfig.from_pretrained(self.folder).max_position_embeddings
+        chance, positions = (
+            torch.Generator().manual_seed(1),
+            AutoConfig.from_pretrained(self.folder).max_position_embeddings,
+        )
         fitting = [length for length in LENGTHS if length + room <= positions]
-        return Batch.of(prompt_tokens=[torch.randint(3, 60, (length,), generator=chance) for length in fitting])
+        return Batch.of(
+            prompt_tokens=[torch.randint(3, 60, (length,), generator=chance) for length in fitting]
+        )
 
     def generate(self, sampling, seeds=None, prompts=None):
         prompts = self.prompts if prompts is None else prompts
-        return self.one.generate(prompts.select("prompt_tokens"), sampling, seeds or range(len(prompts) * sampling.samples))
+        return self.one.generate(
+            prompts.select("prompt_tokens"), sampling, seeds or range(len(prompts) * sampling.samples)
+        )
 
     def trained(self, factor):
         """A trainer whose weights are not those of the folder."""
@@ -90,7 +104,8 @@ def raised(call):
     return ""
 
 
-# -- claims ----------------------------------------------------------------------------------------------------------------------------
+# -- claims
+# ------------------------------------------------------------------------------------------------------------
 
 
 def rows_have_their_columns(subject):
@@ -101,10 +116,15 @@ def rows_have_their_columns(subject):
     assert (out | subject.prompts)["prompt"] == [text for text in subject.prompts["prompt"] for _ in range(3)]
     assert out["group"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     lengths = out.data["tokens"].lengths
-    assert all(torch.equal(out.data[name].lengths, lengths) for name in ("mask", "sampled_logprobs", "policy_version"))
+    assert all(
+        torch.equal(out.data[name].lengths, lengths)
+        for name in ("mask", "sampled_logprobs", "policy_version")
+    )
     assert 1 <= int(lengths.min()) <= int(lengths.max()) <= 5
     assert bool(out.data["mask"].value.all())
-    assert not any(data.value.is_inference() for data in out.data.values() if isinstance(data.value, torch.Tensor))
+    assert not any(
+        data.value.is_inference() for data in out.data.values() if isinstance(data.value, torch.Tensor)
+    )
     assert set(out["finish"]) <= {"stop", "length"}
     assert out["temperature"].tolist() == [0.5] * 12
     assert subject.generate(Sampling(1, 1, 0.0))["temperature"].tolist() == [1.0] * 4  # greedy
@@ -126,7 +146,10 @@ def a_row_depends_on_its_prompt_and_its_seed_alone(subject):
     if subject.modelless:
         assert tokens(subject.generate(sampling, seeds)) == together
         return
-    apart = [tokens(subject.generate(Sampling(1, 24), [seed], subject.prompts.rows([i // 2])))[0] for i, seed in enumerate(seeds)]
+    apart = [
+        tokens(subject.generate(Sampling(1, 24), [seed], subject.prompts.rows([i // 2])))[0]
+        for i, seed in enumerate(seeds)
+    ]
     torch.rand(3)
     assert together == apart == tokens(subject.generate(sampling, seeds))
     assert together != tokens(subject.generate(sampling, range(20, 28)))
@@ -146,7 +169,9 @@ def check_logprobs(subject, prompts, out, sampling):
     prompts = [prompt for prompt in pieces(prompts, "prompt_tokens") for _ in range(sampling.samples)]
     for prompt, row, sampled in zip(prompts, pieces(out), pieces(out, "sampled_logprobs"), strict=True):
         with torch.no_grad():
-            logits = model(torch.cat([prompt, row])[None]).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
+            logits = model(torch.cat([prompt, row])[None]).logits[0, len(prompt) - 1 : -1] / (
+                sampling.temperature or 1.0
+            )
         if sampling.temperature:
             logits[: sampling.min_tokens, sorted(EOS)] = -torch.inf
             logits = truncated(logits, sampling.top_k, sampling.top_p)
@@ -166,7 +191,9 @@ def rows_end_where_they_should(subject):
         assert row[-1] in EOS if why == "stop" else len(row) == 40
         assert not EOS & set(row[:-1])
     assert len({row[-1] for row, why in zip(tokens(free), free["finish"], strict=True) if why == "stop"}) > 1
-    stop = max((letters for text in free["completion"] for letters in re.split(r"<\w+>", text)), key=len)[10:12]
+    stop = max((letters for text in free["completion"] for letters in re.split(r"<\w+>", text)), key=len)[
+        10:12
+    ]
     cut = subject.generate(Sampling(8, 40, stop=(stop, "never there")))
     for i, before in enumerate(free["completion"]):
         if stop in before:
@@ -178,7 +205,8 @@ def rows_end_where_they_should(subject):
 
 
 def check_least(subject, sampling, free):
-    """The first ``min_tokens`` end no row, their log-probs are those of the tokens that may be drawn, and later ones may end it."""
+    """The first ``min_tokens`` end no row, their log-probs are those of the tokens that may be drawn, and
+    later ones may end it."""
     assert min(map(len, tokens(free))) <= sampling.min_tokens
     out = subject.generate(sampling)
     ended = [row for row, why in zip(tokens(out), out["finish"], strict=True) if why == "stop"]
@@ -189,13 +217,18 @@ def check_least(subject, sampling, free):
 
 
 def special_tokens_inside_a_response_are_seen(subject):
-    """They are part of its text, a stop string has them by their ids, and a call may name more tokens that end a row."""
+    """They are part of its text, a stop string has them by their ids, and a call may name more tokens that
+    end a row."""
     if subject.modelless:
         return
     free = subject.generate(Sampling(8, 40))
     ends = [row[: row.index(BOS) + 1] if BOS in row else row for row in tokens(free)]
     assert len(free) > sum(BOS in row for row in tokens(free)) > 0
-    for how in ({"stop": ("<bos>",)}, {"stop_token_ids": (BOS,)}, {"stop": ("<bos>",), "skip_special_tokens": True}):
+    for how in (
+        {"stop": ("<bos>",)},
+        {"stop_token_ids": (BOS,)},
+        {"stop": ("<bos>",), "skip_special_tokens": True},
+    ):
         out = subject.generate(Sampling(8, 40, **how))
         assert tokens(out) == ends
         assert list(out["finish"]) == ["stop" if row[-1] in EOS | {BOS} else "length" for row in ends]
@@ -208,7 +241,8 @@ def special_tokens_inside_a_response_are_seen(subject):
 
 
 def lengths_are_those_of_a_recorded_list(subject):
-    """Each row is as long as the list says, by its number in the data stream: no end of its own is sampled, and no stop string ends it."""
+    """Each row is as long as the list says, by its number in the data stream: no end of its own is sampled,
+    and no stop string ends it."""
     if subject.modelless:
         return
     free = subject.generate(Sampling(8, 24))
@@ -231,15 +265,18 @@ def fewer_tokens_are_the_beginning_of_more(subject):
 
 def check_beginnings(cut, whole, count):
     assert tokens(cut) == [row[:count] for row in tokens(whole)]
-    for row, beginning in zip(pieces(whole, "sampled_logprobs"), pieces(cut, "sampled_logprobs"), strict=True):
+    for row, beginning in zip(
+        pieces(whole, "sampled_logprobs"), pieces(cut, "sampled_logprobs"), strict=True
+    ):
         torch.testing.assert_close(beginning, row[:count], atol=TOLERANCE, rtol=0)
     ended = zip(cut["finish"], whole["finish"], tokens(cut), tokens(whole), strict=True)
     assert all(one == other for one, other, row, before in ended if len(row) == len(before) < count)
 
 
 def rows_of_real_lengths_are_sampled(subject):
-    """Beyond every budget, and prompts of ten to thousands of tokens beside each other: log-probs are those of a forward, a call again
-    gives the same bits, and a row is the same in other company, in another order, with fewer tokens, and alone."""
+    """Beyond every budget, and prompts of ten to thousands of tokens beside each other: log-probs are those
+    of a forward, a call again gives the same bits, and a row is the same in other company, in another order,
+    with fewer tokens, and alone."""
     if subject.modelless:
         return
     sampling = Sampling(4, 24)
@@ -254,14 +291,21 @@ def rows_of_real_lengths_are_sampled(subject):
     assert len(set(map(len, tokens(out)))) > 8
     turned = list(range(len(prompts)))[::-1]
     rows = [4 * prompt + sample for prompt in turned for sample in range(4)]
-    other = subject.generate(replace(sampling, max_tokens=5), [seeds[row] for row in rows], prompts.rows(turned))
+    other = subject.generate(
+        replace(sampling, max_tokens=5), [seeds[row] for row in rows], prompts.rows(turned)
+    )
     check_beginnings(other, out.rows(rows), 5)
     some = [0, len(prompts) // 2, len(prompts) - 1]
     for prompt in some:
-        assert tokens(subject.generate(Sampling(1, 24), [seeds[4 * prompt]], prompts.rows([prompt])))[0] == tokens(out)[4 * prompt]
+        assert (
+            tokens(subject.generate(Sampling(1, 24), [seeds[4 * prompt]], prompts.rows([prompt])))[0]
+            == tokens(out)[4 * prompt]
+        )
     if isinstance(subject.one, ScoresTokens):
         scored = (out | prompts).rows([4 * prompt for prompt in some])
-        torch.testing.assert_close(subject.one.logprobs(scored)["logprobs"], scored["sampled_logprobs"], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(
+            subject.one.logprobs(scored)["logprobs"], scored["sampled_logprobs"], atol=TOLERANCE, rtol=0
+        )
 
 
 def chunks_are_the_rows_of_one_call(subject):
@@ -275,14 +319,18 @@ def chunks_are_the_rows_of_one_call(subject):
         check_whole(parts, whole)
         at_once = getattr(subject.one.settings, "max_num_seqs", len(whole))
         lengths, finish = whole.data["tokens"].lengths.tolist(), whole["finish"]
-        order = sorted(range(48), key=lambda row: (row // at_once, lengths[row], finish[row] == "length", row))
+        order = sorted(
+            range(48), key=lambda row: (row // at_once, lengths[row], finish[row] == "length", row)
+        )
         expected = [sorted(order[i] for i in part.tolist()) for part in torch.arange(48).tensor_split(count)]
         assert [part.axis.index.tolist() for part in parts] == expected
 
 
 def check_whole(parts, whole):
     """Of sizes that differ by at most one, with the bits of ``whole``."""
-    assert [len(part) for part in parts] == [len(part) for part in torch.arange(len(whole)).tensor_split(len(parts))]
+    assert [len(part) for part in parts] == [
+        len(part) for part in torch.arange(len(whole)).tensor_split(len(parts))
+    ]
     taken = torch.cat([part.axis.index for part in parts])
     assert len({part.axis.parent for part in parts}) == 1
     joined = Batch.concat([part for part in parts if len(part)]).rows(taken.argsort())
@@ -306,19 +354,27 @@ def received_weights_are_what_is_sampled_from(subject):
     assert subject.mismatch(trainer, before) > 100 * TOLERANCE
     assert subject.mismatch(trainer, after) < TOLERANCE
     if isinstance(subject.one, ScoresTokens):
-        scored, wanted = (one(after | subject.prompts)["logprobs"] for one in (subject.one.logprobs, trainer.forward))
+        scored, wanted = (
+            one(after | subject.prompts)["logprobs"] for one in (subject.one.logprobs, trainer.forward)
+        )
         torch.testing.assert_close(scored, wanted, atol=TOLERANCE, rtol=0)
 
 
 def what_cannot_be_done_is_said(subject):
-    assert subject.modelless or "found 1 seeds, expected one per row: 8" in raised(lambda: subject.generate(Sampling(2), [1]))
+    assert subject.modelless or "found 1 seeds, expected one per row: 8" in raised(
+        lambda: subject.generate(Sampling(2), [1])
+    )
     if subject.modelless:
         return
     weights = dict(subject.trained(1.0).weights())
     last = [name for name in weights if "norm" in name or "ln_f" in name][-1]
     empty = Batch.of(prompt_tokens=[[5], []])
     assert "found an empty prompt" in raised(lambda: subject.generate(Sampling(), None, empty))
-    with pytest.raises(PlanError, match=r"a prompt of 19 tokens and max_tokens 5000\n(.*)positions of the model in (.*)\n(.*)max_tokens"):
+    with pytest.raises(
+        PlanError,
+        match=r"a prompt of 19 tokens and max_tokens 5000\n(.*)positions of the model in "
+        r"(.*)\n(.*)max_tokens",
+    ):
         subject.generate(Sampling(1, 5000))
     assert "nonsense" in raised(lambda: subject.one.receive(iter([("nonsense", torch.zeros(1))]), 9))
     missing = ((name, x) for name, x in weights.items() if name != last)
@@ -336,7 +392,8 @@ def sleep_changes_nothing(subject):
 
 
 def ranks_sample_as_they_lie(subject):
-    """Those that share an engine the same rows, each with its part of the weights; others what they like, and one may have nothing."""
+    """Those that share an engine the same rows, each with its part of the weights; others what they like, and
+    one may have nothing."""
     if subject.team == 1:
         share = subject.prompts.rows([] if subject.ground.rank else [0, 1])
         assert len(subject.generate(Sampling(2, 4), prompts=share)) == 2 * len(share)

@@ -1,4 +1,5 @@
-"""Other architectures than those of the quick tests: logits that are scaled, caches that are not attention, experts, no positions."""
+"""Other architectures than those of the quick tests: logits that are scaled, caches that are not attention,
+experts, no positions."""
 
 import pytest
 import torch
@@ -14,8 +15,17 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 40)), [9, 9]])
 SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 2, "initializer_range": 0.1,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "initializer_range": 0.1,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ARCHITECTURES = {
@@ -25,9 +35,21 @@ ARCHITECTURES = {
     "Mistral": {"sliding_window": 8},  # every layer slides
     "Mixtral": {"num_local_experts": 4},
     "Qwen3Moe": EXPERTS,
-    "Qwen3Next": EXPERTS | {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 16,
-                            "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-    "GptOss": {"num_local_experts": 4, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},  # attention sinks
+    "Qwen3Next": EXPERTS
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "shared_expert_intermediate_size": 16,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    # attention sinks
+    "GptOss": {
+        "num_local_experts": 4,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "Lfm2": {"layer_types": ["conv", "full_attention"]},
     "Glm4": {},
     "Olmo2": {},
@@ -47,7 +69,8 @@ def saved(config, folder, tokenizer):
 
 
 def agree(folder):
-    """What is sampled, what the trainer computes and what a plain forward gives are the same; the model trains."""
+    """What is sampled, what the trainer computes and what a plain forward gives are the same; the model
+    trains."""
     trainer, generator = Trainer(ModelSpec(folder, trained=True)), Generator(ModelSpec(folder))
     generator.receive(trainer.weights(), 1)
     batch = generator.generate(PROMPTS, Sampling(samples=6, max_tokens=24), range(24)) | PROMPTS
@@ -63,7 +86,9 @@ def agree(folder):
     assert trainer.update(batch, likelihood)["steps"] == 1
 
 
-@pytest.mark.parametrize(("kind", "scaling"), [(CohereConfig, {"logit_scale": 0.3}), (GraniteConfig, {"logits_scaling": 4.0})])
+@pytest.mark.parametrize(
+    ("kind", "scaling"), [(CohereConfig, {"logit_scale": 0.3}), (GraniteConfig, {"logits_scaling": 4.0})]
+)
 def test_scaled_logits(folders, tmp_path, kind, scaling):
     agree(saved(kind(**SMALL, **scaling), tmp_path, folders["gpt2"]))
 
@@ -82,6 +107,8 @@ def test_logits_that_are_changed_in_an_unknown_way_are_refused(folders, monkeypa
 
 
 def test_a_model_whose_cache_is_not_known_is_refused(folders, tmp_path):
-    config = Mamba2Config(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, state_size=8, n_groups=1)
+    config = Mamba2Config(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, state_size=8, n_groups=1
+    )
     with pytest.raises(PlanError, match="no key-value cache"):
         Generator(ModelSpec(saved(config, tmp_path, folders["gpt2"])))

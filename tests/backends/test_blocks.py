@@ -1,4 +1,5 @@
-"""Where a GPU is looked at once in a block of tokens, a CPU with the same blocks gives what looking at every token gives."""
+"""Where a GPU is looked at once in a block of tokens, a CPU with the same blocks gives what looking at every
+token gives."""
 
 import pytest
 import torch
@@ -41,22 +42,38 @@ def same(one, other, but=()):
         again = other.data[name]
         assert data.lengths is None or torch.equal(data.lengths, again.lengths)
         if name not in but:
-            assert again.value == data.value if isinstance(data.value, tuple) else torch.equal(again.value, data.value), name
+            assert (
+                again.value == data.value
+                if isinstance(data.value, tuple)
+                else torch.equal(again.value, data.value)
+            ), name
 
 
 @settings(max_examples=12, derandomize=True)
 @given(
-    block=st.integers(2, 40), tokens=st.integers(1, 50), stop=st.lists(st.text("ab 1=", min_size=1, max_size=3), max_size=3),
-    eos=st.sets(st.integers(0, 20), max_size=6), uneven=st.booleans(), least=st.sampled_from([0, 0, 1, 7, 30]),
+    block=st.integers(2, 40),
+    tokens=st.integers(1, 50),
+    stop=st.lists(st.text("ab 1=", min_size=1, max_size=3), max_size=3),
+    eos=st.sets(st.integers(0, 20), max_size=6),
+    uneven=st.booleans(),
+    least=st.sampled_from([0, 0, 1, 7, 30]),
 )
-def test_rows_end_where_they_do_when_every_token_is_looked_at(generator, monkeypatch, block, tokens, stop, eos, uneven, least):
+def test_rows_end_where_they_do_when_every_token_is_looked_at(
+    generator, monkeypatch, block, tokens, stop, eos, uneven, least
+):
     monkeypatch.setattr(generator, "eos", sorted(eos))
     prompts, sampling = UNEVEN if uneven else EVEN, Sampling(8, tokens, stop=tuple(stop), min_tokens=least)
-    (rows, chunks), (blocks, same_chunks) = (sampled(generator, prompts, sampling, each) for each in (1, block))
+    (rows, chunks), (blocks, same_chunks) = (
+        sampled(generator, prompts, sampling, each) for each in (1, block)
+    )
     same(rows, blocks, but=("sampled_logprobs",))
-    torch.testing.assert_close(rows.data["sampled_logprobs"].value, blocks.data["sampled_logprobs"].value, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        rows.data["sampled_logprobs"].value, blocks.data["sampled_logprobs"].value, atol=1e-12, rtol=0
+    )
     assert chunks == same_chunks
-    for row, length, finish in zip(rows["tokens"].tolist(), rows.data["tokens"].lengths.tolist(), rows["finish"], strict=True):
+    for row, length, finish in zip(
+        rows["tokens"].tolist(), rows.data["tokens"].lengths.tolist(), rows["finish"], strict=True
+    ):
         assert not eos & set(row[: min(least, length)])
         assert finish == "length" or length > least
 
@@ -72,10 +89,16 @@ def test_blocks_are_for_devices_that_the_host_runs_ahead_of():
     assert (decode.block_of(torch.device("cpu")), decode.block_of(torch.device("cuda", 1))) == (1, 16)
 
 
-@pytest.mark.parametrize(("shape", "prompts"), [
-    ("qwen3", UNEVEN), ("gpt2", EVEN), ("gemma3", UNEVEN),
-    pytest.param("llama", UNEVEN, marks=pytest.mark.slow), pytest.param("gpt2", UNEVEN, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "prompts"),
+    [
+        ("qwen3", UNEVEN),
+        ("gpt2", EVEN),
+        ("gemma3", UNEVEN),
+        pytest.param("llama", UNEVEN, marks=pytest.mark.slow),
+        pytest.param("gpt2", UNEVEN, marks=pytest.mark.slow),
+    ],
+)
 def test_the_host_waits_once_in_sixteen_tokens(folders, shape, prompts):
     """And for what rows are drawn with, and for tokens and log-probs at the end. Rows leave on the way."""
     generator = Generator(ModelSpec(folders[shape]))

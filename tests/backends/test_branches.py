@@ -1,4 +1,5 @@
-"""Rows that share the keys and values of their prompts are computed as each by itself is: one step's attention, and whole models."""
+"""Rows that share the keys and values of their prompts are computed as each by itself is: one step's
+attention, and whole models."""
 
 import pytest
 import torch
@@ -12,8 +13,19 @@ from rlflow.backends.local.network import load_network
 from rlflow.training.protocols import ModelSpec
 
 HEADS, KINDS, SIZE = 6, 3, 4
-SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 8,
-         "num_key_value_heads": 2, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 2, "initializer_range": 0.3}
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "num_key_value_heads": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "initializer_range": 0.3,
+}
 
 
 def normal(chance, *shape):
@@ -21,16 +33,20 @@ def normal(chance, *shape):
 
 
 def alone(query, keys, values, visible):
-    """Attention of one query [heads, size] to keys and values [key heads, tokens, size], of which it sees some."""
+    """Attention of one query [heads, size] to keys and values [key heads, tokens, size], of which it sees
+    some."""
     keys, values = (x.repeat_interleave(HEADS // KINDS, 0) for x in (keys, values))
     scores = (keys @ query[..., None])[..., 0] / SIZE**0.5
     return scores.masked_fill(~visible, -torch.inf).softmax(-1)[:, None].matmul(values)[:, 0]
 
 
-@pytest.mark.parametrize("visible", [None, sliding_window_causal_mask_function(4), chunked_causal_mask_function(5, torch.zeros(3))])
+@pytest.mark.parametrize(
+    "visible", [None, sliding_window_causal_mask_function(4), chunked_causal_mask_function(5, torch.zeros(3))]
+)
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_step_attends_as_each_row_by_itself(visible, padded):
-    """Rows of three prompts leave one after another, a whole prompt among them, while each goes on by a token a step."""
+    """Rows of three prompts leave one after another, a whole prompt among them, while each goes on by a token
+    a step."""
     chance, width = torch.Generator().manual_seed(0), 7
     pad = torch.tensor([0, 3, 1]) if padded else torch.zeros(3, dtype=torch.int64)
     layer = GrowingLayer()
@@ -49,9 +65,15 @@ def test_a_step_attends_as_each_row_by_itself(visible, padded):
         assert branch.get_seq_length() == width + step + 1
         out = attend_step(query, *own, StepMask(branches, visible))
         for row, number in enumerate(numbers.tolist()):
-            whole[number] = [torch.cat(pair, 1) for pair in zip(whole[number], (key[row], value[row]), strict=True)]
+            whole[number] = [
+                torch.cat(pair, 1) for pair in zip(whole[number], (key[row], value[row]), strict=True)
+            ]
             places = torch.arange(width + step + 1)
-            seen = torch.ones(len(places), dtype=torch.bool) if visible is None else visible(0, 0, places[-1], places)
+            seen = (
+                torch.ones(len(places), dtype=torch.bool)
+                if visible is None
+                else visible(0, 0, places[-1], places)
+            )
             expected = alone(query[row, :, 0], *whole[number], seen & (places >= pad[of[number]]))
             torch.testing.assert_close(out[row, 0], expected, rtol=1e-12, atol=1e-12)
     assert len(branch.before[0]) == 2  # the second prompt has left with its only row
@@ -82,8 +104,13 @@ def network_of(folder, name, dtype="float64", **settings):
 
 
 FAMILIES = {
-    "Qwen3": {}, "Llama": {"attention_bias": True}, "Mistral": {"sliding_window": 6},
-    "Gemma3Text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "Qwen3": {},
+    "Llama": {"attention_bias": True},
+    "Mistral": {"sliding_window": 6},
+    "Gemma3Text": {
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }
 
 
@@ -104,10 +131,14 @@ def test_families_compute_what_they_compute_with_a_copy_for_each_row(tmp_path, n
                 apart, together = apart.take(kept), together.take(kept)
 
 
-@pytest.mark.parametrize(("name", "settings"), [
-    ("Bloom", {"n_layer": 2, "n_head": 4}),  # biases of attention in place of positions
-    ("GptOss", {"num_local_experts": 4, "sliding_window": 8, "layer_types": ["full_attention"] * 3}),  # attention sinks
-    ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),  # layers that carry state
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Bloom", {"n_layer": 2, "n_head": 4}),  # biases of attention in place of positions
+        # attention sinks
+        ("GptOss", {"num_local_experts": 4, "sliding_window": 8, "layer_types": ["full_attention"] * 3}),
+        ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),  # layers that carry state
+    ],
+)
 def test_other_families_keep_a_copy_for_each_row(tmp_path, name, settings):
     assert not can_branch(network_of(tmp_path, name, dtype="float32", **settings))

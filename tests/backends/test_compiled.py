@@ -50,8 +50,18 @@ except PlanError as error:
 def test_without_a_compiler_the_error_says_what_to_install():
     """In a process of its own, whose PATH has no compiler."""
     environment = {"PATH": "/nowhere", "CXX": "/nowhere/g++"}
-    done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True)
-    for words in ("compile: layers on 'cpu'", "found:", "no C++ compiler", "expected:", "such as g++", "remedy:", "--ROLE.compile"):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True
+    )
+    for words in (
+        "compile: layers on 'cpu'",
+        "found:",
+        "no C++ compiler",
+        "expected:",
+        "such as g++",
+        "remedy:",
+        "--ROLE.compile",
+    ):
         assert words in done.stdout, done.stdout + done.stderr
 
 
@@ -71,8 +81,9 @@ torch.save(computed(folder, torch.load(begun) if begun else {}), out)
 
 
 def computed(folder, begun):
-    """(packed, compiled, number of the step) → its log-probs and, where rows are packed, the state after it; of two steps in each way, or,
-    of packed and compiled rows, of the second, which follows the state ``begun``. Each step has rows of other sizes."""
+    """(packed, compiled, number of the step) → its log-probs and, where rows are packed, the state after it;
+    of two steps in each way, or, of packed and compiled rows, of the second, which follows the state
+    ``begun``. Each step has rows of other sizes."""
     found = {}
     for packed, compiled in [(True, True)] if begun else itertools.product((True, False), (True, False)):
         torch.compiler.set_stance("default")
@@ -91,27 +102,46 @@ def computed(folder, begun):
 
 
 def in_a_process(folder, begun, out):
-    """What ``computed`` gives in a process of its own, which has no graphs of others, but finds on disk what g++ has compiled before."""
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(out.with_name("cache")), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", COMPUTE, folder, begun, out], check=True, cwd=Path(__file__).parent, env=environment)
+    """What ``computed`` gives in a process of its own, which has no graphs of others, but finds on disk what
+    g++ has compiled before."""
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(out.with_name("cache")),
+        "OMP_NUM_THREADS": "1",
+    }
+    subprocess.run(
+        [sys.executable, "-c", COMPUTE, folder, begun, out],
+        check=True,
+        cwd=Path(__file__).parent,
+        env=environment,
+    )
     return torch.load(out)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(missing("cpu")), reason="torch finds no compiler here")
 def test_compiled_layers_compute_the_same_to_rounding_and_go_on_to_the_bit(folders, tmp_path):
-    """In float64, in which Gemma's norms go on in float32, packed and, without a gradient, padded, with a sliding window and without
-    another graph for other sizes; a process that takes up a state computes the bits of the one that was not cut. Weights are left out,
-    since AdamW's first step is as large for a gradient that is rounding alone."""
+    """In float64, in which Gemma's norms go on in float32, packed and, without a gradient, padded, with a
+    sliding window and without another graph for other sizes; a process that takes up a state computes the
+    bits of the one that was not cut. Weights are left out, since AdamW's first step is as large for a
+    gradient that is rounding alone."""
     folder = tmp_path / "model"
     config = json.loads((folders["gemma3"] / "config.json").read_text())
-    one = Gemma3TextConfig(**config | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})  # each layer takes half a minute
+    # each layer takes half a minute
+    one = Gemma3TextConfig(**config | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})
     AutoModelForCausalLM.from_config(one).save_pretrained(folder)
     whole = in_a_process(folder, "", tmp_path / "whole.pt")
     for packed, step in itertools.product((True, False), (0, 1)):
         plain, compiled = whole[packed, False, step], whole[packed, True, step]
         for name in [name for name in plain if name == "logprobs" or name.startswith("exp_avg/")]:
-            torch.testing.assert_close(compiled[name], plain[name], atol=1e-5, rtol=1e-5, msg=f"{name} of step {step}, packed {packed}")
+            torch.testing.assert_close(
+                compiled[name],
+                plain[name],
+                atol=1e-5,
+                rtol=1e-5,
+                msg=f"{name} of step {step}, packed {packed}",
+            )
     begun = {name: tensor for name, tensor in whole[True, True, 0].items() if name != "logprobs"}
     torch.save(begun, tmp_path / "begun.pt")
-    check_same(in_a_process(folder, tmp_path / "begun.pt", tmp_path / "rest.pt")[True, True, 1], whole[True, True, 1])
+    check_same(
+        in_a_process(folder, tmp_path / "begun.pt", tmp_path / "rest.pt")[True, True, 1], whole[True, True, 1]
+    )

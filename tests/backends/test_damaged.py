@@ -44,7 +44,9 @@ def change(file, **entries):
 def test_weights_of_other_shapes_than_the_config_says_are_refused_with_both(folder):
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     change(folder / "config.json", vocab_size=size + 7)
-    with pytest.raises(PlanError, match=rf"(?s)embed_tokens.weight \[{size}, \d+\], not \[{size + 7}, \d+\].*vocab_size"):
+    with pytest.raises(
+        PlanError, match=rf"(?s)embed_tokens.weight \[{size}, \d+\], not \[{size + 7}, \d+\].*vocab_size"
+    ):
         load_network(spec(folder))
 
 

@@ -1,4 +1,5 @@
-"""What the deepspeed trainer does beside the contract, on two ranks (``own_deepspeed.py``), and how it starts."""
+"""What the deepspeed trainer does beside the contract, on two ranks (``own_deepspeed.py``), and how it
+starts."""
 
 import sys
 
@@ -19,10 +20,16 @@ def test_its_own_checks_hold(judged, subtests):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_it_starts_and_ends_without_a_word_and_compiles_nothing(judged, ranks):
     """Models are loaded, and written, with bars of transformers'; bindings of triton speak as Python ends."""
-    lines = [line for text in judged.said("deepspeed", ranks, "printed") for line in text.partition("nanobind: leaked")[0].splitlines()]
+    lines = [
+        line
+        for text in judged.said("deepspeed", ranks, "printed")
+        for line in text.partition("nanobind: leaked")[0].splitlines()
+    ]
     assert [line for line in lines if line.strip() and not line.startswith(BARS)] == []
     assert judged.said("deepspeed", ranks, "compiled") == [""] * ranks
 

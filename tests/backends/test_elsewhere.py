@@ -1,4 +1,5 @@
-"""A local trainer on another device than its rows, which is a GPU's stand-in: all of it works there, and what it keeps is there."""
+"""A local trainer on another device than its rows, which is a GPU's stand-in: all of it works there, and what
+it keeps is there."""
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ from rlflow.backends.local import Trainer
 from rlflow.training.protocols import ModelSpec
 
 ROWS = Batch.of(
-    prompt_tokens=[[5, 6, 7], [9], [3, 3, 3, 3, 3]], tokens=[[5, 6], [7, 8, 9], [1]], mask=[[True, True], [True, False, True], [True]],
-    logprobs=[[-1.0, -2.0], [-1.0, -1.0, -1.0], [-2.0]], advantages=[[1.0, 2.0], [1.0, 1.0, 1.0], [2.0]], temperature=[1.0, 0.5, 1.0],
-)  # fmt: skip
+    prompt_tokens=[[5, 6, 7], [9], [3, 3, 3, 3, 3]],
+    tokens=[[5, 6], [7, 8, 9], [1]],
+    mask=[[True, True], [True, False, True], [True]],
+    logprobs=[[-1.0, -2.0], [-1.0, -1.0, -1.0], [-2.0]],
+    advantages=[[1.0, 2.0], [1.0, 1.0, 1.0], [2.0]],
+    temperature=[1.0, 0.5, 1.0],
+)
 
 
 @loss(new=("logprobs", "entropy"))
@@ -32,9 +37,12 @@ def scorer(new, temperature):
 
 
 CASES = [
-    ("logprobs", policy, "tokens", {}), ("logprobs", policy, "tokens", {"lora": 4}), ("values", critic, "tokens", {}),
-    ("logprobs", policy, "tokens", {"gradient_checkpointing": True, "micro_tokens": 8, "logit_tokens": 2}), ("scores", scorer, "rows", {}),
-]  # fmt: skip
+    ("logprobs", policy, "tokens", {}),
+    ("logprobs", policy, "tokens", {"lora": 4}),
+    ("values", critic, "tokens", {}),
+    ("logprobs", policy, "tokens", {"gradient_checkpointing": True, "micro_tokens": 8, "logit_tokens": 2}),
+    ("scores", scorer, "rows", {}),
+]
 
 
 @pytest.mark.slow
@@ -44,12 +52,18 @@ def test_a_trainer_computes_and_learns_where_its_weights_are(folders, head, obje
     saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
     trainer.network.to(DEVICE)
     trainer.network.identity = id  # tensors without content have no address to tell them apart by
-    trainer.optimizer = torch.optim.AdamW(list(trainer.network.parameters().values()))  # a fused one is for real devices
+    # a fused one is for real devices
+    trainer.optimizer = torch.optim.AdamW(list(trainer.network.parameters().values()))
     with counted() as waits:
         for forward in (trainer.forward, trainer.forward_ahead):
             assert forward(ROWS).data[head].value.device.type == "cpu"
         trainer.update(ROWS, objective, mean=mean)
-        assert {tensor.device for state in trainer.optimizer.state.values() for tensor in state.values() if tensor.dim()} == {DEVICE}
+        assert {
+            tensor.device
+            for state in trainer.optimizer.state.values()
+            for tensor in state.values()
+            if tensor.dim()
+        } == {DEVICE}
         assert saved.keys() < trainer.state().keys()
         trainer.restore(saved)
     assert {parameter.device for parameter in trainer.network.parameters().values()} == {DEVICE}

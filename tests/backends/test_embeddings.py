@@ -15,18 +15,31 @@ from rlflow.training.protocols import ModelSpec
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-CONFIG = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-          "head_dim": 4, "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
+CONFIG = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
 
 
 def folder(path, vocabulary=LARGE, tied=True):
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, tie_word_embeddings=tied, **CONFIG)).double().save_pretrained(path)
+    Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=vocabulary, tie_word_embeddings=tied, **CONFIG)
+    ).double().save_pretrained(path)
     return path
 
 
 def trainer_of(path, dtype="float64", **settings):
-    return Trainer(ModelSpec(path, trained=True, dtype=dtype), TrainerSettings(lr=1e-2, micro_tokens=30, **settings))  # two micro-batches
+    # two micro-batches
+    return Trainer(
+        ModelSpec(path, trained=True, dtype=dtype), TrainerSettings(lr=1e-2, micro_tokens=30, **settings)
+    )
 
 
 def embeddings_of(trainer):
@@ -53,10 +66,15 @@ def trained(trainer):
     return embeddings_of(trainer).weight.detach().clone()
 
 
-@pytest.mark.parametrize(("dtype", "settings", "near"), [
-    ("float64", {}, 1e-9), ("float64", {"gradient_checkpointing": True}, 1e-9), ("float64", {"packed": False}, 1e-9),
-    ("bfloat16", {}, 1e-6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "settings", "near"),
+    [
+        ("float64", {}, 1e-9),
+        ("float64", {"gradient_checkpointing": True}, 1e-9),
+        ("float64", {"packed": False}, 1e-9),
+        ("bfloat16", {}, 1e-6),
+    ],
+)
 def test_the_gradient_is_the_one_of_an_embedding_that_nothing_was_done_to(large, dtype, settings, near):
     one, other = trainer_of(large, dtype, **settings), trainer_of(large, dtype, **settings)
     assert embeddings_of(one).sparse
@@ -71,8 +89,12 @@ def test_weights_that_are_frozen_or_replaced_later_are_left_as_they_are(large):
     embeddings_of(frozen).weight.requires_grad_(False)
     frozen.network.hidden(torch.tensor([[5]]), torch.arange(1)[None], use_cache=False)
     assert embeddings_of(frozen).weight.grad is None
-    other = embeddings_of(replaced).weight = torch.nn.Parameter(torch.ones_like(embeddings_of(replaced).weight))
-    replaced.network.hidden(torch.tensor([[5]]), torch.arange(1)[None], use_cache=False).square().sum().backward()
+    other = embeddings_of(replaced).weight = torch.nn.Parameter(
+        torch.ones_like(embeddings_of(replaced).weight)
+    )
+    replaced.network.hidden(
+        torch.tensor([[5]]), torch.arange(1)[None], use_cache=False
+    ).square().sum().backward()
     assert embeddings_of(replaced).weight is other
     assert other.grad.any(1).nonzero()[:, 0].tolist() == [5]
 
@@ -80,9 +102,11 @@ def test_weights_that_are_frozen_or_replaced_later_are_left_as_they_are(large):
 def test_rows_are_added_to_the_gradient_of_the_head_in_its_place(large):
     trainer, places = trainer_of(large), []
     weight = embeddings_of(trainer).weight
-    weight.register_post_accumulate_grad_hook(lambda weight: places.append((weight.grad.data_ptr(), weight.grad.clone())))
+    weight.register_post_accumulate_grad_hook(
+        lambda weight: places.append((weight.grad.data_ptr(), weight.grad.clone()))
+    )
     trainer.backward(trainer.compute(rows(0), ("logprobs",)).logprobs.sum())
-    (place, of_head), = places  # fmt: skip
+    ((place, of_head),) = places
     assert weight.grad.data_ptr() == place
     read = torch.unique(rows(0)["prompt_tokens"])
     changed = (weight.grad != of_head).any(1).nonzero()[:, 0]
@@ -111,7 +135,12 @@ def test_the_parameter_is_the_module_s_own_after_each_pass_that_failed_too(large
 
 def test_small_vocabularies_heads_of_their_own_and_frozen_models_are_left_alone(large, tmp_path):
     small, apart = folder(tmp_path / "small", 64), folder(tmp_path / "apart", tied=False)
-    for spec in (ModelSpec(small, trained=True), ModelSpec(apart, trained=True), ModelSpec(large), ModelSpec(large, "values", True)):
+    for spec in (
+        ModelSpec(small, trained=True),
+        ModelSpec(apart, trained=True),
+        ModelSpec(large),
+        ModelSpec(large, "values", True),
+    ):
         network = load_network(spec)
         add_by_rows(network)
         assert not network.module.get_input_embeddings().sparse

@@ -1,4 +1,5 @@
-"""What a Trainer computes for a padded batch is what a plain Hugging Face forward gives for each row alone."""
+"""What a Trainer computes for a padded batch is what a plain Hugging Face forward gives for each row
+alone."""
 
 import json
 import shutil
@@ -40,7 +41,9 @@ def alone(model, prompt, tokens, temperature=1.0):
 def test_logprobs_and_entropy_equal_a_plain_forward_row_by_row(folders, shape):
     temperatures = [1.0, 0.7, 2.5]
     with padding(float("nan")):
-        got = Trainer(ModelSpec(folders[shape])).forward(batch(temperature=temperatures), ("logprobs", "entropy"))
+        got = Trainer(ModelSpec(folders[shape])).forward(
+            batch(temperature=temperatures), ("logprobs", "entropy")
+        )
     model = AutoModelForCausalLM.from_pretrained(folders[shape], dtype=torch.float32).eval()
     for i, (prompt, tokens, temperature) in enumerate(zip(PROMPTS, TOKENS, temperatures, strict=True)):
         logprobs, entropy = alone(model, prompt, tokens, temperature)
@@ -50,7 +53,9 @@ def test_logprobs_and_entropy_equal_a_plain_forward_row_by_row(folders, shape):
 
 def test_without_a_temperature_column_it_is_one(folders):
     trainer = Trainer(ModelSpec(folders["llama"]))
-    assert torch.equal(trainer.forward(batch())["logprobs"], trainer.forward(batch(temperature=[1.0] * 3))["logprobs"])
+    assert torch.equal(
+        trainer.forward(batch())["logprobs"], trainer.forward(batch(temperature=[1.0] * 3))["logprobs"]
+    )
 
 
 def test_values_are_of_the_prefix_before_each_token_and_know_no_temperature(folders):
@@ -68,7 +73,10 @@ def test_values_are_of_the_prefix_before_each_token_and_know_no_temperature(fold
 def test_a_value_does_not_see_its_own_token(folders):
     trainer = Trainer(ModelSpec(folders["gpt2"], head="values", trained=True))
     torch.nn.init.normal_(trainer.network.head.weight)
-    a, b = (trainer.forward(Batch.of(prompt_tokens=[[5, 6]], tokens=[[7, last]]), ("values",))["values"] for last in (8, 9))
+    a, b = (
+        trainer.forward(Batch.of(prompt_tokens=[[5, 6]], tokens=[[7, last]]), ("values",))["values"]
+        for last in (8, 9)
+    )
     assert torch.equal(a, b)
 
 
@@ -82,10 +90,14 @@ def test_scores_are_read_after_the_last_token_though_padding_is_eos(folders):
 
 def test_forward_gives_rows_in_order_whatever_the_micro_batches(folders):
     whole = Trainer(ModelSpec(folders["llama"])).forward(batch(), ("logprobs",))
-    one = Trainer(ModelSpec(folders["llama"]), Trainer.Settings(micro_tokens=1)).forward(batch(), ("logprobs",))
+    one = Trainer(ModelSpec(folders["llama"]), Trainer.Settings(micro_tokens=1)).forward(
+        batch(), ("logprobs",)
+    )
     torch.testing.assert_close(whole["logprobs"], one["logprobs"], atol=2e-6, rtol=0)
     assert whole.axis is not one.axis
-    assert Trainer(ModelSpec(folders["llama"])).forward(batch().rows([]), ("logprobs",))["logprobs"].shape == (0, 0)
+    assert Trainer(ModelSpec(folders["llama"])).forward(batch().rows([]), ("logprobs",))[
+        "logprobs"
+    ].shape == (0, 0)
 
 
 def test_bfloat16_trains_float32_weights(folders):
@@ -102,7 +114,9 @@ def test_bfloat16_trains_float32_weights(folders):
 
 def test_an_empty_prompt_is_refused(folders):
     with pytest.raises(ValueError, match="empty prompt in row 0, expected at least one token"):
-        Trainer(ModelSpec(folders["gpt2"])).forward(Batch.of({"prompt_tokens": [torch.zeros(0, dtype=torch.int64)], "tokens": [[4]]}))
+        Trainer(ModelSpec(folders["gpt2"])).forward(
+            Batch.of({"prompt_tokens": [torch.zeros(0, dtype=torch.int64)], "tokens": [[4]]})
+        )
 
 
 def test_a_model_is_asked_only_for_what_its_head_gives(folders):
@@ -111,27 +125,37 @@ def test_a_model_is_asked_only_for_what_its_head_gives(folders):
 
 
 def test_saving_searches_no_wrapper_around_the_model(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(modeling_utils, "extract_model_from_parallel", None, raising=False)  # accelerate's, which imports DeepSpeed
+    # accelerate's, which imports DeepSpeed
+    monkeypatch.setattr(modeling_utils, "extract_model_from_parallel", None, raising=False)
     Trainer(ModelSpec(folders["llama"])).save(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.safetensors").is_file()
 
 
 def test_a_generation_config_that_transformers_would_not_write_goes_along(folders, tmp_path):
     folder = shutil.copytree(folders["llama"], tmp_path / "model")
-    (folder / "generation_config.json").write_text(json.dumps({"top_k": 7, "temperature": 0.5, "eos_token_id": [1, 2]}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"top_k": 7, "temperature": 0.5, "eos_token_id": [1, 2]})
+    )
     trainer = Trainer(ModelSpec(folder))
     for name in ("saved", "again"):
         trainer.save(tmp_path / name)
     written = json.loads((tmp_path / "again" / "generation_config.json").read_text())
     assert {name: written.get(name) for name in ("top_k", "temperature", "eos_token_id", "do_sample")} == {
-        "top_k": 7, "temperature": 0.5, "eos_token_id": [1, 2], "do_sample": None}
+        "top_k": 7,
+        "temperature": 0.5,
+        "eos_token_id": [1, 2],
+        "do_sample": None,
+    }
 
 
-@pytest.mark.parametrize(("file", "text", "says"), [
-    ("model.safetensors", "short", "header"),
-    ("model.safetensors", None, "no file named model.safetensors"),
-    ("config.json", '{"model_type": "unheard-of"}', "unheard-of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("model.safetensors", "short", "header"),
+        ("model.safetensors", None, "no file named model.safetensors"),
+        ("config.json", '{"model_type": "unheard-of"}', "unheard-of"),
+    ],
+)
 def test_a_folder_that_cannot_be_read_is_a_plan_error(folders, tmp_path, file, text, says):
     folder = shutil.copytree(folders["llama"], tmp_path / "damaged")
     (folder / file).unlink()
@@ -160,7 +184,9 @@ def test_chunks_of_logits_change_neither_numbers_nor_gradients(entropy):
     targets, temperature = torch.randint(50, (23,)), torch.rand(23, dtype=torch.float64) + 0.5
     results = []
     for tokens in (1, 7, 100):
-        pair = logprobs_and_entropy(lambda h: h @ weight.T, hidden, targets, temperature, tokens=tokens, entropy=entropy)
+        pair = logprobs_and_entropy(
+            lambda h: h @ weight.T, hidden, targets, temperature, tokens=tokens, entropy=entropy
+        )
         total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
         results.append([*pair, *torch.autograd.grad(total, (weight, hidden))])
     for other in results[:2]:
@@ -177,10 +203,14 @@ def test_a_gradient_in_the_place_of_logits_is_the_same_and_there_is_one_of_it(en
     targets, temperature = torch.randint(50, (23,)), torch.rand(23, dtype=torch.float64) + 0.5
     gradients, seen = [], []
     for once in (False, True):
+
         def logits(hidden):
             seen.append(hidden @ weight.T)
             return seen[-1]
-        pair = logprobs_and_entropy(logits, hidden, targets, temperature, tokens=100, entropy=entropy, once=once)
+
+        pair = logprobs_and_entropy(
+            logits, hidden, targets, temperature, tokens=100, entropy=entropy, once=once
+        )
         total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
         before = seen[-1].detach().clone()
         gradients.append(torch.autograd.grad(total, (weight, hidden), retain_graph=True))
@@ -198,7 +228,9 @@ def test_no_temperature_is_one_of_1_to_the_bit(dtype, entropy, once):
     weight, hidden = (torch.randn(size, 8, dtype=dtype, requires_grad=True) for size in (50, 23))
     targets, results = torch.randint(50, (23,)), []
     for temperature in (None, torch.ones(23)):
-        pair = logprobs_and_entropy(lambda h: h @ weight.T, hidden, targets, temperature, tokens=9, entropy=entropy, once=once)
+        pair = logprobs_and_entropy(
+            lambda h: h @ weight.T, hidden, targets, temperature, tokens=9, entropy=entropy, once=once
+        )
         total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
         results.append([*(x for x in pair if x is not None), *torch.autograd.grad(total, (weight, hidden))])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
@@ -218,10 +250,19 @@ class Largest(TorchDispatchMode):
 
 
 def test_logits_of_a_large_vocabulary_exist_a_few_tokens_at_a_time(tmp_path):
-    """150k words, 96 response tokens, 16 at a time: no tensor of an update has more entries than 16 × 150k or the head's weight."""
+    """150k words, 96 response tokens, 16 at a time: no tensor of an update has more entries than 16 × 150k or
+    the head's weight."""
     vocabulary, tokens = 150_000, 16
-    config = Qwen3Config(vocab_size=vocabulary, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-                         num_key_value_heads=1, head_dim=8, tie_word_embeddings=True)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     trainer = Trainer(ModelSpec(tmp_path, trained=True), Trainer.Settings(logit_tokens=tokens))
     rows = Batch.of(prompt_tokens=[[5]] * 2, tokens=[list(range(48))] * 2, mask=[[True] * 48] * 2)

@@ -1,4 +1,5 @@
-"""A forward pass that an update goes on from: the same numbers, bit for bit, and never a graph of other rows or other weights."""
+"""A forward pass that an update goes on from: the same numbers, bit for bit, and never a graph of other rows
+or other weights."""
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ def rows(seed=0, count=6):
 
 
 def learner(folders, head="logprobs", **settings):
-    return Trainer(ModelSpec(folders["qwen3"], head=head, trained=True), Trainer.Settings(lr=1e-2, **settings))
+    return Trainer(
+        ModelSpec(folders["qwen3"], head=head, trained=True), Trainer.Settings(lr=1e-2, **settings)
+    )
 
 
 @loss
@@ -57,10 +60,17 @@ def test_the_update_is_the_same_with_a_pass_less(folders, epochs, head):
     assert passes - passes_ahead == 2  # one for each iteration
 
 
-@pytest.mark.parametrize(("micro_tokens", "ahead", "order"), [
-    (16384, True, {"given back", "pass"}), (16384, False, {"pass"}), (16, True, {"pass"}),
-])  # fmt: skip
-def test_freed_memory_is_given_back_before_a_pass_that_keeps_its_graph_alone(folders, monkeypatch, micro_tokens, ahead, order):
+@pytest.mark.parametrize(
+    ("micro_tokens", "ahead", "order"),
+    [
+        (16384, True, {"given back", "pass"}),
+        (16384, False, {"pass"}),
+        (16, True, {"pass"}),
+    ],
+)
+def test_freed_memory_is_given_back_before_a_pass_that_keeps_its_graph_alone(
+    folders, monkeypatch, micro_tokens, ahead, order
+):
     trainer, seen = learner(folders, micro_tokens=micro_tokens), []
     monkeypatch.setattr(HEAP, "_release", lambda: seen.append("given back"))
     trainer.network.backbone.register_forward_hook(lambda *_: seen.append("pass"))

@@ -6,7 +6,10 @@ from rlflow.backends import fsdp, local
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
-CHECKS = {2: ("frozen", "experts", "low", "split_heads", "sleep_frees_part_by_part", "unsplit"), 4: ("uneven", "both_ways")}
+CHECKS = {
+    2: ("frozen", "experts", "low", "split_heads", "sleep_frees_part_by_part", "unsplit"),
+    4: ("uneven", "both_ways"),
+}
 
 
 @pytest.mark.slow
@@ -19,7 +22,11 @@ def test_its_own_checks_hold(judged, subtests, ranks):
 def test_alone_it_is_the_local_trainer(folders):
     spec = ModelSpec(folders["gpt2"], "logprobs", True)
     one, other = fsdp.Trainer(spec), local.Trainer(spec)
-    assert [name for name, _ in one.shards()] == [name for name, _ in other.weights()] == [name for name, _ in one.weights()]
+    assert (
+        [name for name, _ in one.shards()]
+        == [name for name, _ in other.weights()]
+        == [name for name, _ in one.weights()]
+    )
     assert one.state().keys() == other.state().keys()
     with pytest.raises(PlanError, match="one process without a torch group"):
         fsdp.Trainer(spec, fsdp.Trainer.Settings(tensor_parallel=2))

@@ -33,14 +33,18 @@ def tokens(batch, row):
 @pytest.mark.parametrize("shape", ["gemma2"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 def test_sampled_logprobs_are_those_of_the_trainer(folders, generators, prompts, shape, temperature):
-    out = generators[shape].generate(prompts, Sampling(samples=3, max_tokens=16, temperature=temperature), range(12))
+    out = generators[shape].generate(
+        prompts, Sampling(samples=3, max_tokens=16, temperature=temperature), range(12)
+    )
     assert out["temperature"].tolist() == pytest.approx([temperature or 1.0] * 12)
     got = Trainer(ModelSpec(folders[shape])).forward(out | prompts)
     torch.testing.assert_close(got["logprobs"], out["sampled_logprobs"], atol=1e-5, rtol=0)
 
 
 def test_bfloat16_samples_agree_with_a_bfloat16_forward(folders, prompts):
-    out = Generator(ModelSpec(folders["qwen3"], dtype="bfloat16")).generate(prompts, Sampling(samples=3, max_tokens=16), range(12))
+    out = Generator(ModelSpec(folders["qwen3"], dtype="bfloat16")).generate(
+        prompts, Sampling(samples=3, max_tokens=16), range(12)
+    )
     assert out.data["sampled_logprobs"].value.dtype is torch.float32
     for trained in (False, True):
         got = Trainer(ModelSpec(folders["qwen3"], dtype="bfloat16", trained=trained)).forward(out | prompts)
@@ -56,8 +60,12 @@ def test_long_responses_outgrow_the_first_cache(folders, generators, prompts):
 
 def test_a_row_does_not_depend_on_the_size_of_batches(folders, generators, prompts):
     sampling, seeds = Sampling(samples=4, max_tokens=12), range(100, 116)
-    small = Generator(ModelSpec(folders["llama"]), Generator.Settings(batch_tokens=50)).generate(prompts, sampling, seeds)
-    assert [tokens(small, i) for i in range(16)] == [tokens(generators["llama"].generate(prompts, sampling, seeds), i) for i in range(16)]
+    small = Generator(ModelSpec(folders["llama"]), Generator.Settings(batch_tokens=50)).generate(
+        prompts, sampling, seeds
+    )
+    assert [tokens(small, i) for i in range(16)] == [
+        tokens(generators["llama"].generate(prompts, sampling, seeds), i) for i in range(16)
+    ]
 
 
 def test_eos_ends_a_row_and_belongs_to_it(generators, prompts):
@@ -76,7 +84,11 @@ def test_eos_ends_a_row_and_belongs_to_it(generators, prompts):
 def test_rows_that_ended_leave_the_batch(generators, prompts, monkeypatch):
     sizes = []
     advance = decode.advance
-    monkeypatch.setattr(decode, "advance", lambda n, rows, token, step: sizes.append(len(token)) or advance(n, rows, token, step))
+    monkeypatch.setattr(
+        decode,
+        "advance",
+        lambda n, rows, token, step: sizes.append(len(token)) or advance(n, rows, token, step),
+    )
     out = generators["gpt2"].generate(prompts, Sampling(samples=32, max_tokens=120), range(128))
     lengths = out.data["tokens"].lengths
     for step, size in enumerate(sizes):
@@ -88,7 +100,9 @@ def test_rows_that_ended_leave_the_batch(generators, prompts, monkeypatch):
 def test_a_prompt_is_read_once_for_all_its_samples(generators, prompts, monkeypatch):
     read = []
     prefill = decode.prefill
-    monkeypatch.setattr(decode, "prefill", lambda n, pieces, room: read.append(len(pieces)) or prefill(n, pieces, room))
+    monkeypatch.setattr(
+        decode, "prefill", lambda n, pieces, room: read.append(len(pieces)) or prefill(n, pieces, room)
+    )
     generators["gpt2"].generate(prompts, Sampling(samples=8, max_tokens=2), range(32))
     assert read == [4]
 
@@ -112,11 +126,20 @@ def test_a_generator_without_a_tokenizer_is_a_plan_error(folders, tmp_path):
         Generator(ModelSpec(tmp_path))
 
 
-@pytest.mark.parametrize(("batch_tokens", "chunks", "dtype"), [(65536, 4, "float64"), (500, 3, "bfloat16"), (65536, 80, "float32")])
-def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(folders, prompts, batch_tokens, chunks, dtype):
-    generator = Generator(ModelSpec(folders["gpt2"], dtype=dtype), Generator.Settings(batch_tokens=batch_tokens))
+@pytest.mark.parametrize(
+    ("batch_tokens", "chunks", "dtype"), [(65536, 4, "float64"), (500, 3, "bfloat16"), (65536, 80, "float32")]
+)
+def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(
+    folders, prompts, batch_tokens, chunks, dtype
+):
+    generator = Generator(
+        ModelSpec(folders["gpt2"], dtype=dtype), Generator.Settings(batch_tokens=batch_tokens)
+    )
     sampling, seeds = Sampling(samples=8, max_tokens=30), range(32)
-    whole, parts = generator.generate(prompts, sampling, seeds), list(generator.generate_chunks(prompts, sampling, seeds, chunks))
+    whole, parts = (
+        generator.generate(prompts, sampling, seeds),
+        list(generator.generate_chunks(prompts, sampling, seeds, chunks)),
+    )
     assert len(parts) == chunks
     taken = torch.cat([part.axis.index for part in parts])
     assert sorted(taken.tolist()) == list(range(32))
@@ -125,7 +148,11 @@ def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(folders,
     for name, data in whole.data.items():
         again = joined.data[name]
         assert again.kind == data.kind
-        assert again.value == data.value if isinstance(data.value, tuple) else torch.equal(again.value, data.value), name
+        assert (
+            again.value == data.value
+            if isinstance(data.value, tuple)
+            else torch.equal(again.value, data.value)
+        ), name
     if batch_tokens == 65536:
         lengths = whole.data["tokens"].lengths
         order = sorted(range(32), key=lambda row: (int(lengths[row]), whole["finish"][row] == "length", row))

@@ -20,18 +20,24 @@ class Recorder(Trainer):
     """A trainer that keeps the gradient of its last step and does not take it."""
 
     def step(self):
-        self.gradient = torch.cat([p.grad.flatten() for p in self.network.parameters().values() if p.grad is not None])
+        self.gradient = torch.cat(
+            [p.grad.flatten() for p in self.network.parameters().values() if p.grad is not None]
+        )
         self.optimizer.zero_grad()
         return OptimizerStep(True, float(self.gradient.norm()), 0.0)
 
 
 @pytest.fixture(scope="module")
 def recorders(folders):
-    return {dtype: Recorder(ModelSpec(folders["gpt2"], trained=True, dtype=dtype)) for dtype in ("float32", "float64")}
+    return {
+        dtype: Recorder(ModelSpec(folders["gpt2"], trained=True, dtype=dtype))
+        for dtype in ("float32", "float64")
+    }
 
 
 def random_batch(seed, rows=6):
-    """Rows of different lengths with holes in their masks, NaN in the holes, one row without a True, groups of two."""
+    """Rows of different lengths with holes in their masks, NaN in the holes, one row without a True, groups
+    of two."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 9, (rows,), generator=random).tolist()
     mask = [torch.rand(n, generator=random) < 0.8 for n in lengths]
@@ -39,7 +45,10 @@ def random_batch(seed, rows=6):
     mask[1][0] = True
     advantages = [torch.where(m, torch.randn(len(m), generator=random), torch.nan) for m in mask]
     return Batch.of(
-        prompt_tokens=[torch.randint(3, 60, (n,), generator=random) for n in torch.randint(1, 7, (rows,), generator=random).tolist()],
+        prompt_tokens=[
+            torch.randint(3, 60, (n,), generator=random)
+            for n in torch.randint(1, 7, (rows,), generator=random).tolist()
+        ],
         tokens=[torch.randint(3, 60, (n,), generator=random) for n in lengths],
         mask=mask,
         logprobs=[-3 + torch.randn(n, generator=random) for n in lengths],
@@ -53,7 +62,9 @@ def random_batch(seed, rows=6):
 @loss(new=("logprobs", "entropy"))
 def per_token(new, logprobs, advantages, mask, *, clip):
     ratio = (new.logprobs - logprobs).exp()
-    return -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages) - 0.01 * new.entropy, {"ratio": ratio}
+    return -torch.min(
+        ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
+    ) - 0.01 * new.entropy, {"ratio": ratio}
 
 
 @loss
@@ -74,18 +85,36 @@ def gradient(recorder, batch, objective, mean, micro_tokens):
     return recorder.gradient, metrics
 
 
-CASES = [(per_token, "tokens"), (per_token, "row-tokens"), (per_token, 7.5), (per_row, "rows"), (per_row, 3), (per_pair, "rows")]
+CASES = [
+    (per_token, "tokens"),
+    (per_token, "row-tokens"),
+    (per_token, 7.5),
+    (per_row, "rows"),
+    (per_row, 3),
+    (per_pair, "rows"),
+]
 LIMIT = {"float32": 1e-6, "float64": 1e-9}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("objective", "mean"), CASES)
 @settings(max_examples=6, derandomize=True)
-@given(seed=st.integers(0, 10**6), micro_tokens=st.integers(1, 100), fill=st.sampled_from([0.0, float("nan"), 1e30]), data=st.data())
-def test_gradients_do_not_depend_on_cuts_padding_or_order(recorders, dtype, objective, mean, seed, micro_tokens, fill, data):
+@given(
+    seed=st.integers(0, 10**6),
+    micro_tokens=st.integers(1, 100),
+    fill=st.sampled_from([0.0, float("nan"), 1e30]),
+    data=st.data(),
+)
+def test_gradients_do_not_depend_on_cuts_padding_or_order(
+    recorders, dtype, objective, mean, seed, micro_tokens, fill, data
+):
     batch = random_batch(seed)
     groups = data.draw(st.permutations(range(3)))
-    order = [2 * g + i for g in groups for i in (0, 1)] if objective is per_pair else data.draw(st.permutations(range(6)))
+    order = (
+        [2 * g + i for g in groups for i in (0, 1)]
+        if objective is per_pair
+        else data.draw(st.permutations(range(6)))
+    )
     whole, metrics = gradient(recorders[dtype], batch, objective, mean, 10**9)
     with padding(fill):
         cut, cut_metrics = gradient(recorders[dtype], batch.rows(order), objective, mean, micro_tokens)
@@ -95,7 +124,8 @@ def test_gradients_do_not_depend_on_cuts_padding_or_order(recorders, dtype, obje
 
 
 def test_the_gradient_is_that_of_the_formula_row_by_row(recorders):
-    """mean="tokens": the sum over tokens that count, divided by their number, each row computed alone without padding."""
+    """mean="tokens": the sum over tokens that count, divided by their number, each row computed alone without
+    padding."""
     batch, recorder = random_batch(3), recorders["float64"]
     got, metrics = gradient(recorder, batch, per_token, "tokens", 40)
     total, count = 0.0, 0
@@ -113,8 +143,10 @@ def test_the_gradient_is_that_of_the_formula_row_by_row(recorders):
 def test_minibatches_and_steps_do_not_depend_on_micro_batches(folders):
     after = []
     for micro_tokens in (10**9, 20):
-        trainer = Trainer(ModelSpec(folders["gpt2"], trained=True, dtype="float64"),
-                          Trainer.Settings(lr=1e-3, micro_tokens=micro_tokens))
+        trainer = Trainer(
+            ModelSpec(folders["gpt2"], trained=True, dtype="float64"),
+            Trainer.Settings(lr=1e-3, micro_tokens=micro_tokens),
+        )
         metrics = trainer.update(random_batch(5), per_token, epochs=3, minibatch=4, seed=9, clip=0.2)
         assert metrics["steps"] == 6
         after.append(torch.cat([tensor.flatten() for _, tensor in trainer.weights()]))

@@ -58,7 +58,9 @@ def test_logits_of_few_and_many_rows_are_those_of_the_head(folders, rows):
 
 def test_many_rows_take_the_head_s_own_way(folders):
     network, calls = load_network(ModelSpec(folders.large)), []
-    network.module.get_output_embeddings().register_forward_hook(lambda module, inputs, output: calls.append(len(inputs[0])))
+    network.module.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, output: calls.append(len(inputs[0]))
+    )
     read_few_rows(network)
     for rows in (1, 2, FEW, FEW + 1):
         network.logits(torch.randn(rows, CONFIG["hidden_size"]))

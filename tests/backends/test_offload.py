@@ -57,7 +57,9 @@ def test_views_and_ties_know_each_other_as_before():
 
 
 def test_memory_that_torch_cannot_give_back_becomes_its_own_first(tmp_path):
-    save_file({"a": torch.arange(1000.0), "b": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "mapped.safetensors")
+    save_file(
+        {"a": torch.arange(1000.0), "b": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "mapped.safetensors"
+    )
     mapped = load_file(tmp_path / "mapped.safetensors")
     learning = torch.nn.Parameter(mapped["a"])
     assert not learning.untyped_storage().resizable()
@@ -68,7 +70,9 @@ def test_memory_that_torch_cannot_give_back_becomes_its_own_first(tmp_path):
     assert mapped["b"].tolist() == [1, 1, 1]
 
 
-def test_what_is_away_is_in_no_file_with_a_name_and_nothing_goes_where_there_is_no_room(tmp_path, monkeypatch):
+def test_what_is_away_is_in_no_file_with_a_name_and_nothing_goes_where_there_is_no_room(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     one, away = torch.ones(1000), Away()
     away.put("weights", [one])

@@ -1,4 +1,5 @@
-"""Packed rows are computed as each row by itself is: the layout, attention over it, whole models, and updates."""
+"""Packed rows are computed as each row by itself is: the layout, attention over it, whole models, and
+updates."""
 
 import pytest
 import torch
@@ -17,29 +18,42 @@ from rlflow.training.protocols import ModelSpec
 
 
 def rows(seed=0):
-    """Ten rows of three prompts, two of which begin alike; one row has a prompt of its own, one no response."""
+    """Ten rows of three prompts, two of which begin alike; one row has a prompt of its own, one no
+    response."""
     chance = torch.Generator().manual_seed(seed)
     draw = lambda count: torch.randint(3, 60, (count,), generator=chance).tolist()  # noqa: E731
     start = draw(11)
     prompts = [start, [*start, *draw(5)], draw(14)]
     lengths = [7, 3, 7, 12, 1, 7, 9, 0, 4, 4]
-    return Batch.of(prompt_tokens=[*(prompts[i % 3] for i in range(9)), draw(3)], tokens=[draw(n) for n in lengths],
-                    mask=[[i != 1 for i in range(n)] for n in lengths], temperature=[0.7, 1.0] * 5)
+    return Batch.of(
+        prompt_tokens=[*(prompts[i % 3] for i in range(9)), draw(3)],
+        tokens=[draw(n) for n in lengths],
+        mask=[[i != 1 for i in range(n)] for n in lengths],
+        temperature=[0.7, 1.0] * 5,
+    )
 
 
 def test_each_token_lies_where_the_layout_says_and_common_ones_once():
     batch = rows()
     layout = packed(batch, torch.device("cpu"))
     prompts, tokens = (batch.data[name] for name in ("prompt_tokens", "tokens"))
-    whole = [torch.cat(pair) for pair in zip(*(data.value.split(data.lengths.tolist()) for data in (prompts, tokens)), strict=True)]
+    whole = [
+        torch.cat(pair)
+        for pair in zip(*(data.value.split(data.lengths.tolist()) for data in (prompts, tokens)), strict=True)
+    ]
     ids, positions = layout.ids[0], layout.positions[0]
-    assert ids.shape == positions.shape == (sum(map(len, whole)) - 10 * 5 - 13 * 2,)  # prompts of 11 and 16 tokens share 10
+    # prompts of 11 and 16 tokens share 10
+    assert ids.shape == positions.shape == (sum(map(len, whole)) - 10 * 5 - 13 * 2,)
     assert [int(ids[i]) for i in layout.last] == [int(row[-1]) for row in whole]
     assert positions[layout.last].tolist() == [len(row) - 1 for row in whole]
-    before = [int(row[at]) for row, start, count in zip(whole, prompts.lengths, tokens.lengths, strict=True)
-              for at in range(int(start) - 1, int(start + count) - 1)]  # fmt: skip
+    before = [
+        int(row[at])
+        for row, start, count in zip(whole, prompts.lengths, tokens.lengths, strict=True)
+        for at in range(int(start) - 1, int(start + count) - 1)
+    ]
     assert ids[layout.before].tolist() == before
-    assert len(set(layout.before.tolist())) == len(before)  # no place is read twice, so that gradients need no sums of unknown order
+    # no place is read twice, so that gradients need no sums of unknown order
+    assert len(set(layout.before.tolist())) == len(before)
     for block in layout.blocks:
         assert positions[block.start : block.start + block.shared].tolist() == list(range(block.shared))
 
@@ -55,7 +69,11 @@ def dense(query, key, value, layout, visible):
     seen = torch.zeros(count, count, dtype=torch.bool)
     for block in layout.blocks:
         common = torch.arange(block.start, block.start + block.shared)
-        own = [torch.arange(run.start + i * run.length, run.start + (i + 1) * run.length) for run in block.runs for i in range(run.count)]
+        own = [
+            torch.arange(run.start + i * run.length, run.start + (i + 1) * run.length)
+            for run in block.runs
+            for i in range(run.count)
+        ]
         for each in own:
             row = torch.cat([common, each])
             place = torch.arange(len(row))
@@ -66,8 +84,11 @@ def dense(query, key, value, layout, visible):
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
-VISIBLE = {"causal": None, "window": sliding_window_causal_mask_function(4),
-           "chunks": chunked_causal_mask_function(5, torch.zeros(1, dtype=torch.int64))}
+VISIBLE = {
+    "causal": None,
+    "window": sliding_window_causal_mask_function(4),
+    "chunks": chunked_causal_mask_function(5, torch.zeros(1, dtype=torch.int64)),
+}
 
 
 @pytest.mark.parametrize("way", [attend, by_copies])
@@ -76,14 +97,20 @@ def test_attention_and_its_gradients_are_those_of_each_row_alone(way, kind):
     layout = packed(rows(), torch.device("cpu"))
     chance = torch.Generator().manual_seed(1)
     count = layout.ids.shape[1]
-    inputs = [torch.randn(1, heads, count, 8, dtype=torch.float64, generator=chance, requires_grad=True) for heads in (4, 2, 2)]
+    inputs = [
+        torch.randn(1, heads, count, 8, dtype=torch.float64, generator=chance, requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
     mask = PackedMask(layout.blocks, VISIBLE[kind])
     found = way(*inputs, mask, 0.3)
     expected = dense(*inputs, layout, VISIBLE[kind] or (lambda _, __, q, k: k <= q))
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
     weight = torch.randn(expected.shape, dtype=torch.float64, generator=chance)
-    for own, other in zip(torch.autograd.grad((found * weight).sum(), inputs), torch.autograd.grad((expected * weight).sum(), inputs),
-                          strict=True):  # fmt: skip
+    for own, other in zip(
+        torch.autograd.grad((found * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum(), inputs),
+        strict=True,
+    ):
         torch.testing.assert_close(own, other, atol=1e-11, rtol=0)
 
 
@@ -102,7 +129,8 @@ def test_models_compute_packed_rows_where_their_attention_is_torchs(folders, sha
     if can_pack(network):
         layouts = [layout(rows(), network.device) for layout in (packed, sequences)]
         found, expected = (hidden_states(network, layout)[layout.before] for layout in layouts)
-        torch.testing.assert_close(found, expected, atol=1e-9 if shape == "gpt2" else 1e-5, rtol=0)  # the others norm in float32
+        # the others norm in float32
+        torch.testing.assert_close(found, expected, atol=1e-9 if shape == "gpt2" else 1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("given", [{"trained": True}, {}], ids=["trained", "frozen"])
@@ -119,7 +147,9 @@ def test_a_model_that_sees_a_little_of_other_rows_is_not_packed(folders, dtype):
 
 def test_a_model_that_carries_state_from_token_to_token_is_not_packed(tmp_path):
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.1)
+    config = MambaConfig(
+        vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.1
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert not can_pack(load_network(ModelSpec(tmp_path)))
 
@@ -131,12 +161,20 @@ def both(new, logprobs):
 
 def learned(folder, packed_rows, ahead=False, **settings):
     """Gradients of one step, from a forward as columns, and the log-probs."""
-    trainer = Trainer(ModelSpec(folder, trained=True, dtype="float64"), Trainer.Settings(packed=packed_rows, **settings))
+    trainer = Trainer(
+        ModelSpec(folder, trained=True, dtype="float64"), Trainer.Settings(packed=packed_rows, **settings)
+    )
     assert trainer.packs == packed_rows
     found, clip = {}, trainer._clip
 
     def kept(learning):
-        found.update({name: each.grad.clone() for name, each in trainer.network.parameters().items() if each.grad is not None})
+        found.update(
+            {
+                name: each.grad.clone()
+                for name, each in trainer.network.parameters().items()
+                if each.grad is not None
+            }
+        )
         return clip(learning)
 
     trainer._clip = kept
@@ -146,11 +184,17 @@ def learned(folder, packed_rows, ahead=False, **settings):
     return found | {"logprobs": batch["logprobs"]}, metrics
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_tokens": 40}, {"gradient_checkpointing": True}, {"ahead": True}, {"lora": 2}],
-                         ids=lambda given: next(iter(given), "whole"))  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"micro_tokens": 40}, {"gradient_checkpointing": True}, {"ahead": True}, {"lora": 2}],
+    ids=lambda given: next(iter(given), "whole"),
+)
 def test_gradients_are_those_of_padded_rows(folders, settings):
-    """To rounding in float64, of groups whole and torn, with layers computed again, from a kept forward, of adapters."""
-    (found, metrics), (expected, others) = (learned(folders["gpt2"], packed_rows, **settings) for packed_rows in (True, False))
+    """To rounding in float64, of groups whole and torn, with layers computed again, from a kept forward, of
+    adapters."""
+    (found, metrics), (expected, others) = (
+        learned(folders["gpt2"], packed_rows, **settings) for packed_rows in (True, False)
+    )
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=1e-9, rtol=1e-9, msg=name)

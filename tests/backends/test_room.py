@@ -21,13 +21,19 @@ def test_a_model_has_the_positions_of_its_config_and_those_that_it_stretches():
     assert longest(nothing_said) is None
 
 
-@pytest.mark.parametrize(("prompts", "max_tokens", "most"), [([1, 90], 10, 100), ([], 500, 100), ([900], 500, None)])
+@pytest.mark.parametrize(
+    ("prompts", "max_tokens", "most"), [([1, 90], 10, 100), ([], 500, 100), ([900], 500, None)]
+)
 def test_what_fits_is_let_through(prompts, max_tokens, most):
     check_room(prompts, max_tokens, most, "the positions of a model")
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
-    with pytest.raises(PlanError, match=r"a prompt of 91 tokens and max_tokens 10\n.*100 tokens together: positions\n.*max_prompt 90, or"):
+    with pytest.raises(
+        PlanError,
+        match=r"a prompt of 91 tokens and max_tokens 10\n.*100 tokens together: positions\n.*max_prompt "
+        r"90, or",
+    ):
         check_room([1, 91], 10, 100, "positions")
     with pytest.raises(PlanError, match=r"remedy:   a smaller max_tokens, or another model"):
         check_room([1], 100, 100, "positions", ", or another model")

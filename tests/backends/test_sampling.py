@@ -31,8 +31,14 @@ def test_draws_follow_the_distribution(temperature):
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [({"top_k": 2}, [0, 1]), ({"top_p": 0.74}, [0, 1]), ({"top_p": 0.76}, [0, 1, 2]), ({"top_p": 1e-9}, [0]), ({"top_k": 9}, range(5)),
-     ({"top_k": 3, "top_p": 0.8}, [0, 1])],
+    [
+        ({"top_k": 2}, [0, 1]),
+        ({"top_p": 0.74}, [0, 1]),
+        ({"top_p": 0.76}, [0, 1, 2]),
+        ({"top_p": 1e-9}, [0]),
+        ({"top_k": 9}, range(5)),
+        ({"top_k": 3, "top_p": 0.8}, [0, 1]),
+    ],
 )
 def test_truncation_keeps_the_likeliest_and_logprobs_are_of_what_is_left(options, kept):
     expected = torch.zeros(5)
@@ -44,7 +50,9 @@ def test_truncation_keeps_the_likeliest_and_logprobs_are_of_what_is_left(options
 
 
 def test_greedy_takes_the_likeliest_at_temperature_one():
-    token, logprob = draw(LOGITS.roll(2)[None], torch.tensor([0.99], dtype=torch.float64), Sampling(temperature=0, top_k=1))
+    token, logprob = draw(
+        LOGITS.roll(2)[None], torch.tensor([0.99], dtype=torch.float64), Sampling(temperature=0, top_k=1)
+    )
     assert token.tolist() == [2]
     assert logprob.item() == pytest.approx(torch.tensor(0.5).log().item())
 
@@ -69,11 +77,19 @@ def test_broken_logits_give_a_missing_logprob():
 
 @pytest.mark.parametrize("at_once", [1, 80, 1000])
 def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
-    logits, uniform = torch.randn(37, 40, generator=torch.Generator().manual_seed(0)), uniforms(range(37), 1)[:, 0]
+    logits, uniform = (
+        torch.randn(37, 40, generator=torch.Generator().manual_seed(0)),
+        uniforms(range(37), 1)[:, 0],
+    )
     plain, cut = draw(logits, uniform, Sampling()), draw(logits, uniform, Sampling(top_p=0.7))
     monkeypatch.setattr(of_logits, "CACHED", at_once)
-    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), plain, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling(top_p=0.7)), cut, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), plain, strict=True)
+    )
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(draw(logits, uniform, Sampling(top_p=0.7)), cut, strict=True)
+    )
 
 
 def test_a_large_vocabulary_is_drawn_from_as_a_small_one_is(monkeypatch):
@@ -81,7 +97,9 @@ def test_a_large_vocabulary_is_drawn_from_as_a_small_one_is(monkeypatch):
     logprobs = (4 * torch.randn(64, 70_001, generator=chance)).log_softmax(-1)
     logprobs[:, torch.randint(70_001, (60_000,), generator=chance)] = -torch.inf
     logprobs[:, -800:] = -torch.inf
-    uniform = torch.cat([uniforms(range(61), 1)[:, 0], torch.tensor([0.0, 1 - 2**-53, 1 - 2**-52], dtype=torch.float64)])
+    uniform = torch.cat(
+        [uniforms(range(61), 1)[:, 0], torch.tensor([0.0, 1 - 2**-53, 1 - 2**-52], dtype=torch.float64)]
+    )
     tokens = inverse(logprobs, uniform)
     assert (logprobs.take_along_dim(tokens[:, None], 1) > -torch.inf).all()
     monkeypatch.setattr(sampling, "LARGE", 1 << 20)
@@ -101,16 +119,30 @@ def test_a_barred_token_is_not_drawn_and_its_probability_goes_to_the_others():
 def test_a_stop_string_within_the_first_tokens_ends_no_row_and_one_after_them_does(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
     tokens = [token for letter in "ab\nc\n" for token in tokenizer(letter).input_ids]
-    ends = [Endings(torch.tensor([0]), ("\n",), tokenizer, least)(torch.tensor([tokens]), len(tokens)).item() for least in (0, 2, 3, 4, 5)]
+    ends = [
+        Endings(torch.tensor([0]), ("\n",), tokenizer, least)(torch.tensor([tokens]), len(tokens)).item()
+        for least in (0, 2, 3, 4, 5)
+    ]
     assert ends == [2, 2, 4, 4, 5]
 
 
-@pytest.mark.parametrize(("stop", "words", "ends"), [
-    ("<bos>", ["a", "<bos>"], True), ("<bos>", ["a", *"<bos>"], False), ("<bos>", ["<bos>", "a"], False),  # by its id, not by its letters
-    ("b<bos>", ["b", "<bos>"], True), ("b<bos>", ["a", "<bos>"], False), ("<bos>b", ["<bos>", "b"], True),  # with text around it
-    ("<bos><unk>", ["<bos>", "<unk>"], True), ("<bos><unk>", ["<unk>", "<bos>"], False), ("<bos><unk>", ["<bos>", *"<unk>"], False),
-    ("<bos>", ["<bos>", *"<bos>"], False),  # both, of which the newest token is of the letters
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stop", "words", "ends"),
+    [
+        # by its id, not by its letters
+        ("<bos>", ["a", "<bos>"], True),
+        ("<bos>", ["a", *"<bos>"], False),
+        ("<bos>", ["<bos>", "a"], False),
+        # with text around it
+        ("b<bos>", ["b", "<bos>"], True),
+        ("b<bos>", ["a", "<bos>"], False),
+        ("<bos>b", ["<bos>", "b"], True),
+        ("<bos><unk>", ["<bos>", "<unk>"], True),
+        ("<bos><unk>", ["<unk>", "<bos>"], False),
+        ("<bos><unk>", ["<bos>", *"<unk>"], False),
+        ("<bos>", ["<bos>", *"<bos>"], False),  # both, of which the newest token is of the letters
+    ],
+)
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_stop_string_has_its_special_tokens_by_their_ids(folders, stop, words, ends, bare):
     tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])

@@ -1,4 +1,5 @@
-"""A generator beside its trainer samples with the trainer's own tensors, and with what they are at the time."""
+"""A generator beside its trainer samples with the trainer's own tensors, and with what they are at the
+time."""
 
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ def sampled(generator):
     return drawn["tokens"].tolist(), drawn["sampled_logprobs"]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])  # with a head of its own, and with one that is the embeddings
+# with a head of its own, and with one that is the embeddings
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_generator_that_shares_weights_samples_what_one_with_a_copy_samples(folders, family):
     spec = ModelSpec(Path(folders[family]), trained=True)
     trainer, shares, copies = Trainer(spec, TrainerSettings(lr=1e-2)), Generator(spec), Generator(spec)
@@ -64,11 +66,20 @@ def bound(**flags):
     return bind_roles(graph, config)["actor"], config.options
 
 
-@pytest.mark.parametrize(("flags", "expected"), [
-    ({}, True), ({"dtype": "bfloat16"}, False), ({"staleness": 1}, False), ({"memory": "20GiB"}, False), ({"pools": "all=2"}, False),
-    ({"actor.lora": 4}, False), ({"actor.trainer": "fsdp"}, False), ({"actor.generator": "null"}, False),
-    ({"actor.generator": "trees.heirs"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, False),
+        ({"staleness": 1}, False),
+        ({"memory": "20GiB"}, False),
+        ({"pools": "all=2"}, False),
+        ({"actor.lora": 4}, False),
+        ({"actor.trainer": "fsdp"}, False),
+        ({"actor.generator": "null"}, False),
+        ({"actor.generator": "trees.heirs"}, False),
+    ],
+)
 def test_where_weights_are_shared(flags, expected, monkeypatch):
     heirs = ModuleType("heirs")
     heirs.Generator = type("Generator", (Generator,), {})  # which may receive weights in a way of its own

@@ -99,7 +99,9 @@ def test_all_rows_left_out_take_no_step(folders):
     learner = trainer(folders)
     before = weights(learner)
     metrics = learner.update(rows(scores=[torch.nan] * 6), weighted)
-    assert metrics == {"lr": 0.0, "rows": 0, "steps": 0, "skipped_steps": 0, "left_out": 6} | {"lr": metrics["lr"]}
+    assert metrics == {"lr": 0.0, "rows": 0, "steps": 0, "skipped_steps": 0, "left_out": 6} | {
+        "lr": metrics["lr"]
+    }
     assert torch.equal(weights(learner), before)
 
 
@@ -121,7 +123,9 @@ def test_a_broken_gradient_skips_its_step_and_the_schedule_waits(folders):
 @pytest.mark.parametrize("settings", [{}, {"lora": 2}])
 def test_a_step_that_leaves_parameters_that_are_no_numbers_is_an_error(folders, settings):
     learner = trainer(folders, lr=1e38, max_grad_norm=1e9, **settings)
-    with pytest.raises(FloatingPointError, match=r"parameters have NaN or infinities, such as .*learning rate \(1e\+38\)"):
+    with pytest.raises(
+        FloatingPointError, match=r"parameters have NaN or infinities, such as .*learning rate \(1e\+38\)"
+    ):
         learner.update(rows(), likelihood)
 
 
@@ -133,13 +137,16 @@ def test_settings_that_are_no_number_to_compute_with_are_refused(name):
 
 def test_the_schedule_sets_the_rate(folders):
     learner = trainer(folders, schedule="linear", warmup=2, updates=6)
-    assert [learner.update(rows(), likelihood)["lr"] for _ in range(7)] == pytest.approx([5e-4, 1e-3, 1e-3, 7.5e-4, 5e-4, 2.5e-4, 0])
+    assert [learner.update(rows(), likelihood)["lr"] for _ in range(7)] == pytest.approx(
+        [5e-4, 1e-3, 1e-3, 7.5e-4, 5e-4, 2.5e-4, 0]
+    )
 
 
 def test_a_schedule_that_ends_needs_to_know_when(folders):
     with pytest.raises(PlanError, match="more updates than warmup"):
         trainer(folders, schedule="cosine")
-    Trainer(ModelSpec(folders["llama"]), Trainer.Settings(schedule="cosine"))  # a frozen role, which --schedule without a role is told too
+    # a frozen role, which --schedule without a role is told too
+    Trainer(ModelSpec(folders["llama"]), Trainer.Settings(schedule="cosine"))
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(folders):
@@ -186,9 +193,13 @@ def test_missing_columns_frozen_models_and_wrong_means_are_refused(folders):
 
 def in_memory(learner):
     """Bytes of storages, each once: of the model, and of its moments."""
-    moments = [tensor for state in learner.optimizer.state.values() for tensor in state.values() if tensor.dim()]
-    return [sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
-            for tensors in ([*learner.network.module.state_dict().values()], moments)]  # fmt: skip
+    moments = [
+        tensor for state in learner.optimizer.state.values() for tensor in state.values() if tensor.dim()
+    ]
+    return [
+        sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+        for tensors in ([*learner.network.module.state_dict().values()], moments)
+    ]
 
 
 def test_parts_sleep_apart_and_free_what_they_took(folders):

@@ -41,12 +41,21 @@ def test_a_number_per_token_is_asked_for():
 
 def test_rows_become_columns_in_which_the_end_of_a_row_is_a_token_and_no_text(words):
     first, second = words("12").input_ids, words("a").input_ids
-    rows = [Row([*first, EOS], [-0.1, -0.2, -0.3], [1, 1, 2], ended=True, stopped=True), Row(second, [-0.4], [2], ended=True), Row()]
+    rows = [
+        Row([*first, EOS], [-0.1, -0.2, -0.3], [1, 1, 2], ended=True, stopped=True),
+        Row(second, [-0.4], [2], ended=True),
+        Row(),
+    ]
     batch = batch_of(Axis.fresh(3), rows, Sampling(1, 4, temperature=0.5), [EOS], words)
     assert batch.data["tokens"].lists() == [[*first, EOS], second, []]
     assert batch.data["policy_version"].lists() == [[1, 1, 2], [2], []]
     assert batch.data["mask"].lists() == [[True] * 3, [True], []]
-    assert [round(value, 3) for value in batch.data["sampled_logprobs"].value.tolist()] == [-0.1, -0.2, -0.3, -0.4]
+    assert [round(value, 3) for value in batch.data["sampled_logprobs"].value.tolist()] == [
+        -0.1,
+        -0.2,
+        -0.3,
+        -0.4,
+    ]
     assert list(batch["completion"]) == ["12", "a", ""]
     assert list(batch["finish"]) == ["stop", "length", "length"]
     assert batch["temperature"].tolist() == [0.5] * 3

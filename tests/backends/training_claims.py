@@ -1,4 +1,5 @@
-"""What is claimed of a Trainer, beside the local one, which takes each rank for the only one, and a plain forward of transformers."""
+"""What is claimed of a Trainer, beside the local one, which takes each rank for the only one, and a plain
+forward of transformers."""
 
 from dataclasses import replace
 
@@ -19,13 +20,28 @@ from rlflow.training.loss_rows import mask_counts, own_rows
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import ModelSpec, ShowsPieces
 
-SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_tokens": 40, "logit_tokens": 7, "warmup": 2}
-# Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the last all that are left.
-STEPS = [([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]), ([8, 9], [0, 1, 0, 0]), ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0])]
+SETTINGS = {
+    "lr": 1e-3,
+    "max_grad_norm": 0.5,
+    "weight_decay": 0.01,
+    "micro_tokens": 40,
+    "logit_tokens": 7,
+    "warmup": 2,
+}
+# Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the
+# last all that are left.
+STEPS = [
+    ([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]),
+    ([8, 9], [0, 1, 0, 0]),
+    ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0]),
+]
 AGAIN = [([8, 9, 4, 5, 0, 1], [2, 1, 0, 0])]
-LONG_STEPS = [(list(range(64)), [18, 10, 0, 0])]  # of rows of real lengths, of which the local trainer computes each alone
+# of rows of real lengths, of which the local trainer computes each alone
+LONG_STEPS = [(list(range(64)), [18, 10, 0, 0])]
 
-FAR = 3e-5  # of weights after equal steps: up to 1.2e-5 on an AMD EPYC, since Adam divides what gradients round to by itself
+# of weights after equal steps: up to 1.2e-5 on an AMD EPYC, since Adam divides what gradients round to by
+# itself
+FAR = 3e-5
 
 
 @loss(new=("logprobs", "entropy"))
@@ -63,19 +79,35 @@ def rows(count=12):
     draw = lambda low, high: torch.randint(low, high, (count,), generator=chance).tolist()  # noqa: E731
     prompts, lengths = draw(1, 7), draw(1, 9)
     starts = [torch.randint(3, 60, (n,), generator=chance) for n in prompts]
-    common = torch.randint(3, 60, (9,), generator=chance)  # what two prompts in three begin with, that of six rows being nothing else
-    starts = [starts[i] if i % 3 == 0 else torch.cat([common, starts[i]]) if i < 4 else common for i in range(count)]
-    return Batch.of(prompt_tokens=starts,
-                    tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
-                    mask=[[i != 2 for i in range(n)] for n in lengths], group=[i // 2 for i in range(count)],
-                    temperature=[[1.0, 0.7][i % 2] for i in range(count)], right=[i % 3 == 0 for i in range(count)])
+    # what two prompts in three begin with, that of six rows being nothing else
+    common = torch.randint(3, 60, (9,), generator=chance)
+    starts = [
+        starts[i] if i % 3 == 0 else torch.cat([common, starts[i]]) if i < 4 else common for i in range(count)
+    ]
+    return Batch.of(
+        prompt_tokens=starts,
+        tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
+        mask=[[i != 2 for i in range(n)] for n in lengths],
+        group=[i // 2 for i in range(count)],
+        temperature=[[1.0, 0.7][i % 2] for i in range(count)],
+        right=[i % 3 == 0 for i in range(count)],
+    )
 
 
 def long_rows():
-    """64 rows of 10 to 2,000 tokens, half of them below 30, of prompts and responses that are long and short in turn, shuffled."""
+    """64 rows of 10 to 2,000 tokens, half of them below 30, of prompts and responses that are long and short
+    in turn, shuffled."""
     chance = torch.Generator().manual_seed(1)
-    lengths = (10 * 200 ** (torch.arange(64) / 63) ** 3).round().long()[torch.randperm(64, generator=chance)].tolist()
-    prompts = [max(1, round(length * share)) for length, share in zip(lengths, [0.9, 0.5, 0.1, 0.98] * 16, strict=True)]
+    lengths = (
+        (10 * 200 ** (torch.arange(64) / 63) ** 3)
+        .round()
+        .long()[torch.randperm(64, generator=chance)]
+        .tolist()
+    )
+    prompts = [
+        max(1, round(length * share))
+        for length, share in zip(lengths, [0.9, 0.5, 0.1, 0.98] * 16, strict=True)
+    ]
     draw = lambda count: torch.randint(3, 60, (count,), generator=chance)  # noqa: E731
     tokens = [draw(length - prompt) for length, prompt in zip(lengths, prompts, strict=True)]
     starts = [draw(prompt) for prompt in prompts]
@@ -83,9 +115,13 @@ def long_rows():
         for other in (i + 1, i + 3):
             alike = min(len(starts[i]), len(starts[other]))
             starts[other][:alike] = starts[i][:alike]
-    return Batch.of(prompt_tokens=starts, tokens=tokens,
-                    mask=[[i % 50 != 2 for i in range(len(row))] for row in tokens], group=[i // 2 for i in range(64)],
-                    temperature=[[1.0, 0.7][i % 2] for i in range(64)])
+    return Batch.of(
+        prompt_tokens=starts,
+        tokens=tokens,
+        mask=[[i % 50 != 2 for i in range(len(row))] for row in tokens],
+        group=[i // 2 for i in range(64)],
+        temperature=[[1.0, 0.7][i % 2] for i in range(64)],
+    )
 
 
 def shares(batch, steps, grouped, rank=0, ranks=1, joint=None):
@@ -140,8 +176,11 @@ class Subject:
 
     def reference(self):
         known = local.Trainer.Settings.__dataclass_fields__
-        settings = {name: value for name, value in self.settings.items() if name in known} | ({"micro_tokens": 1} if self.long else {})
-        settings["packed"] = self.settings.get("packed", False)  # each row by itself, where nothing else is asked for
+        settings = {name: value for name, value in self.settings.items() if name in known} | (
+            {"micro_tokens": 1} if self.long else {}
+        )
+        # each row by itself, where nothing else is asked for
+        settings["packed"] = self.settings.get("packed", False)
         made = local.Trainer(self.spec, local.Trainer.Settings(**settings))
         made.peers = self.ground.peers()
         return made
@@ -153,10 +192,19 @@ class Subject:
         return torch.arange(self.rank, count, max(self.data - 1, 1))[: 0 if none else count]
 
     def learn(self, one, steps=None, objective=None):
-        """What a trainer says of these steps: one of the backend of this rank's shares, the local one of all."""
+        """What a trainer says of these steps: one of the backend of this rank's shares, the local one of
+        all."""
         default, mean = (JOINT, ("tokens", "row-tokens")) if objective is JOINT else OBJECTIVES[self.head]
         place = (0, 1) if one is self.other else (self.rank, self.data)
-        divided = list(shares(self.rows, steps or self.steps, self.grouped, *place, objective if objective is JOINT else None))
+        divided = list(
+            shares(
+                self.rows,
+                steps or self.steps,
+                self.grouped,
+                *place,
+                objective if objective is JOINT else None,
+            )
+        )
         return one.update_shares(self.rows, objective or default, divided, mean, {}).steps
 
     def state(self, one):
@@ -166,12 +214,16 @@ class Subject:
         return state
 
     def forward(self, one=None, atol=1e-5):
-        found, wanted = (trainer.forward(self.rows.rows(self.mine()), self.want) for trainer in (one or self.one, self.other))
+        found, wanted = (
+            trainer.forward(self.rows.rows(self.mine()), self.want)
+            for trainer in (one or self.one, self.other)
+        )
         for name in self.want:
             torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0)
 
     def apart(self):
-        """‖Δθ‖ / ‖θ‖ of both trainers' states, the largest of all ranks: they fail together, or one would wait for the other."""
+        """‖Δθ‖ / ‖θ‖ of both trainers' states, the largest of all ranks: they fail together, or one would
+        wait for the other."""
         far = torch.tensor(self._apart(), dtype=torch.float64)
         if dist.is_initialized():
             dist.all_reduce(far, dist.ReduceOp.MAX)
@@ -184,7 +236,9 @@ class Subject:
             return 0.0
         assert list(found) == list(wanted)
         learning = [name for name in wanted if name.startswith(("parameters/", "adapters/"))]
-        one, other = (torch.cat([state[name].flatten().double() for name in learning]) for state in (found, wanted))
+        one, other = (
+            torch.cat([state[name].flatten().double() for name in learning]) for state in (found, wanted)
+        )
         return float((one - other).norm() / other.norm())
 
     def steps_alike(self, steps=None, objective=None):
@@ -200,7 +254,8 @@ class Subject:
         assert self.apart() <= FAR, self.apart()
 
 
-# -- claims ----------------------------------------------------------------------------------------------------------------------------
+# -- claims
+# ------------------------------------------------------------------------------------------------------------
 
 
 def weights_are_the_folders(subject):
@@ -216,7 +271,8 @@ def weights_are_the_folders(subject):
 
 
 def a_forward_is_that_of_transformers(subject):
-    """Row by row, without padding, at each row's temperature; of heads of our own that of the local trainer. With its columns."""
+    """Row by row, without padding, at each row's temperature; of heads of our own that of the local trainer.
+    With its columns."""
     batch = subject.rows.rows(subject.mine())
     found = subject.one.forward(batch, subject.want)
     assert set(found.columns) == set(subject.want)
@@ -224,7 +280,9 @@ def a_forward_is_that_of_transformers(subject):
     for name in subject.want:
         data = found.data[name]
         assert data.kind == standard_kind(name), name
-        assert len(data.value) == (len(batch) if name == "scores" else int(batch.data["tokens"].lengths.sum()))
+        assert len(data.value) == (
+            len(batch) if name == "scores" else int(batch.data["tokens"].lengths.sum())
+        )
     if subject.ground.modelless:
         return
     if subject.head != "logprobs":
@@ -234,9 +292,15 @@ def a_forward_is_that_of_transformers(subject):
         row = batch.rows([i])
         prompt, tokens = row["prompt_tokens"][0], row["tokens"][0]
         with torch.no_grad():
-            logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1] / row["temperature"][0]
+            logits = (
+                model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
+                / row["temperature"][0]
+            )
         distribution = logits.log_softmax(-1)
-        logprobs, entropy = distribution.gather(-1, tokens[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+        logprobs, entropy = (
+            distribution.gather(-1, tokens[:, None])[:, 0],
+            -(distribution.exp() * distribution).sum(-1),
+        )
         torch.testing.assert_close(found["logprobs"][i, : len(tokens)], logprobs, atol=1e-5, rtol=0)
         torch.testing.assert_close(found["entropy"][i, : len(tokens)], entropy, atol=1e-5, rtol=0)
 
@@ -245,7 +309,11 @@ def a_rank_holds_its_part(subject):
     """Of the memory of all weights no more than 0.6 where two ranks share it; together the ranks hold all."""
     if not isinstance(subject.one, ShowsPieces) or (pieces := subject.one.pieces()) is None:
         return
-    storages = {piece.view.untyped_storage()._cdata: piece.view.untyped_storage().nbytes() for p in pieces.values() for piece in p.pieces}
+    storages = {
+        piece.view.untyped_storage()._cdata: piece.view.untyped_storage().nbytes()
+        for p in pieces.values()
+        for piece in p.pieces
+    }
     weights = dict(subject.one.weights())
     held = sum(storages.values()) / sum(tensor.nbytes for tensor in weights.values())
     divided = capabilities(type(subject.one), subject.one.settings, "cpu").divided or ()
@@ -264,7 +332,8 @@ def a_rank_holds_its_part(subject):
 
 
 def undisturbed(subject):
-    """After a step whose gradient is not finite, on the last rank alone, and a sleep, neither of which changes anything."""
+    """After a step whose gradient is not finite, on the last rank alone, and a sleep, neither of which
+    changes anything."""
     if subject.head == "logprobs" and not subject.ground.modelless:
         told = subject.learn(subject.one, [([10, 11], [0, 1, 0, 0])], broken)
         assert (told["steps"], told["skipped_steps"]) == (0, 1)
@@ -287,7 +356,8 @@ def steps_are_those_of_the_local_trainer(subject):
 
 
 def a_state_goes_on(subject):
-    """In a trainer of the same kind in every bit; from the local one and back in every bit; and then by the same steps."""
+    """In a trainer of the same kind in every bit; from the local one and back in every bit; and then by the
+    same steps."""
     state, fresh = subject.state(subject.one), subject.fresh()
     fresh.restore(copied(state))
     check_same(fresh.state(), state)
@@ -310,7 +380,9 @@ def a_frozen_model_goes_on_from_a_state(subject):
     state = subject.state(subject.one)
     frozen = subject.ground.made("Trainer", replace(subject.spec, trained=False), **subject.settings)
     frozen.restore(copied(state))
-    kept = {name: tensor for name, tensor in state.items() if name.startswith("parameters/") or name == "steps"}
+    kept = {
+        name: tensor for name, tensor in state.items() if name.startswith("parameters/") or name == "steps"
+    }
     check_same(dict(sorted(frozen.state().items())), dict(sorted(kept.items())))
 
 

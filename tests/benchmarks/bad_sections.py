@@ -1,4 +1,5 @@
-"""Sections that do not end well, as `benchmarks/gpu.py` has them run on a GPU: prints what is told of each."""
+"""Sections that do not end well, as `benchmarks/gpu.py` has them run on a GPU: prints what is told of
+each."""
 
 import json
 import os
@@ -47,8 +48,13 @@ def stuck():
 
 def main(folder: Path) -> None:
     found = {}
-    for section, arguments, seconds in ((good, (), 30), (raises, (), 30), (crashes, (), 30), (leaves, (), 30),
-                                        (hangs, (str(folder / "child"),), 3)):  # fmt: skip
+    for section, arguments, seconds in (
+        (good, (), 30),
+        (raises, (), 30),
+        (crashes, (), 30),
+        (leaves, (), 30),
+        (hangs, (str(folder / "child"),), 3),
+    ):
         told = list(results(section, arguments, "spawn", seconds, folder / f"{section.__name__}.log"))
         assert all(isinstance(check, Check) for check in told)
         found[section.__name__] = [(check.name, check.verdict, check.why) for check in told]

@@ -1,4 +1,5 @@
-"""A system for tests: iterations that take no time, whose tokens and metrics follow from their numbers and settings."""
+"""A system for tests: iterations that take no time, whose tokens and metrics follow from their numbers and
+settings."""
 
 import time
 from pathlib import Path
@@ -11,7 +12,11 @@ class System:
             raise ValueError("no such model")
         if not (self.folder.parents[2] / self.flags.get("fails_without", "")).exists():
             raise ValueError("not mended yet")
-        others = [path for path in self.folder.parents[1].glob("*/seed-*/begun") if not path.with_name("closed").exists()]
+        others = [
+            path
+            for path in self.folder.parents[1].glob("*/seed-*/begun")
+            if not path.with_name("closed").exists()
+        ]
         if self.flags.get("alone") and others:
             raise ValueError(f"{others[0]} is loaded too")
         (self.folder / "begun").touch()
@@ -24,7 +29,14 @@ class System:
                 raise RuntimeError(f"iteration {self.number} does not work")
             if self.flags.get("hangs") == self.number:
                 time.sleep(1000)
-            rows.append({"iteration": self.number, "wall": self.flags["seconds"], "tokens": self.flags.get("tokens", 10), "metrics": {}})
+            rows.append(
+                {
+                    "iteration": self.number,
+                    "wall": self.flags["seconds"],
+                    "tokens": self.flags.get("tokens", 10),
+                    "metrics": {},
+                }
+            )
             self.number += 1
         value = self.flags.get("learns", 0.0) * self.number + 0.001 * self.seed
         ended = self.number == self.flags["iterations"]

@@ -1,5 +1,5 @@
-"""How often verdicts of learning are wrong, and how often they find a difference that is there: simulated, by seeds, pairs and
-distributions. ``python tests/benchmarks/simulated.py`` prints the table of docs/bench.md."""
+"""How often verdicts of learning are wrong, and how often they find a difference that is there: simulated, by
+seeds, pairs and distributions. ``python tests/benchmarks/simulated.py`` prints the table of docs/bench.md."""
 
 import numpy as np
 
@@ -7,31 +7,46 @@ from rlflow.benchmarks.curves import Cell, Curve, Point
 from rlflow.benchmarks.holm import holm
 from rlflow.benchmarks.learning import ALPHA, surprise
 
-SEEDS, CELLS, EFFECT, DRAWS = (5, 6, 8, 10, 12, 16), (1, 3, 5), 1.5, 2000  # EFFECT: in standard deviations of one cell's own noise
+# EFFECT: in standard deviations of one cell's own noise
+SEEDS, CELLS, EFFECT, DRAWS = (5, 6, 8, 10, 12, 16), (1, 3, 5), 1.5, 2000
 QUESTIONS, RIGHT = 512, 0.9  # of binomial accuracies
 OWN = {  # noise of each run, with a standard deviation of 1
     "normal": lambda rng, shape, common: common + rng.normal(size=shape),
     "skewed": lambda rng, shape, common: common + rng.exponential(size=shape),
-    "binomial": lambda rng, shape, common: rng.binomial(QUESTIONS, RIGHT + 0.01 * np.clip(common, -5, 5), shape) / DEVIATION,
-}  # fmt: skip
+    "binomial": lambda rng, shape, common: (
+        rng.binomial(QUESTIONS, RIGHT + 0.01 * np.clip(common, -5, 5), shape) / DEVIATION
+    ),
+}
 DEVIATION = (QUESTIONS * RIGHT * (1 - RIGHT)) ** 0.5
 
 
 def cell(name, values, first):
-    return Cell(name, tuple(Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value)))) for seed, value in enumerate(values, first)))
+    return Cell(
+        name,
+        tuple(
+            Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value))))
+            for seed, value in enumerate(values, first)
+        ),
+    )
 
 
 def share(distribution, seeds, cells, paired, effect, draws, seed=0):
-    """The share of ``draws`` comparisons in which any of so many cells is found better or worse than the base. ``paired``: all cells have
-    the same seeds, which do as much to all of them as each run's own noise does. ``effect``: what is added to each cell but the base."""
+    """The share of ``draws`` comparisons in which any of so many cells is found better or worse than the
+    base. ``paired``: all cells have the same seeds, which do as much to all of them as each run's own noise
+    does. ``effect``: what is added to each cell but the base."""
     rng = np.random.default_rng([seed, seeds, cells, paired])
     found = 0
     for _ in range(draws):
         common = rng.normal(size=seeds) if paired else np.zeros((cells + 1, 1))
         values = OWN[distribution](rng, (cells + 1, seeds), common)
         values[1:] += effect
-        base, *others = (cell(str(number), row, 0 if paired else 100 * number) for number, row in enumerate(values))
-        found += any(rejected for _, rejected in holm({each.name: surprise(each, base) for each in others}, ALPHA).values())
+        base, *others = (
+            cell(str(number), row, 0 if paired else 100 * number) for number, row in enumerate(values)
+        )
+        found += any(
+            rejected
+            for _, rejected in holm({each.name: surprise(each, base) for each in others}, ALPHA).values()
+        )
     return found / draws
 
 
@@ -39,7 +54,9 @@ def rows():
     """(which seeds, distribution, wrong or found, shares by number of seeds), as the lines of the table."""
     for paired in (True, False):
         for distribution in OWN:
-            wrong = [[share(distribution, count, cells, paired, 0.0, DRAWS) for cells in CELLS] for count in SEEDS]
+            wrong = [
+                [share(distribution, count, cells, paired, 0.0, DRAWS) for cells in CELLS] for count in SEEDS
+            ]
             right = [[share(distribution, count, 1, paired, EFFECT, DRAWS)] for count in SEEDS]
             pairs = "the same" if paired else "others"
             yield from ((pairs, distribution, "wrong", wrong), (pairs, distribution, "found", right))
@@ -47,10 +64,16 @@ def rows():
 
 def table(simulated):
     """What ``rows`` gives, as a table in markdown."""
-    lines = [f"| seeds of both | values | % of comparisons | {' | '.join(map(str, SEEDS))} |", "| --- " * 3 + "| ---: " * len(SEEDS) + "|"]
+    lines = [
+        f"| seeds of both | values | % of comparisons | {' | '.join(map(str, SEEDS))} |",
+        "| --- " * 3 + "| ---: " * len(SEEDS) + "|",
+    ]
     for pairs, distribution, what, values in simulated:
         label = "wrong, with 1, 3, 5 cells" if what == "wrong" else "found"
-        shown = [", ".join(f"{100 * value:.0f}" if what == "found" else f"{100 * value:.1f}" for value in each) for each in values]
+        shown = [
+            ", ".join(f"{100 * value:.0f}" if what == "found" else f"{100 * value:.1f}" for value in each)
+            for each in values
+        ]
         lines.append(f"| {pairs} | {distribution} | {label} | {' | '.join(shown)} |")
     return "\n".join(lines)
 

@@ -24,30 +24,42 @@ class Always:
         return options[0]
 
 
-@pytest.mark.parametrize(("terms", "forgets", "slips", "answer"), [
-    ("27 + 15", 1.0, 0.0, "32"), ("32 - 15", 1.0, 0.0, "27"), ("11 - 33", 1.0, 0.0, "22"), ("11 - 33", 0.0, 0.0, "-22"),
-    ("11 + 11", 0.0, 1.0, "02"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("terms", "forgets", "slips", "answer"),
+    [
+        ("27 + 15", 1.0, 0.0, "32"),
+        ("32 - 15", 1.0, 0.0, "27"),
+        ("11 - 33", 1.0, 0.0, "22"),
+        ("11 - 33", 0.0, 0.0, "-22"),
+        ("11 + 11", 0.0, 1.0, "02"),
+    ],
+)
 def test_the_pupil_errs_as_described(terms, forgets, slips, answer):
     assert pupil(terms.split(), Always(), forgets, slips) == answer
 
 
 @given(NUMBERS, st.sampled_from("+-"), NUMBERS)
 def test_without_mistakes_every_answer_is_right(first, sign, second):
-    assert int(pupil([str(first), sign, str(second)], random.Random(0), 0.0, 0.0)) == (first + second if sign == "+" else first - second)
+    assert int(pupil([str(first), sign, str(second)], random.Random(0), 0.0, 0.0)) == (
+        first + second if sign == "+" else first - second
+    )
 
 
 @given(NUMBERS, NUMBERS)
 def test_what_is_forgotten_of_a_sum_is_the_ten_that_is_carried(first, second):
     ones = int(str(first)[-1]) + int(str(second)[-1])
-    assert int(pupil([str(first), "+", str(second)], random.Random(0), 1.0, 0.0)) == first + second - 10 * (ones > 9)
+    assert int(pupil([str(first), "+", str(second)], random.Random(0), 1.0, 0.0)) == first + second - 10 * (
+        ones > 9
+    )
 
 
 @given(NUMBERS, NUMBERS)
 def test_what_is_forgotten_of_a_difference_is_the_ten_that_is_borrowed_and_the_sign(first, second):
     low, high = sorted((first, second))
     borrowed = int(str(high)[-1]) < int(str(low)[-1])
-    assert int(pupil([str(first), "-", str(second)], random.Random(0), 1.0, 0.0)) == high - low + 10 * borrowed
+    assert (
+        int(pupil([str(first), "-", str(second)], random.Random(0), 1.0, 0.0)) == high - low + 10 * borrowed
+    )
 
 
 @given(NUMBERS, NUMBERS, st.integers(0, 9))

@@ -1,4 +1,5 @@
-"""The table of seeds: each seed's first and last evaluation and what it took, and the curve of each cell as the mean over seeds."""
+"""The table of seeds: each seed's first and last evaluation and what it took, and the curve of each cell as
+the mean over seeds."""
 
 from rlflow.benchmarks.by_seed import curve_rows, curve_table, heads, seed_rows, texts
 from rlflow.benchmarks.journal import Measured, Turn
@@ -7,38 +8,76 @@ from rlflow.benchmarks.suite import Goal
 
 def turn(seed, number, iterations, evaluations, seconds):
     rows = [{"iteration": i, "wall": 2.0, "tokens": 10, "metrics": {}} for i in iterations]
-    return Turn(seed, number, rows, [{"iteration": i, "metrics": metrics} for i, metrics in evaluations.items()], 1.0, 1, 0.0, [], seconds)
+    return Turn(
+        seed,
+        number,
+        rows,
+        [{"iteration": i, "metrics": metrics} for i, metrics in evaluations.items()],
+        1.0,
+        1,
+        0.0,
+        [],
+        seconds,
+    )
 
 
 def both(sampled, greedy=None):
     return {"evaluation/sampled": sampled} | ({"evaluation/greedy": greedy} if greedy is not None else {})
 
 
-ONE = Measured([turn(0, 0, range(3), {0: both(0.436, 0.486), 2: both(0.5, 0.6)}, 7.5), turn(1, 0, range(3), {0: both(0.4, 0.5)}, 6.0),
-                turn(0, 1, range(2, 5), {2: both(0.9, 0.9), 5: both(0.926, 0.98)}, 8.0), turn(1, 1, [3, 4], {5: both(0.8, 0.7)}, 4.0)],
-               starts={0: 3.0, 1: 2.5})
+ONE = Measured(
+    [
+        turn(0, 0, range(3), {0: both(0.436, 0.486), 2: both(0.5, 0.6)}, 7.5),
+        turn(1, 0, range(3), {0: both(0.4, 0.5)}, 6.0),
+        turn(0, 1, range(2, 5), {2: both(0.9, 0.9), 5: both(0.926, 0.98)}, 8.0),
+        turn(1, 1, [3, 4], {5: both(0.8, 0.7)}, 4.0),
+    ],
+    starts={0: 3.0, 1: 2.5},
+)
 OTHER = Measured([turn(0, 0, range(5), {0: both(0.2), 5: both(0.3)}, 9.0)])
 NONE = Measured([turn(0, 0, range(5), {}, 9.0)])
 
 
 def test_a_seed_is_a_line_from_its_first_evaluation_to_its_last_with_the_seconds_of_all_of_its_turns():
     rows = seed_rows([("one", ONE), ("other", OTHER), ("none", NONE)], Goal())
-    assert heads(rows, Goal()) == ("cell", "seed", "sampled before → after", "greedy before → after", "iterations", "their seconds",
-                                   "whole process")
+    assert heads(rows, Goal()) == (
+        "cell",
+        "seed",
+        "sampled before → after",
+        "greedy before → after",
+        "iterations",
+        "their seconds",
+        "whole process",
+    )
     assert [texts(row, Goal(), rows) for row in rows] == [
-        ("one", "0", "43.6% → 92.6%", "48.6% → 98.0%", "5", "10 s", "18 s"),  # iteration 2 was done twice and counts once
+        # iteration 2 was done twice and counts once
+        ("one", "0", "43.6% → 92.6%", "48.6% → 98.0%", "5", "10 s", "18 s"),
         ("one", "1", "40.0% → 80.0%", "50.0% → 70.0%", "5", "10 s", "12 s"),
-        ("other", "0", "20.0% → 30.0%", "", "5", "10 s", "9 s")]
+        ("other", "0", "20.0% → 30.0%", "", "5", "10 s", "9 s"),
+    ]
 
 
 def test_a_curve_is_the_mean_over_seeds_where_there_is_more_than_a_beginning_and_an_end():
     rows = curve_rows([("one", ONE), ("other", OTHER), ("none", NONE)], Goal())
-    assert curve_table(rows, Goal()) == [("sampled after iterations", "0", "2", "5"), ("one", "41.8%", "50.0%", "86.3%")]
+    assert curve_table(rows, Goal()) == [
+        ("sampled after iterations", "0", "2", "5"),
+        ("one", "41.8%", "50.0%", "86.3%"),
+    ]
     assert curve_table([], Goal()) == []
 
 
 def test_of_another_metric_there_is_that_one_alone():
-    cell = Measured([turn(0, 0, range(2), {0: {"evaluation/held/greedy": 0.25}, 2: {"evaluation/held/greedy": 0.5, "pairs": 3.0}}, 1.0)])
+    cell = Measured(
+        [
+            turn(
+                0,
+                0,
+                range(2),
+                {0: {"evaluation/held/greedy": 0.25}, 2: {"evaluation/held/greedy": 0.5, "pairs": 3.0}},
+                1.0,
+            )
+        ]
+    )
     rows = seed_rows([("one", cell)], Goal(metric="evaluation/held/greedy"))
     assert texts(rows[0], Goal(metric="evaluation/held/greedy"), rows)[2] == "25.0% → 50.0%"
     (pairs,) = seed_rows([("one", cell)], Goal(metric="pairs"))

@@ -32,7 +32,10 @@ def test_a_cell_has_one_key_whatever_its_name_and_the_order_of_its_flags():
     assert other.iterations == 2
 
 
-@pytest.mark.parametrize("flags", [{"prompts": 5}, {"hp.samples": 3}, {"pools": "all=1"}, {"seed": 3}, {"actor.token_seconds": 0.1}])
+@pytest.mark.parametrize(
+    "flags",
+    [{"prompts": 5}, {"hp.samples": 3}, {"pools": "all=1"}, {"seed": 3}, {"actor.token_seconds": 0.1}],
+)
 def test_another_setting_makes_another_key(flags):
     assert key(**flags) != base_key()
 
@@ -59,7 +62,11 @@ def test_files_that_flags_name_count_by_their_bytes(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1")
     (tmp_path / "judge.py").write_text("def score(completion): return 1.0")
-    flags = {"model": str(tmp_path / "model"), "reward": (f"{tmp_path}/judge.py:score", "math"), "data": "nowhere.jsonl"}
+    flags = {
+        "model": str(tmp_path / "model"),
+        "reward": (f"{tmp_path}/judge.py:score", "math"),
+        "data": "nowhere.jsonl",
+    }
     assert [name for name, _ in named_paths(flags)] == ["model 0", "reward 0"]
     before = digest_of(tmp_path / "model")
     (tmp_path / "model" / "weights").write_bytes(b"2")
@@ -69,7 +76,9 @@ def test_files_that_flags_name_count_by_their_bytes(tmp_path):
 @pytest.mark.parametrize("form", ["{}", "math={}", "{}:0.7", "math={}:0.3"])
 def test_files_count_in_every_form_in_which_a_flag_names_them(tmp_path, form):
     (tmp_path / "data.jsonl").write_text("{}")
-    assert list(named_paths({"data": (form.format(tmp_path / "data.jsonl"),)})) == [("data 0", tmp_path / "data.jsonl")]
+    assert list(named_paths({"data": (form.format(tmp_path / "data.jsonl"),)})) == [
+        ("data 0", tmp_path / "data.jsonl")
+    ]
     assert not list(named_paths({"prompt": "x" * 5000, "reward": "math", "pools": "train=1,rollout=1"}))
 
 
@@ -83,21 +92,34 @@ def test_what_a_python_file_imports_from_its_folder_counts_too(tmp_path):
 
 
 def test_a_backend_of_the_users_own_counts_by_its_files():
-    assert backends_of({"actor.generator": "rlflow.backends.null", "backend": "local", "model": "a.b"}) == ["rlflow.backends.null"]
-    assert any(name.startswith("rlflow.backends.null: ") for name in files_of({"actor.generator": "rlflow.backends.null"})["files"])
+    assert backends_of({"actor.generator": "rlflow.backends.null", "backend": "local", "model": "a.b"}) == [
+        "rlflow.backends.null"
+    ]
+    assert any(
+        name.startswith("rlflow.backends.null: ")
+        for name in files_of({"actor.generator": "rlflow.backends.null"})["files"]
+    )
 
 
 @pytest.mark.parametrize("changed", [{"block": 5}, {"settle": 2}, {"rounds": 9}])
 def test_what_of_a_turn_is_timed_makes_another_key(changed):
-    assert compile_cell(Cell("one", "rlflow", "grpo", NULL), options_of, Settings(**changed)).key != base_key()
+    assert (
+        compile_cell(Cell("one", "rlflow", "grpo", NULL), options_of, Settings(**changed)).key != base_key()
+    )
 
 
 def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
-    read = suite('[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "bad"\nhp.sampels = 3\n[[cell]]\nname = "good"\n'
-                 '[[cell]]\nname = "worse"\npools = "all=x"')
+    read = suite(
+        '[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "bad"\nhp.sampels = '
+        '3\n[[cell]]\nname = "good"\n'
+        '[[cell]]\nname = "worse"\npools = "all=x"'
+    )
     with pytest.raises(PlanError) as refused:
         compile_cells(read, options_of)
-    assert [problem.message.split(":")[0] for problem in refused.value.problems] == ["cell 'bad'", "cell 'worse'"]
+    assert [problem.message.split(":")[0] for problem in refused.value.problems] == [
+        "cell 'bad'",
+        "cell 'worse'",
+    ]
     assert refused.value.problems[0].nearest == "--hp.samples"
 
 

@@ -16,7 +16,12 @@ def asked(path, *requests):
 
 
 def test_each_request_is_answered_and_the_end_of_them_closes_the_system(tmp_path):
-    prepare = {"do": "prepare", "cell": {"flags": {"iterations": 3, "seconds": 0.5}}, "folder": str(tmp_path), "seed": 0}
+    prepare = {
+        "do": "prepare",
+        "cell": {"flags": {"iterations": 3, "seconds": 0.5}},
+        "folder": str(tmp_path),
+        "seed": 0,
+    }
     answers = asked(COUNTING, prepare, {"do": "iterate", "count": 2}, {"do": "observe"})
     assert answers[0] == {"value": {"iterations": 3}}
     assert [row["iteration"] for row in answers[1]["value"]["iterations"]] == [0, 1]

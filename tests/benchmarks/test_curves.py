@@ -11,7 +11,9 @@ VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 
 
 def curve(values, seed=0):
-    return Curve(seed, tuple(Point(number, 2.0 * number, 10.0 * number, value) for number, value in enumerate(values)))
+    return Curve(
+        seed, tuple(Point(number, 2.0 * number, 10.0 * number, value) for number, value in enumerate(values))
+    )
 
 
 def test_an_area_is_the_mean_height_until_the_horizon():
@@ -39,7 +41,9 @@ def test_the_horizon_is_the_shortest_end():
 
 
 def test_half_of_the_seeds_reached_the_goal_by_the_median():
-    cell = Cell("a", tuple(curve(values, seed) for seed, values in enumerate([[0, 1, 1], [0, 0, 1], [0, 0, 0]])))
+    cell = Cell(
+        "a", tuple(curve(values, seed) for seed, values in enumerate([[0, 1, 1], [0, 0, 1], [0, 0, 0]]))
+    )
     found = time_to_goal(cell, 1.0)
     assert (found.median, found.reached, found.seeds) == (4, 2, 3)
     assert found.text == "the median seed took 4 seconds (2 of 3 seeds reached 1)"
@@ -55,7 +59,8 @@ def test_a_goal_that_the_median_seed_never_reached_is_said():
 
 
 def test_the_median_is_kaplan_and_meiers():
-    """The remission times of Freireich et al. (1963), as in textbooks: the treated have a median of 23 weeks, the others of 8."""
+    """The remission times of Freireich et al. (1963), as in textbooks: the treated have a median of 23 weeks,
+    the others of 8."""
     treated = [6, 6, 6, 6, 7, 9, 10, 10, 11, 13, 16, 17, 19, 20, 22, 23, 25, 32, 32, 34, 35]
     events = [1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
     placebo = [1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23]

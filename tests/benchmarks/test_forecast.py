@@ -1,4 +1,5 @@
-"""What is announced of undecided pairs: a number that is right for known noise, and that somebody could run."""
+"""What is announced of undecided pairs: a number that is right for known noise, and that somebody could
+run."""
 
 import math
 
@@ -26,15 +27,23 @@ def test_more_noise_and_a_smaller_effect_need_more(count, error, effect, factor)
 
 
 def test_after_so_many_a_known_difference_is_found_in_80_percent():
-    """By simulation: normal noise of 1, an effect of 0.3, and the normal quantile, which the forecast has with much freedom."""
+    """By simulation: normal noise of 1, an effect of 0.3, and the normal quantile, which the forecast has
+    with much freedom."""
     count, effect = 40, 0.3
     whole = count + observations_left(count, 1 / math.sqrt(count), effect, 0.95, 1e9)
     means = np.random.default_rng(0).normal(effect, 1 / math.sqrt(whole), 20_000)
     assert np.mean(means > 1.96 / math.sqrt(whole)) == pytest.approx(0.8, abs=0.015)
 
 
-@pytest.mark.parametrize(("left", "least", "text"), [
-    (7, False, "about 7 more rounds"), (1, False, "about 1 more round"), (4, True, "at least 4 more rounds"),
-    (FARTHEST - 1, False, "about 999 more rounds"), (FARTHEST, False, "more than 1000 more rounds")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("left", "least", "text"),
+    [
+        (7, False, "about 7 more rounds"),
+        (1, False, "about 1 more round"),
+        (4, True, "at least 4 more rounds"),
+        (FARTHEST - 1, False, "about 999 more rounds"),
+        (FARTHEST, False, "more than 1000 more rounds"),
+    ],
+)
 def test_it_is_said_how_sure_the_number_is(left, least, text):
     assert announced(left, "rounds", least=least) == text

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from rlflow.benchmarks.gates import gated
 
-FIVE = [10.0, 11.0, 9.0, 10.5, 9.5]  # mean 10, standard deviation 0.790569: 95 % of one more lie within 2.77645 · 0.866025 = 2.40447
+# mean 10, standard deviation 0.790569: 95 % of one more lie within 2.77645 · 0.866025 = 2.40447
+FIVE = [10.0, 11.0, 9.0, 10.5, 9.5]
 HISTORY = st.lists(st.integers(-1000, 1000).map(float), min_size=5, max_size=12)
 
 
@@ -20,13 +21,22 @@ def gate(value, history=FIVE, better="higher", **keywords):
 
 def test_the_corridor_is_the_prediction_interval_of_one_more_run():
     assert gate(10.0).corridor == pytest.approx((10 - 2.40447, 10 + 2.40447), abs=1e-4)
-    assert gate(10.0, alpha=0.01).corridor == pytest.approx((10 - 4.60409 * 0.866025, 10 + 4.60409 * 0.866025), abs=1e-4)
+    assert gate(10.0, alpha=0.01).corridor == pytest.approx(
+        (10 - 4.60409 * 0.866025, 10 + 4.60409 * 0.866025), abs=1e-4
+    )
 
 
-@pytest.mark.parametrize(("value", "better", "state"), [
-    (12.3, "higher", "inside"), (7.7, "lower", "inside"), (12.5, "higher", "improvement"), (12.5, "lower", "regression"),
-    (7.5, "higher", "regression"), (7.5, "lower", "improvement"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "better", "state"),
+    [
+        (12.3, "higher", "inside"),
+        (7.7, "lower", "inside"),
+        (12.5, "higher", "improvement"),
+        (12.5, "lower", "regression"),
+        (7.5, "higher", "regression"),
+        (7.5, "lower", "improvement"),
+    ],
+)
 def test_both_ways_out_of_the_corridor_fail_and_say_which_it_was(value, better, state):
     found = gate(value, better=better)
     assert (found.state, found.failed) == (state, state != "inside")
@@ -47,7 +57,9 @@ def test_a_missing_value_is_an_error_with_history_or_without(value):
 def test_short_history_passes_and_is_said(history):
     found = gate(99.0, history)
     assert (found.state, found.failed) == ("no history", False)
-    assert found.text == f"speed: 99, passes without history ({min(len(history), 4)} trusted runs of at least 5)"
+    assert (
+        found.text == f"speed: 99, passes without history ({min(len(history), 4)} trusted runs of at least 5)"
+    )
 
 
 def test_the_suite_fails_where_a_gate_does_and_has_a_line_for_each():
@@ -60,7 +72,8 @@ def test_the_suite_fails_where_a_gate_does_and_has_a_line_for_each():
 
 
 def test_levels_are_holms():
-    """p = 0.04 alone is outside at 5 %; beside two others that are inside it is not, and beside one far outside it is."""
+    """p = 0.04 alone is outside at 5 %; beside two others that are inside it is not, and beside one far
+    outside it is."""
     one = 10 + 0.866025 * 2.9985  # p = 0.04 with 4 degrees of freedom
     names = {"a": "higher", "b": "higher"}
     history = dict.fromkeys(names, FIVE)
@@ -77,8 +90,14 @@ def test_unchanged_suites_seldom_fail():
     rng = np.random.default_rng(0)
     names = [f"metric{number}" for number in range(6)]
     runs = rng.normal(size=(600, 6, 7))
-    failed = [gated(dict.fromkeys(names, "higher"), dict(zip(names, suite[:, :6], strict=True)), dict(zip(names, suite[:, 6], strict=True)))
-              .exit_code for suite in runs]  # fmt: skip
+    failed = [
+        gated(
+            dict.fromkeys(names, "higher"),
+            dict(zip(names, suite[:, :6], strict=True)),
+            dict(zip(names, suite[:, 6], strict=True)),
+        ).exit_code
+        for suite in runs
+    ]
     assert 0.02 <= np.mean(failed) <= 0.07
 
 

@@ -13,17 +13,44 @@ import pytest
 from sources import ROOT
 
 COMMAND = ROOT / "benchmarks" / "gpu.py"
-QUICK = ["same", "ppo", "grpo", "repeats", "devices", "variants", "waits", "qwen3-0.6b", "micro", "sleep", "limit", "handles", "fsdp"]
-ON_GPUS = {"same: TF32", "waits: waits for the device", "micro: peaks", "sleep: freed memory", "handles: NCCL with two ranks on one device",
-           "handles: memory of a rank that dies"}  # fmt: skip
+QUICK = [
+    "same",
+    "ppo",
+    "grpo",
+    "repeats",
+    "devices",
+    "variants",
+    "waits",
+    "qwen3-0.6b",
+    "micro",
+    "sleep",
+    "limit",
+    "handles",
+    "fsdp",
+]
+ON_GPUS = {
+    "same: TF32",
+    "waits: waits for the device",
+    "micro: peaks",
+    "sleep: freed memory",
+    "handles: NCCL with two ranks on one device",
+    "handles: memory of a rank that dies",
+}
 
 
 def ended(folder, *words, code=0):
-    """The JSON file of a command in a checkout, where the packages that rlflow needs are installed and rlflow itself is not."""
+    """The JSON file of a command in a checkout, where the packages that rlflow needs are installed and rlflow
+    itself is not."""
     out = folder / "gpu.json"
-    packages = {"PYTHONPATH": os.pathsep.join(site.getsitepackages())}  # without their .pth files, by one of which rlflow is there
-    done = subprocess.run([sys.executable, "-S", COMMAND, "--device", "cpu", "--small", "--json", out, *words], capture_output=True,
-                          text=True, cwd=ROOT, env={**os.environ, **packages})  # fmt: skip
+    # without their .pth files, by one of which rlflow is there
+    packages = {"PYTHONPATH": os.pathsep.join(site.getsitepackages())}
+    done = subprocess.run(
+        [sys.executable, "-S", COMMAND, "--device", "cpu", "--small", "--json", out, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **packages},
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout
 
@@ -32,12 +59,24 @@ def ended(folder, *words, code=0):
 def test_what_a_cpu_can_do_is_right_on_a_cpu(tmp_path):
     found, printed = ended(tmp_path)
     assert [section["name"] for section in found["sections"]] == QUICK
-    assert {section["name"]: section["verdict"] for section in found["sections"]} == dict.fromkeys(QUICK, "ok")
-    checks = {f"{section['name']}: {check['name']}": check for section in found["sections"] for check in section["checks"]}
+    assert {section["name"]: section["verdict"] for section in found["sections"]} == dict.fromkeys(
+        QUICK, "ok"
+    )
+    checks = {
+        f"{section['name']}: {check['name']}": check
+        for section in found["sections"]
+        for check in section["checks"]
+    }
     assert {name for name, check in checks.items() if check["verdict"] != "ok"} == ON_GPUS
     assert all(check["why"] for check in checks.values() if check["verdict"] == "untested")
-    assert checks["same: logprobs, float32"] == {"name": "logprobs, float32", "verdict": "ok", "number": 0.0, "unit": "", "why": "",
-                                                 "bound": "≤ 0.0001"}  # fmt: skip
+    assert checks["same: logprobs, float32"] == {
+        "name": "logprobs, float32",
+        "verdict": "ok",
+        "number": 0.0,
+        "unit": "",
+        "why": "",
+        "bound": "≤ 0.0001",
+    }
     assert found["machine"]["packages"]["torch"]
     assert "| `fsdp` | FSDP2 on one rank | ok | 6 | 0 | 0 |" in printed
     assert list(tmp_path.iterdir()) == [tmp_path / "gpu.json"]
@@ -57,15 +96,25 @@ def test_sections_are_chosen_by_name_and_by_group(tmp_path):
     assert "there is no section 'nonsense'" in wrong.stderr
     spent, _ = ended(tmp_path, "--budget", "1", "memory", "vllm")
     assert [(section["name"], section["verdict"]) for section in spent["sections"]] == [
-        ("micro", "untested"), ("sleep", "untested"), ("limit", "untested"), ("vllm", "untested")]  # fmt: skip
-    assert {check["why"] for section in spent["sections"] for check in section["checks"]} == {"the budget is spent"}
+        ("micro", "untested"),
+        ("sleep", "untested"),
+        ("limit", "untested"),
+        ("vllm", "untested"),
+    ]
+    assert {check["why"] for section in spent["sections"] for check in section["checks"]} == {
+        "the budget is spent"
+    }
 
 
 @pytest.mark.long
 def test_a_section_that_raises_crashes_or_hangs_is_told_with_its_cause(tmp_path):
     script = Path(__file__).with_name("bad_sections.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(COMMAND.parent)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, script, tmp_path],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(COMMAND.parent)},
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     one = ["one", "ok", ""]
@@ -100,7 +149,9 @@ def ends(process, seconds=30):
 def test_engines_are_right_on_a_cpu(tmp_path):
     """By one command, whose sections are forks of one process that has imported what they share."""
     found, _ = ended(tmp_path, "zero", "vllm", "pools")
-    lacking = {section["checks"][0]["why"] for section in found["sections"] if section["verdict"] == "untested"}
+    lacking = {
+        section["checks"][0]["why"] for section in found["sections"] if section["verdict"] == "untested"
+    }
     for section in found["sections"]:
         assert section["verdict"] in ("ok", "untested"), section
         unlike = {check["name"] for check in section["checks"] if check["verdict"] != "ok"}
@@ -111,7 +162,12 @@ def test_engines_are_right_on_a_cpu(tmp_path):
 
 
 def test_a_device_that_is_not_there_is_said(tmp_path):
-    done = subprocess.run([sys.executable, COMMAND, "same"], capture_output=True, text=True, cwd=tmp_path,
-                          env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, COMMAND, "same"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
     assert done.returncode == 2
     assert "no NVIDIA driver" in done.stdout or "Error: " in done.stdout

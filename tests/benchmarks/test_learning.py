@@ -11,7 +11,15 @@ from sources import ROOT
 
 from rlflow.benchmarks.curves import Cell, Curve, Point
 from rlflow.benchmarks.holm import holm
-from rlflow.benchmarks.learning import difference, equivalence, probability_of_improvement, profile_text, ranked, ranked_all, surprise
+from rlflow.benchmarks.learning import (
+    difference,
+    equivalence,
+    probability_of_improvement,
+    profile_text,
+    ranked,
+    ranked_all,
+    surprise,
+)
 
 VALUES = st.lists(st.integers(-1000, 1000).map(float), min_size=5, max_size=12)
 DISTRIBUTIONS = {
@@ -22,7 +30,13 @@ DISTRIBUTIONS = {
 
 
 def cell(values, name="cell", first=0):
-    return Cell(name, tuple(Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value)))) for seed, value in enumerate(values, first)))
+    return Cell(
+        name,
+        tuple(
+            Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value))))
+            for seed, value in enumerate(values, first)
+        ),
+    )
 
 
 def rank(ours, theirs, paired=False, **keywords):
@@ -32,15 +46,20 @@ def rank(ours, theirs, paired=False, **keywords):
 @pytest.mark.parametrize("seeds", [5, 10, 20])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_intervals_cover_the_true_difference_of_means(name, seeds):
-    """300 pairs of samples of one distribution: 90 % is what is promised of nominal 95 %, here of Welch's with two sizes."""
+    """300 pairs of samples of one distribution: 90 % is what is promised of nominal 95 %, here of Welch's
+    with two sizes."""
     rng = np.random.default_rng(0)
-    intervals = [difference(DISTRIBUTIONS[name](rng, seeds), DISTRIBUTIONS[name](rng, seeds + 3)).interval for _ in range(300)]
+    intervals = [
+        difference(DISTRIBUTIONS[name](rng, seeds), DISTRIBUTIONS[name](rng, seeds + 3)).interval
+        for _ in range(300)
+    ]
     assert np.mean([interval.low <= 0 <= interval.high for interval in intervals]) >= 0.90
     assert all(interval.method == "t" for interval in intervals)
 
 
 def test_a_difference_is_students_of_pairs_and_welchs_of_others():
-    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with t = 2.776; means 0.2 apart have Welch's error of 0.7616 with
+    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with t = 2.776; means 0.2 apart have
+    Welch's error of 0.7616 with
     5.247 degrees of freedom, t = 2.535."""
     paired = difference([0.0, 2, 4, 6, 8], [1.0, 2, 3, 4, 5], paired=True).interval
     assert (paired.low, paired.high) == pytest.approx((1 - 2.776 * 0.7071, 1 + 2.776 * 0.7071), abs=1e-3)
@@ -67,12 +86,15 @@ def test_five_seeds_all_above_leave_doubt():
 def test_the_probability_of_improvement_is_covered():
     rng = np.random.default_rng(0)
     truth = 0.5 * (1 + math.erf(0.5))  # P(X > Y) of normals one standard deviation apart
-    intervals = [probability_of_improvement(rng.normal(1, 1, 5), rng.normal(0, 1, 5)).interval for _ in range(300)]
+    intervals = [
+        probability_of_improvement(rng.normal(1, 1, 5), rng.normal(0, 1, 5)).interval for _ in range(300)
+    ]
     assert np.mean([interval.low <= truth <= interval.high for interval in intervals]) >= 0.90
 
 
 def test_equivalence_is_welchs_tost():
-    """By hand: means 0.2 apart, variances 2.5 / 5 and 0.4 / 5, so an error of 0.7616 and 5.247 degrees of freedom."""
+    """By hand: means 0.2 apart, variances 2.5 / 5 and 0.4 / 5, so an error of 0.7616 and 5.247 degrees of
+    freedom."""
     ours, theirs = [1.0, 2, 3, 4, 5], [2.0, 2.4, 2.8, 3.2, 3.6]
     assert equivalence(ours, theirs, 2.0) == pytest.approx(0.0318, abs=0.001)
     assert equivalence(ours, theirs, 2.0) == equivalence(theirs, ours, 2.0)
@@ -80,10 +102,18 @@ def test_equivalence_is_welchs_tost():
     assert (equivalence([1, 1], [1, 1], 0.1), equivalence([1, 1], [2, 2], 0.1)) == (0, 1)
 
 
-@pytest.mark.parametrize(("shift", "margin", "higher", "outcome"), [
-    (3.0, 0.0, True, "better"), (3.0, 0.0, False, "worse"), (-3.0, 0.5, True, "worse"), (-3.0, 0.5, False, "better"),
-    (0.0, 1.0, True, "equivalent within the margin"), (0.0, 0.0, True, "undecided"), (0.3, 0.01, True, "undecided"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shift", "margin", "higher", "outcome"),
+    [
+        (3.0, 0.0, True, "better"),
+        (3.0, 0.0, False, "worse"),
+        (-3.0, 0.5, True, "worse"),
+        (-3.0, 0.5, False, "better"),
+        (0.0, 1.0, True, "equivalent within the margin"),
+        (0.0, 0.0, True, "undecided"),
+        (0.3, 0.01, True, "undecided"),
+    ],
+)
 def test_pairs_are_ranked(shift, margin, higher, outcome):
     values = np.linspace(-0.5, 0.5, 6)
     found = rank(values + shift, values, margin=margin, higher=higher)
@@ -119,11 +149,14 @@ def test_equal_cells_are_seldom_ranked(paired):
 
 @pytest.mark.parametrize("seeds", [5, 10, 20])
 def test_intervals_of_pairs_cover_the_true_difference_where_seeds_matter(seeds):
-    """What a seed does to both cells has 5 times the spread of what it does to each; the true difference is 0."""
+    """What a seed does to both cells has 5 times the spread of what it does to each; the true difference is
+    0."""
     rng = np.random.default_rng(0)
     common = 5 * rng.normal(size=(400, seeds))
-    intervals = [difference(both + one, both + other, paired=True).interval
-                 for both, (one, other) in zip(common, rng.normal(size=(400, 2, seeds)), strict=True)]  # fmt: skip
+    intervals = [
+        difference(both + one, both + other, paired=True).interval
+        for both, (one, other) in zip(common, rng.normal(size=(400, 2, seeds)), strict=True)
+    ]
     assert np.mean([interval.low <= 0 <= interval.high for interval in intervals]) >= 0.90
 
 
@@ -140,7 +173,8 @@ def test_the_same_seeds_are_compared_in_pairs():
 
 
 def test_equivalence_of_pairs_is_students_tost_of_the_differences():
-    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with 4 degrees of freedom: t is (3 - 1) / 0.7071."""
+    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with 4 degrees of freedom: t is (3 -
+    1) / 0.7071."""
     ours, theirs = [0.0, 2, 4, 6, 8], [1.0, 2, 3, 4, 5]
     assert equivalence(ours, theirs, 3.0, paired=True) == pytest.approx(0.0237, abs=0.0005)
 
@@ -158,7 +192,10 @@ def test_of_several_cells_anything_is_seldom_found_where_nothing_differs():
 @given(st.lists(VALUES, min_size=1, max_size=4), VALUES, st.booleans())
 def test_better_and_worse_is_what_holms_procedure_rejects(every, theirs, paired):
     size = min(map(len, (*every, theirs))) if paired else None
-    cells = [cell(values[:size], f"cell{number}", 0 if paired else 100 * number) for number, values in enumerate(every, 1)]
+    cells = [
+        cell(values[:size], f"cell{number}", 0 if paired else 100 * number)
+        for number, values in enumerate(every, 1)
+    ]
     base = cell(theirs[:size], "base")
     rejected = holm({each.name: surprise(each, base) for each in cells}, 0.05)
     found = {each.cell: each.outcome in ("better", "worse") for each in ranked_all(cells, base)}
@@ -183,19 +220,24 @@ def test_several_cells_are_ranked_in_their_order_and_never_more_easily_than_alon
     assert [each.cell for each in found] == [each.name for each in cells]
     for together, one in zip(found, cells, strict=True):
         alone = ranked(one, cell(theirs, "base"), margin=margin)
-        assert together.outcome in (alone.outcome, "undecided") or alone.outcome == "equivalent within the margin"
+        assert (
+            together.outcome in (alone.outcome, "undecided")
+            or alone.outcome == "equivalent within the margin"
+        )
 
 
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("cells", [3, 5])
 def test_five_seeds_find_nothing_more_often_than_they_may(cells, paired):
-    """200 comparisons of equal cells. More than 20 wrong ones have a probability of 0.1 % where 5 % are wrong. Quantiles of resampled pairs
-    found 34 with 3 cells and 50 with 5."""
+    """200 comparisons of equal cells. More than 20 wrong ones have a probability of 0.1 % where 5 % are
+    wrong. Quantiles of resampled pairs found 34 with 3 cells and 50 with 5."""
     assert share("normal", 5, cells, paired, 0.0, 200) <= 0.1
 
 
 def test_five_seeds_find_a_large_difference_and_eight_most_of_them():
-    assert 0.3 < share("normal", 5, 1, True, EFFECT, 200) < 0.6 < share("normal", 8, 1, True, EFFECT, 200) < 0.85
+    assert (
+        0.3 < share("normal", 5, 1, True, EFFECT, 200) < 0.6 < share("normal", 8, 1, True, EFFECT, 200) < 0.85
+    )
 
 
 @pytest.mark.long
@@ -217,7 +259,9 @@ def test_a_profile_says_how_many_seeds_ended_above_each_quartile():
 @given(VALUES, VALUES, st.sampled_from([0.5, 2.0, 1024.0]), st.integers(-50, 50))
 def test_scale_and_origin_change_no_ranking(ours, theirs, scale, origin):
     one = rank(ours, theirs, margin=10.0)
-    other = rank([scale * (x + origin) for x in ours], [scale * (x + origin) for x in theirs], margin=10.0 * scale)
+    other = rank(
+        [scale * (x + origin) for x in ours], [scale * (x + origin) for x in theirs], margin=10.0 * scale
+    )
     assert (one.outcome, one.improvement) == (other.outcome, other.improvement)
     assert other.difference.value == pytest.approx(scale * one.difference.value, abs=1e-9)
 
@@ -228,6 +272,11 @@ def test_larger_values_differ_by_more(ours, theirs):
     assert more == pytest.approx(difference(ours, theirs).value + 1)
 
 
-@given(st.lists(st.floats(-1e100, 1e100), max_size=8), st.lists(st.floats(-1e100, 1e100), max_size=8), st.floats(0, 1e6), st.booleans())
+@given(
+    st.lists(st.floats(-1e100, 1e100), max_size=8),
+    st.lists(st.floats(-1e100, 1e100), max_size=8),
+    st.floats(0, 1e6),
+    st.booleans(),
+)
 def test_every_finite_case_has_a_sentence(ours, theirs, margin, paired):
     assert "cell beside base: " in rank(ours, theirs, paired, margin=margin).text

@@ -17,7 +17,9 @@ from rlflow.training.protocols import Sampling
 
 def answers(folder, *rows):
     path = folder / "after-000000.jsonl"
-    path.write_text("".join(json.dumps({"sampled": [{"tokens": tokens} for tokens in row]}) + "\n" for row in rows))
+    path.write_text(
+        "".join(json.dumps({"sampled": [{"tokens": tokens} for tokens in row]}) + "\n" for row in rows)
+    )
     return path
 
 
@@ -25,7 +27,9 @@ def test_the_lengths_of_an_evaluation_become_the_setting_of_a_run(tmp_path, caps
     out = tmp_path / "lengths.json"
     assert exit_code(["bench", "record", str(answers(tmp_path, [3, 9], [1, 4])), "-o", str(out)]) == 0
     assert "4 lengths from 1 to 9, 4.2 in the mean" in capsys.readouterr().out
-    assert sort_values({"actor.generate.lengths": str(out)}, ["actor"]).sampling == {"actor.generate": {"lengths": (3, 9, 1, 4)}}
+    assert sort_values({"actor.generate.lengths": str(out)}, ["actor"]).sampling == {
+        "actor.generate": {"lengths": (3, 9, 1, 4)}
+    }
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"sampled": [{}]}', '{"sampled": [{"tokens": 0}]}', "no JSON"])
@@ -37,13 +41,24 @@ def test_a_file_without_lengths_is_refused(text, tmp_path):
     assert exit_code(["bench", "record", str(path)]) == 2
 
 
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=20), samples=st.integers(1, 4), prompts=st.integers(1, 5),
-       start=st.integers(0, 50))  # fmt: skip
-def test_a_row_has_the_length_of_its_number_in_the_stream_wherever_it_is_sampled(lengths, samples, prompts, start):
-    sampling, axis = Sampling(samples, 16, stop=("x",), lengths=tuple(lengths)), Axis.fresh(prompts, start).repeat(samples)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    samples=st.integers(1, 4),
+    prompts=st.integers(1, 5),
+    start=st.integers(0, 50),
+)
+def test_a_row_has_the_length_of_its_number_in_the_stream_wherever_it_is_sampled(
+    lengths, samples, prompts, start
+):
+    sampling, axis = (
+        Sampling(samples, 16, stop=("x",), lengths=tuple(lengths)),
+        Axis.fresh(prompts, start).repeat(samples),
+    )
     every = sampling.of_rows(axis.keys)
     first = start * samples
-    assert [one.max_tokens for one in every] == [lengths[(first + row) % len(lengths)] for row in range(prompts * samples)]
+    assert [one.max_tokens for one in every] == [
+        lengths[(first + row) % len(lengths)] for row in range(prompts * samples)
+    ]
     assert all(one.min_tokens == one.max_tokens and not one.stop and not one.lengths for one in every)
     order = torch.arange(len(axis)).flip(0)
     assert sampling.of_rows(axis.take(order).keys) == every[::-1]

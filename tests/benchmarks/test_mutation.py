@@ -56,16 +56,27 @@ def test_every_mutant_is_one_change_within_a_function_and_other_lines_keep_their
 
 
 def test_whether_a_zip_is_strict_is_left_alone():
-    found = [(mutant.before, mutant.after) for mutant in mutants("def f(a, b):\n    g(zip(a, b, strict=True), reverse=True)\n")]
+    found = [
+        (mutant.before, mutant.after)
+        for mutant in mutants("def f(a, b):\n    g(zip(a, b, strict=True), reverse=True)\n")
+    ]
     assert found == [("g(zip(a, b, strict=True), reverse=True)", "pass"), ("True", "False")]
 
 
 def test_a_mutant_is_equivalent_where_file_texts_and_line_are_those_that_are_listed():
-    path, listed = Path("rlflow/one.py"), {"file": "rlflow/one.py", "before": "1", "after": "2", "why": "nobody looks"}
-    first, last = (mutant for mutant in mutants("def f():\n    a = 1\n    return [1]\n") if mutant.before == "1")
+    path, listed = (
+        Path("rlflow/one.py"),
+        {"file": "rlflow/one.py", "before": "1", "after": "2", "why": "nobody looks"},
+    )
+    first, last = (
+        mutant for mutant in mutants("def f():\n    a = 1\n    return [1]\n") if mutant.before == "1"
+    )
     source = "def f():\n    a = 1\n    return [1]\n"
     assert [reason([listed], path, mutant, source) for mutant in (first, last)] == ["nobody looks"] * 2
-    assert [reason([listed | {"line": "return [1]"}], path, mutant, source) for mutant in (first, last)] == ["", "nobody looks"]
+    assert [reason([listed | {"line": "return [1]"}], path, mutant, source) for mutant in (first, last)] == [
+        "",
+        "nobody looks",
+    ]
     assert reason([listed], Path("rlflow/other.py"), first, source) == ""
 
 
@@ -100,8 +111,13 @@ def test_probes_change_no_result_and_note_what_is_reached_also_in_a_fork(tmp_pat
 
 
 def test_tests_that_reach_the_line_judge_first_the_cheapest_before_the_dearest_and_then_those_beside():
-    seconds = {"tests/a/test_one.py::dear": 40.0, "tests/a/test_one.py::cheap": 1.0, "tests/b/test_two.py::far": 0.5,
-               "tests/a/b/test_three.py::beside": 3.0, "tests/b/test_two.py::reaches": 0.1}  # fmt: skip
+    seconds = {
+        "tests/a/test_one.py::dear": 40.0,
+        "tests/a/test_one.py::cheap": 1.0,
+        "tests/b/test_two.py::far": 0.5,
+        "tests/a/b/test_three.py::beside": 3.0,
+        "tests/b/test_two.py::reaches": 0.1,
+    }
     covering = ["tests/a/test_one.py::dear", "tests/b/test_two.py::reaches", "tests/a/test_one.py::cheap"]
     dear, cheap, far, beside, reaches = seconds
     assert stages(Path("rlflow/a/one.py"), covering, seconds) == [[reaches, cheap], [dear], [beside]]
@@ -110,13 +126,22 @@ def test_tests_that_reach_the_line_judge_first_the_cheapest_before_the_dearest_a
     assert far not in sum(stages(Path("rlflow/a/one.py"), covering, seconds), [])
 
 
-@pytest.mark.parametrize(("source", "begins"), [
-    ("rlflow/cluster/rpc/column_wire.py", "tests/cluster/rpc/"), ("rlflow/cluster/nothing/one.py", "tests/cluster/"),
-    ("rlflow/author/batch.py", "tests/author/test_batch.py::"), ("backends/local/heap.py", "tests/backends/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "begins"),
+    [
+        ("rlflow/cluster/rpc/column_wire.py", "tests/cluster/rpc/"),
+        ("rlflow/cluster/nothing/one.py", "tests/cluster/"),
+        ("rlflow/author/batch.py", "tests/author/test_batch.py::"),
+        ("backends/local/heap.py", "tests/backends/"),
+    ],
+)
 def test_the_tests_beside_a_source_are_those_of_the_nearest_folder(source, begins):
-    tests = ["tests/cluster/rpc/test_column_wire.py::a", "tests/cluster/test_load.py::b", "tests/author/test_batch.py::c",
-             "tests/backends/test_x.py::d"]
+    tests = [
+        "tests/cluster/rpc/test_column_wire.py::a",
+        "tests/cluster/test_load.py::b",
+        "tests/author/test_batch.py::c",
+        "tests/backends/test_x.py::d",
+    ]
     assert of_folder(Path(source), tests) == [test for test in tests if test.startswith(begins)]
 
 
@@ -156,7 +181,12 @@ def test_broken():
 """
 
 
-FILES = {"rlflow/__init__.py": "", "rlflow/small.py": SMALL, "tests/test_small.py": TESTS, "backends/__init__.py": ""}
+FILES = {
+    "rlflow/__init__.py": "",
+    "rlflow/small.py": SMALL,
+    "tests/test_small.py": TESTS,
+    "backends/__init__.py": "",
+}
 
 
 @pytest.fixture
@@ -180,24 +210,44 @@ def test_a_suite_judges_mutants_by_the_tests_that_reach_them_in_whatever_process
     command = [sys.executable, "benchmarks/mutation", "--tree", str(small), "--json", str(verdicts)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stdout + said.stderr
-    found = {(row["before"], row["after"]): (row["verdict"], row["by"], row["covering"])
-             for row in json.loads(verdicts.read_text())["mutants"]}  # fmt: skip
+    found = {
+        (row["before"], row["after"]): (row["verdict"], row["by"], row["covering"])
+        for row in json.loads(verdicts.read_text())["mutants"]
+    }
     assert found["value * 2", "value + 2"] == ("killed", "tests/test_small.py::test_of_another_process", 1)
     assert found["value + 1", "value - 1"] == ("survived", "", 0)
     assert found["0", "1"][0] == "killed"
-    assert {covering for (before, _), (_, _, covering) in found.items() if "value > 0" in before} == {3}  # two share what has reached it
+    # two share what has reached it
+    assert {covering for (before, _), (_, _, covering) in found.items() if "value > 0" in before} == {3}
 
 
 @pytest.mark.long
-def test_a_test_that_does_not_end_kills_one_that_fails_anyhow_does_not_and_the_source_is_as_it_was(small, tmp_path):
-    path, every = Path("rlflow/small.py"), [f"tests/test_small.py::test_{name}" for name in ("broken", "of_another_process", "first")]
+def test_a_test_that_does_not_end_kills_one_that_fails_anyhow_does_not_and_the_source_is_as_it_was(
+    small, tmp_path
+):
+    path, every = (
+        Path("rlflow/small.py"),
+        [f"tests/test_small.py::test_{name}" for name in ("broken", "of_another_process", "first")],
+    )
     tree = Tree.copied(small, tmp_path / "judged" / "t")
     tree.spare = 3.0
     try:
         assert tree.killer(path, SMALL, [every], {}, 1_000_000_000) is None
         assert tree.failing == {every[0]}
-        assert tree.killer(path, SMALL.replace("return 0", "return [0 for _ in iter(int, 1)]"), [every], {}, 1_000_000_002) == every[2]
-        assert tree.killer(path, f"{SMALL}\nraise RuntimeError\n", [every[2:]], {}, 1_000_000_004) == "tests/test_small.py"
+        assert (
+            tree.killer(
+                path,
+                SMALL.replace("return 0", "return [0 for _ in iter(int, 1)]"),
+                [every],
+                {},
+                1_000_000_002,
+            )
+            == every[2]
+        )
+        assert (
+            tree.killer(path, f"{SMALL}\nraise RuntimeError\n", [every[2:]], {}, 1_000_000_004)
+            == "tests/test_small.py"
+        )
     finally:
         tree.close()
     assert (tree.folder / path).read_text() == (small / path).read_text() == SMALL

@@ -1,4 +1,5 @@
-"""Trusted comparisons and gates: a comparison is held against others of its suite and kind of machine, and never against itself."""
+"""Trusted comparisons and gates: a comparison is held against others of its suite and kind of machine, and
+never against itself."""
 
 import json
 
@@ -12,7 +13,9 @@ from rlflow.benchmarks.suite import Cell, Gate, Goal, Settings, Suite
 from rlflow.errors import PlanError
 
 GATES = (Gate(metric="seconds"), Gate(metric="reward/mean", cell="one"))
-SUITE = Suite("mine", Settings(), Goal(), GATES, (Cell("one", "rlflow", "grpo", {}), Cell("two", "rlflow", "grpo", {})))
+SUITE = Suite(
+    "mine", Settings(), Goal(), GATES, (Cell("one", "rlflow", "grpo", {}), Cell("two", "rlflow", "grpo", {}))
+)
 
 
 def finished(folder, seconds, number, whole=True):
@@ -33,7 +36,11 @@ def test_gates_pass_without_enough_history_and_fail_outside_of_it(tmp_path):
         assert str(number + 1) in trust(finished(tmp_path, seconds, number)[0])
     assert set(states(tmp_path, 1.5, 90).values()) == {"no history"}
     trust(finished(tmp_path, 0.98, 4)[0])
-    assert states(tmp_path, 1.0, 91) == {"one: seconds": "inside", "two: seconds": "inside", "one: reward/mean": "inside"}
+    assert states(tmp_path, 1.0, 91) == {
+        "one: seconds": "inside",
+        "two: seconds": "inside",
+        "one: reward/mean": "inside",
+    }
     assert states(tmp_path, 1.5, 92)["one: seconds"] == "regression"
     assert states(tmp_path, 0.5, 93)["one: seconds"] == "improvement"
 
@@ -50,21 +57,33 @@ def test_a_trusted_comparison_is_not_held_against_itself_nor_against_another_mac
 
 
 def test_what_was_measured_in_one_folder_at_other_times_is_its_history_and_counts_once(tmp_path):
-    """A comparison of the same name goes to the same folder, where the cells of other code are measured anew."""
+    """A comparison of the same name goes to the same folder, where the cells of other code are measured
+    anew."""
     place = tmp_path / "mine"
     place.mkdir()
     for number in range(6):
         with (place / OBSERVATIONS).open("a") as log:
             log.write(f"{number}\n")
-        write_result(SUITE, place, values := {"one: seconds": 1.0 + number / 100, "two: seconds": 2.0, "one: reward/mean": 0.5}, True)
+        write_result(
+            SUITE,
+            place,
+            values := {"one: seconds": 1.0 + number / 100, "two: seconds": 2.0, "one: reward/mean": 0.5},
+            True,
+        )
         assert {gate.runs for gate in judge_gates(SUITE, place, values).gates} == {number}
         assert f"{number + 1} comparison" in trust(place)
         assert "trusted already" in trust(place)
     assert len((tmp_path / FILE).read_text().splitlines()) == 6
 
 
-@pytest.mark.parametrize(("values", "whole", "found"), [
-    ({"one: seconds": 1.0}, False, "not finished"), ({"one: seconds": None}, True, "no number of one: seconds"), ({}, True, "no gates")])
+@pytest.mark.parametrize(
+    ("values", "whole", "found"),
+    [
+        ({"one: seconds": 1.0}, False, "not finished"),
+        ({"one: seconds": None}, True, "no number of one: seconds"),
+        ({}, True, "no gates"),
+    ],
+)
 def test_only_a_finished_comparison_with_all_its_numbers_is_trusted(tmp_path, values, whole, found):
     write_result(SUITE, tmp_path, values, whole)
     with pytest.raises(PlanError, match="cannot be trusted") as refused:
@@ -79,7 +98,16 @@ def test_a_folder_without_a_comparison_is_refused(tmp_path):
 
 
 def test_the_numbers_of_gates_are_those_of_the_table_and_none_where_a_cell_failed():
-    turn = Turn(0, 0, [{"iteration": 0, "wall": 2.0, "tokens": 10, "metrics": {"reward/mean": 0.5}}], [], 4.0, 7, 1.0, [0])
+    turn = Turn(
+        0,
+        0,
+        [{"iteration": 0, "wall": 2.0, "tokens": 10, "metrics": {"reward/mean": 0.5}}],
+        [],
+        4.0,
+        7,
+        1.0,
+        [0],
+    )
     good, bad = Measured([turn]), Measured([turn], failed={0: "no"})
     cells = [(row("one", "k", good, SUITE.goal), good), (row("two", "l", bad, SUITE.goal), bad)]
     assert gate_values(SUITE, cells) == {"one: seconds": 2.0, "two: seconds": None, "one: reward/mean": 0.5}

@@ -17,7 +17,10 @@ def test_requirements_are_read_without_running_the_file_and_get_the_versions_tha
     assert peer.requirements(file) == ("trl==1.16.0", f"torch=={version('torch')}", "nowhere-on-earth")
     assert peer.requirements(PEERS / "bare.py") == ()
     assert peer.requirements(PEERS / "trl.py")[0].startswith("trl==")
-    assert peer.requirements(PEERS / "verl.py")[:2] == (f"torch=={version('torch')}", f"ray=={version('ray')}")
+    assert peer.requirements(PEERS / "verl.py")[:2] == (
+        f"torch=={version('torch')}",
+        f"ray=={version('ray')}",
+    )
     assert peer.requirements(PEERS / "verl.py", "WITHOUT_DEPENDENCIES")[0].startswith("verl==")
 
 
@@ -25,7 +28,9 @@ def test_a_system_without_requirements_runs_in_this_interpreter(tmp_path):
     assert peer.interpreter(PEERS / "bare.py", print) == sys.executable
 
 
-def test_an_environment_that_is_there_is_not_made_again_and_another_requirement_makes_another(tmp_path, monkeypatch):
+def test_an_environment_that_is_there_is_not_made_again_and_another_requirement_makes_another(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
 

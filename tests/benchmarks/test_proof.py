@@ -1,4 +1,5 @@
-"""Faults by which proofs are judged are changes of a file that still parses, and most of a sample are found."""
+"""Faults by which proofs are judged are changes of a file that still parses, and most of a sample are
+found."""
 
 import ast
 import re
@@ -17,14 +18,18 @@ def test_every_fault_is_one_change_of_a_file_that_parses(monkeypatch):
 
     source = (ROOT / "algorithms" / "grpo.py").read_text()
     changed = list(faults(source))
-    assert {"merge-deleted", "detached", "times-0", "negated", "rolled", "swapped"} <= {fault.kind for fault in changed}
+    assert {"merge-deleted", "detached", "times-0", "negated", "rolled", "swapped"} <= {
+        fault.kind for fault in changed
+    }
     assert all(ast.dump(ast.parse(fault.text)) != ast.dump(ast.parse(source)) for fault in changed)
 
 
 @pytest.mark.long
 def test_what_makes_a_gradient_vanish_or_turn_is_found():
     printed = subprocess.run([*COMMAND, "8"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    should, found = map(int, re.search(r"(\d+) of which make a gradient vanish or turn: (\d+) found", printed).groups())
+    should, found = map(
+        int, re.search(r"(\d+) of which make a gradient vanish or turn: (\d+) found", printed).groups()
+    )
     assert should >= 3
     assert found >= 0.9 * should, printed
 

@@ -10,17 +10,48 @@ from rlflow.benchmarks.suite import Cell, Goal, Settings, Suite
 from rlflow.benchmarks.verdicts import Verdict
 
 SUITE = Suite("mine", Settings(), Goal(metric="reward/mean"), (), (Cell("one", "rlflow", "grpo", {}),))
-ROW = Row("a|b", "k", (0, 1), 12, 0.51234, 1.5, 4096.0, 8000.0, 1536.0, 2_000_000, 0.25, 0.5, "3 rows trained", True, {2: "no room"})
+ROW = Row(
+    "a|b",
+    "k",
+    (0, 1),
+    12,
+    0.51234,
+    1.5,
+    4096.0,
+    8000.0,
+    1536.0,
+    2_000_000,
+    0.25,
+    0.5,
+    "3 rows trained",
+    True,
+    {2: "no room"},
+)
 
 
 def test_a_row_is_a_line_of_numbers():
-    assert cells_of(ROW) == ("a|b", "2 failed: 1", "12", "0.512", "1.50", "4,096", "8,000", "1.5 kB", "2.0 MB", "0.2", "0.500", "close")
+    assert cells_of(ROW) == (
+        "a|b",
+        "2 failed: 1",
+        "12",
+        "0.512",
+        "1.50",
+        "4,096",
+        "8,000",
+        "1.5 kB",
+        "2.0 MB",
+        "0.2",
+        "0.500",
+        "close",
+    )
     assert number(None, 3) == ""
 
 
 def test_what_is_said_beneath_names_failures_sums_that_do_not_close_and_the_machine():
     verdict = Verdict("b", "a", "speed", "faster", "faster by half")
-    said = list(lines([ROW, Row("c", "l", (), 0, *[None] * 8, "1 row lost", False, {})], [verdict], ["a note"]))
+    said = list(
+        lines([ROW, Row("c", "l", (), 0, *[None] * 8, "1 row lost", False, {})], [verdict], ["a note"])
+    )
     assert said[0] == "b beside a, speed: faster by half"
     assert said[1] == "a|b, seed 2 failed: no room"
     assert said[2] == "c: what was sampled and what became of it do not have the same sums:\n1 row lost"
@@ -47,14 +78,33 @@ def test_json_is_one_line_with_every_field():
 def test_a_cell_of_which_nothing_was_measured_is_a_row_too():
     empty = row("one", "k", Measured(), SUITE.goal)
     assert (empty.seconds, empty.rate, empty.last, empty.seeds) == (None, None, None, ())
-    turn = Turn(0, 0, [{"iteration": 0, "wall": 2.0, "tokens": 10, "metrics": {"reward/mean": 0.5}}], [], 4.0, 7, 1.0, [0])
+    turn = Turn(
+        0,
+        0,
+        [{"iteration": 0, "wall": 2.0, "tokens": 10, "metrics": {"reward/mean": 0.5}}],
+        [],
+        4.0,
+        7,
+        1.0,
+        [0],
+    )
     one = row("one", "k", Measured([turn], done={0}), SUITE.goal)
-    assert (one.seconds, one.processor, one.tokens, one.rate, one.memory, one.last) == (2.0, 4.0, 10.0, 5.0, 7, 0.5)
+    assert (one.seconds, one.processor, one.tokens, one.rate, one.memory, one.last) == (
+        2.0,
+        4.0,
+        10.0,
+        5.0,
+        7,
+        0.5,
+    )
     assert (empty.moved, one.moved) == (None, None)  # nobody counts bytes, which is not that there were none
 
 
 def test_bytes_are_the_mean_of_the_iterations_that_are_timed():
-    rows = [{"iteration": number, "wall": 2.0, "tokens": 10, "metrics": {}, "bytes": size} for number, size in enumerate((900, 0, 30))]
+    rows = [
+        {"iteration": number, "wall": 2.0, "tokens": 10, "metrics": {}, "bytes": size}
+        for number, size in enumerate((900, 0, 30))
+    ]
     cell = row("one", "k", Measured([Turn(0, 0, rows, [], 4.0, 7, 1.0, [1, 2])], done={0}), SUITE.goal)
     assert cell.moved == 15
     assert cells_of(cell)[7] == "15 bytes"

@@ -26,8 +26,8 @@ def test_draws_are_of_all_rows_and_the_same_for_a_seed():
 
 
 def test_bca_is_efrons_on_a_skewed_mean():
-    """The interval of a mean of skewed values lies to the right of the percentiles, by as much as Efron's formula says: for a mean the
-    acceleration is the skewness of the sample ÷ 6√n."""
+    """The interval of a mean of skewed values lies to the right of the percentiles, by as much as Efron's
+    formula says: for a mean the acceleration is the skewness of the sample ÷ 6√n."""
     sample = np.random.default_rng(0).exponential(size=40)
     values = sample[draws(40, 4000, 0)].mean(axis=1)
     left_out = (sample.sum() - sample) / 39
@@ -49,12 +49,15 @@ def test_without_skew_bca_is_the_percentile_interval():
     assert (interval.low, interval.high) == pytest.approx((-0.9, 0.9), abs=1e-3)
 
 
-@pytest.mark.parametrize(("observed", "left_out", "method"), [
-    (-2.0, [0.0, 1.0, 5.0], "percentile"),  # all resamples on one side
-    (2.0, [0.0, 1.0, 5.0], "percentile"),
-    (0.0, [1.0, 1.0, 1.0], "percentile"),  # nothing tells the skew
-    (0.0, [0.0, 1.0, 5.0], "BCa"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("observed", "left_out", "method"),
+    [
+        (-2.0, [0.0, 1.0, 5.0], "percentile"),  # all resamples on one side
+        (2.0, [0.0, 1.0, 5.0], "percentile"),
+        (0.0, [1.0, 1.0, 1.0], "percentile"),  # nothing tells the skew
+        (0.0, [0.0, 1.0, 5.0], "BCa"),
+    ],
+)
 def test_where_bca_degenerates_percentiles_are_given_and_said(observed, left_out, method):
     values = np.linspace(-1, 1, 101)
     interval = bca(values, observed, np.array(left_out), 0.9)
@@ -66,7 +69,6 @@ def test_where_bca_degenerates_percentiles_are_given_and_said(observed, left_out
 
 def test_values_without_spread_say_so():
     assert bca(np.ones(9), 1.0, np.ones(3), 0.95).method == "no spread"
-
 
 
 @pytest.mark.parametrize("acceleration", [1.0, 1.5])

@@ -1,4 +1,5 @@
-"""The numbers of a cell are those of its turns: nothing is counted twice, and what is not timed is in no seconds."""
+"""The numbers of a cell are those of its turns: nothing is counted twice, and what is not timed is in no
+seconds."""
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,20 @@ from rlflow.benchmarks.suite import Goal
 
 
 def turn(number, iterations, timed=None, seed=0, walls=1.0, evaluations=()):
-    rows = [{"iteration": i, "wall": walls, "tokens": 10 * (i + 1), "metrics": {"reward/mean": i / 10}} for i in iterations]
-    return Turn(seed, number, rows, [{"iteration": i, "metrics": {"evaluation/sampled": v}} for i, v in evaluations], 2.0, 100, 0.5,
-                list(iterations) if timed is None else timed)
+    rows = [
+        {"iteration": i, "wall": walls, "tokens": 10 * (i + 1), "metrics": {"reward/mean": i / 10}}
+        for i in iterations
+    ]
+    return Turn(
+        seed,
+        number,
+        rows,
+        [{"iteration": i, "metrics": {"evaluation/sampled": v}} for i, v in evaluations],
+        2.0,
+        100,
+        0.5,
+        list(iterations) if timed is None else timed,
+    )
 
 
 def test_seconds_of_a_block_are_those_of_the_iterations_that_are_timed():
@@ -23,8 +35,15 @@ def test_seconds_of_a_block_are_those_of_the_iterations_that_are_timed():
 
 
 def test_a_curve_says_what_had_been_spent_when_a_value_was_measured():
-    measured = Measured([turn(0, range(2), evaluations=[(0, 0.1)]), turn(1, range(2, 4), walls=3.0, evaluations=[(2, 0.4), (4, 0.6)])])
-    assert curves(measured, Goal()) == {0: [Point(0, 0.0, 0, 0.1), Point(2, 2.0, 30, 0.4), Point(4, 8.0, 100, 0.6)]}
+    measured = Measured(
+        [
+            turn(0, range(2), evaluations=[(0, 0.1)]),
+            turn(1, range(2, 4), walls=3.0, evaluations=[(2, 0.4), (4, 0.6)]),
+        ]
+    )
+    assert curves(measured, Goal()) == {
+        0: [Point(0, 0.0, 0, 0.1), Point(2, 2.0, 30, 0.4), Point(4, 8.0, 100, 0.6)]
+    }
     assert [point.value for point in curves(measured, Goal(metric="reward/mean"))[0]] == [0.0, 0.1, 0.2, 0.3]
 
 
@@ -34,7 +53,9 @@ def test_a_run_that_was_killed_and_did_iterations_again_counts_each_once(cuts, b
     for cut in [*cuts, 20]:
         start = min(number, cut)  # the checkpoint from which it went on
         for first in range(start, 21, block):
-            turns.append(turn(len(turns), range(first, min(first + block, 21)), evaluations=[(first, first / 30)]))
+            turns.append(
+                turn(len(turns), range(first, min(first + block, 21)), evaluations=[(first, first / 30)])
+            )
             number = first
             if first >= cut:
                 break

@@ -1,4 +1,5 @@
-"""A run of rlflow as a cell: what it measures is what the run records, and a killed one goes on from its checkpoint."""
+"""A run of rlflow as a cell: what it measures is what the run records, and a killed one goes on from its
+checkpoint."""
 
 import json
 import sys
@@ -13,7 +14,15 @@ from rlflow.benchmarks import rlflow_system
 from rlflow.benchmarks.measured_process import CellFailed, CellProcess
 from rlflow.benchmarks.rlflow_system import System, checkpoints
 
-NULL = {"backend": "null", "prompts": 4, "threads": 1, "hp.samples": 2, "hp.max_tokens": 6, "iterations": 5, "save_every": 2}
+NULL = {
+    "backend": "null",
+    "prompts": 4,
+    "threads": 1,
+    "hp.samples": 2,
+    "hp.max_tokens": 6,
+    "iterations": 5,
+    "save_every": 2,
+}
 CELL = {"algorithm": "grpo", "flags": NULL}
 
 
@@ -52,7 +61,14 @@ def test_a_checkpoint_behind_which_iterations_are_missing_is_not_gone_on_from(tm
 def test_an_error_of_the_run_is_that_of_the_turn(tmp_path):
     (tmp_path / "judge.py").write_text("def judge(completion):\n    raise ValueError('no')\n")
     system = System()
-    system.prepare({"algorithm": "grpo", "flags": {**NULL, "max_missing": 0.5, "reward": [f"{tmp_path}/judge.py:judge"]}}, str(tmp_path), 0)
+    system.prepare(
+        {
+            "algorithm": "grpo",
+            "flags": {**NULL, "max_missing": 0.5, "reward": [f"{tmp_path}/judge.py:judge"]},
+        },
+        str(tmp_path),
+        0,
+    )
     with pytest.raises(RuntimeError, match="missing"):
         system.iterate(2)
 

@@ -1,4 +1,5 @@
-"""Running a comparison with real processes of a system that takes no time: turns, failures, deadlines, kills."""
+"""Running a comparison with real processes of a system that takes no time: turns, failures, deadlines,
+kills."""
 
 import os
 import select
@@ -33,7 +34,9 @@ TWO = """
 
 
 def turns(measured, key):
-    return [(turn.seed, turn.round, [row["iteration"] for row in turn.iterations]) for turn in measured[key].turns]
+    return [
+        (turn.seed, turn.round, [row["iteration"] for row in turn.iterations]) for turn in measured[key].turns
+    ]
 
 
 def test_cells_take_turns_of_a_block_in_an_order_that_rotates(suite, bench, tmp_path):
@@ -53,8 +56,12 @@ def test_every_seed_is_run_by_every_cell_before_the_next(suite, bench, tmp_path)
     assert {turn.seed for turn in lines} == {4, 7}
 
 
-def test_of_cells_whose_turn_is_a_whole_run_one_is_loaded_at_a_time_and_seeds_rotate_the_order(suite, bench, tmp_path):
-    text = TWO.replace("block = 3", "block = 9\nseeds = 2").replace("seconds = 0.5", "seconds = 0.5\nalone = true")
+def test_of_cells_whose_turn_is_a_whole_run_one_is_loaded_at_a_time_and_seeds_rotate_the_order(
+    suite, bench, tmp_path
+):
+    text = TWO.replace("block = 3", "block = 9\nseeds = 2").replace(
+        "seconds = 0.5", "seconds = 0.5\nalone = true"
+    )
     _, said, keys = bench(suite(text))
     assert [line.split(",")[1] for line in said] == [" one", " two", " two", " one"]
     measured = read(tmp_path / "out")
@@ -63,7 +70,9 @@ def test_of_cells_whose_turn_is_a_whole_run_one_is_loaded_at_a_time_and_seeds_ro
     assert all(turn.seconds > 0 for key in keys.values() for turn in measured[key].turns)
 
 
-def test_the_first_turn_and_the_first_iterations_of_each_are_not_timed_where_speed_is_compared(suite, bench, tmp_path):
+def test_the_first_turn_and_the_first_iterations_of_each_are_not_timed_where_speed_is_compared(
+    suite, bench, tmp_path
+):
     _, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 3\nsettle = 2")))
     assert [turn.timed for turn in read(tmp_path / "out")[keys["one"]].turns] == [[], [5], [8]]
 
@@ -78,13 +87,21 @@ def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "cause"), [
-    ('fails = "prepare"', "ValueError: no such model"), ("fails = 4", "RuntimeError: iteration 4 does not work"),
-    ("hangs = 4\n", "no answer to 'iterate' within 0.7 s"),
-])
-def test_a_cell_that_fails_is_recorded_with_its_cause_and_the_others_go_on(suite, bench, tmp_path, flags, cause):
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        ('fails = "prepare"', "ValueError: no such model"),
+        ("fails = 4", "RuntimeError: iteration 4 does not work"),
+        ("hangs = 4\n", "no answer to 'iterate' within 0.7 s"),
+    ],
+)
+def test_a_cell_that_fails_is_recorded_with_its_cause_and_the_others_go_on(
+    suite, bench, tmp_path, flags, cause
+):
     text = TWO.replace("tokens = 11", flags)
-    _, said, keys = bench(suite(text.replace("deadline = 60", "deadline = 0.7") if "hangs" in flags else text))
+    _, said, keys = bench(
+        suite(text.replace("deadline = 60", "deadline = 0.7") if "hangs" in flags else text)
+    )
     measured = read(tmp_path / "out")
     assert cause in measured[keys["two"]].failed[0]
     assert measured[keys["two"]].done == set()
@@ -105,13 +122,18 @@ SPEED = TWO.replace("block = 3", "block = 3\nrounds = 4") + '[goal]\n    metric 
 
 
 def killed_in_the_second_round(suite):
-    """The process of a comparison that was killed by SIGKILL when the first cell of its second round had its turn."""
-    code = (f"import sys, time; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path\nfrom rlflow.benchmarks.cells import compile_cells\n"
-            "from rlflow.benchmarks.runner import Runner\nfrom rlflow.benchmarks.suite import read_suite\n"
-            "from rlflow.compiler.trace.compile import TraceOptions\n"
-            "def say(line):\n    print(line, flush=True)\n    line.startswith('round 1') and time.sleep(1000)\n"
-            f"suite = read_suite(Path({str(suite)!r}))\ncells = compile_cells(suite, lambda config: TraceOptions())\n"
-            f"Runner(suite, cells, Path({str(suite.parent / 'out')!r}), say, lambda measured: False).run()")
+    """The process of a comparison that was killed by SIGKILL when the first cell of its second round had its
+    turn."""
+    code = (
+        f"import sys, time; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path\nfrom "
+        "rlflow.benchmarks.cells import compile_cells\n"
+        "from rlflow.benchmarks.runner import Runner\nfrom rlflow.benchmarks.suite import read_suite\n"
+        "from rlflow.compiler.trace.compile import TraceOptions\n"
+        "def say(line):\n    print(line, flush=True)\n    line.startswith('round 1') and time.sleep(1000)\n"
+        f"suite = read_suite(Path({str(suite)!r}))\ncells = compile_cells(suite, lambda config: "
+        "TraceOptions())\n"
+        f"Runner(suite, cells, Path({str(suite.parent / 'out')!r}), say, lambda measured: False).run()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert [parent.stdout.readline().split(",")[0] for _ in range(3)] == ["round 0", "round 0", "round 1"]
         parent.send_signal(signal.SIGKILL)
@@ -123,15 +145,25 @@ def test_a_killed_comparison_of_speed_goes_on_with_further_rounds_of_the_same_wo
     killed_in_the_second_round(tmp_path / "suite.toml")
     _, _, keys = bench(compared)
     measured = read(tmp_path / "out")
-    assert [row[1:] for row in turns(measured, keys["two"])][:3] == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6, 7, 8])]
-    assert [row[1:] for row in turns(measured, keys["one"])][:3] == [(0, [0, 1, 2]), (2, [3, 4, 5]), (3, [6, 7, 8])]
+    assert [row[1:] for row in turns(measured, keys["two"])][:3] == [
+        (0, [0, 1, 2]),
+        (1, [3, 4, 5]),
+        (2, [6, 7, 8]),
+    ]
+    assert [row[1:] for row in turns(measured, keys["one"])][:3] == [
+        (0, [0, 1, 2]),
+        (2, [3, 4, 5]),
+        (3, [6, 7, 8]),
+    ]
     for name in ("one", "two"):
         kept = block_seconds(measured[keys[name]])
         assert {(0, 3), (0, 4)} <= set(kept), "the rounds after the first of the new process count"
         assert (0, 2) not in kept, "and it does not"
 
 
-def test_a_cell_that_failed_in_a_comparison_of_speed_is_tried_again_in_turns_with_the_base(suite, bench, tmp_path):
+def test_a_cell_that_failed_in_a_comparison_of_speed_is_tried_again_in_turns_with_the_base(
+    suite, bench, tmp_path
+):
     text = SPEED.replace("tokens = 11", 'fails_without = "mended"')
     bench(suite(text))
     (tmp_path / "out" / "mended").touch()
@@ -149,11 +181,14 @@ def test_a_budget_ends_a_comparison_between_turns_and_the_next_goes_on(suite, be
 
 
 def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
-    code = (f"import sys; sys.path[:0] = {sys.path!r}\n"
-            "from pathlib import Path; from rlflow.benchmarks.measured_process import CellProcess\n"
-            f"cell = CellProcess(sys.executable, Path({str(COUNTING)!r}), Path({str(tmp_path)!r}) / 'log', 60)\n"
-            f"cell.ask('prepare', cell={{'flags': {{'iterations': 9, 'seconds': 1, 'hangs': 0}}}}, folder={str(tmp_path)!r}, seed=0)\n"
-            "print(cell.process.pid, flush=True)\ncell.ask('iterate', count=1)")
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "from pathlib import Path; from rlflow.benchmarks.measured_process import CellProcess\n"
+        f"cell = CellProcess(sys.executable, Path({str(COUNTING)!r}), Path({str(tmp_path)!r}) / 'log', 60)\n"
+        f"cell.ask('prepare', cell={{'flags': {{'iterations': 9, 'seconds': 1, 'hangs': 0}}}}, "
+        f"folder={str(tmp_path)!r}, seed=0)\n"
+        "print(cell.process.pid, flush=True)\ncell.ask('iterate', count=1)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
@@ -163,8 +198,10 @@ def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
 
 def test_a_process_that_ends_by_itself_is_a_failure_with_its_last_lines(tmp_path):
     file = tmp_path / "leaves.py"
-    file.write_text("import os\nclass System:\n    def prepare(self, **_):\n        print('on its way out', flush=True)\n"
-                    "        os._exit(3)\n")
+    file.write_text(
+        "import os\nclass System:\n    def prepare(self, **_):\n        print('on its way out', flush=True)\n"
+        "        os._exit(3)\n"
+    )
     cell = CellProcess(sys.executable, file, tmp_path / "log", 20)
     with pytest.raises(CellFailed, match=r"(?s)ended with code 3.*on its way out"):
         cell.ask("prepare", cell={}, folder=str(tmp_path), seed=0)
@@ -174,8 +211,10 @@ def test_a_process_that_ends_by_itself_is_a_failure_with_its_last_lines(tmp_path
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
 def test_memory_that_was_given_back_within_a_turn_counts(tmp_path):
     file = tmp_path / "swells.py"
-    file.write_text("class System:\n    def prepare(self, **_):\n        return 0\n    def iterate(self, count):\n"
-                    "        return len(bytearray(b'1') * 200_000_000)\n    def close(self):\n        pass\n")
+    file.write_text(
+        "class System:\n    def prepare(self, **_):\n        return 0\n    def iterate(self, count):\n"
+        "        return len(bytearray(b'1') * 200_000_000)\n    def close(self):\n        pass\n"
+    )
     cell = CellProcess(sys.executable, file, tmp_path / "log", 20)
     cell.ask("prepare")
     before = cell.use().memory

@@ -1,4 +1,5 @@
-"""A reward that gives rows the scores of others: TRL trains with it, where its environment is there, and `rlflow prove` names it."""
+"""A reward that gives rows the scores of others: TRL trains with it, where its environment is there, and
+`rlflow prove` names it."""
 
 import math
 import re
@@ -24,8 +25,11 @@ def test_the_fault_gives_the_same_scores_to_other_rows(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import silent_rewards as rewards
 
-    rows = {"queries": ["1+1=2", "9+9=-118", "2+2=4", "3+3=7"],
-            "prompts": ["1+1=", "9+9=", "2+2=", "3+3="], "labels": ["2", "18", "4", "6"]}  # fmt: skip
+    rows = {
+        "queries": ["1+1=2", "9+9=-118", "2+2=4", "3+3=7"],
+        "prompts": ["1+1=", "9+9=", "2+2=", "3+3="],
+        "labels": ["2", "18", "4", "6"],
+    }
     assert rewards.reward_in_order(**rows) == [1.0, 0.0, 1.0, 0.0]
     assert rewards.reward_misplaced(**rows) == [1.0, 1.0, 0.0, 0.0]
 
@@ -40,7 +44,9 @@ def test_rlflow_names_the_fault_and_nothing_of_the_sound_function():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not (TRL / "installed").is_file(), reason="TRL's environment is not there; rlflow bench peers makes it")
+@pytest.mark.skipif(
+    not (TRL / "installed").is_file(), reason="TRL's environment is not there; rlflow bench peers makes it"
+)
 def test_trl_trains_with_the_fault_as_without_it():
     printed = silent("--only", "trl", "--iterations", "2")
     rows = [list(map(float, line.split()[1:])) for line in printed.splitlines() if re.match(r"\d", line)]

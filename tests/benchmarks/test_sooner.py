@@ -34,16 +34,23 @@ def test_a_cell_that_takes_half_of_the_seconds_in_every_seed_is_sooner_however_s
     assert found.text.startswith("sooner; 0.5")
     assert "5 pairs of seeds, margin 5 %; medians 10.82 s beside 21 s" in found.text
     assert compared(cell("b", times), cell("a", times * noise / 2), 0.8, margin=0.05).outcome == "later"
-    assert compared(cell("a", times * noise), cell("b", times), 0.8, margin=0.05).outcome == "same within the margin"
+    assert (
+        compared(cell("a", times * noise), cell("b", times), 0.8, margin=0.05).outcome
+        == "same within the margin"
+    )
 
 
 def test_what_noise_may_explain_is_undecided_with_the_seeds_that_are_missing():
     times = np.array([10.0, 14.0, 30.0, 11.0, 19.0])
-    found = compared(cell("a", times * np.array([0.7, 1.2, 0.8, 1.1, 0.9])), cell("b", times), 0.8, margin=0.05)
+    found = compared(
+        cell("a", times * np.array([0.7, 1.2, 0.8, 1.1, 0.9])), cell("b", times), 0.8, margin=0.05
+    )
     assert found.outcome == "undecided"
     assert found.more > 5
     assert found.text.startswith(f"undecided, about {found.more} more seeds; ")
-    wider = compared(cell("a", times * np.array([0.7, 1.2, 0.8, 1.1, 0.9])), cell("b", times), 0.8, margin=0.05, pairs=4)
+    wider = compared(
+        cell("a", times * np.array([0.7, 1.2, 0.8, 1.1, 0.9])), cell("b", times), 0.8, margin=0.05, pairs=4
+    )
     assert wider.interval.low < found.interval.low  # several cells share the probability of error
 
 
@@ -51,7 +58,9 @@ def test_the_interval_covers_as_often_as_it_says():
     rng, covered = np.random.default_rng(5), 0
     for _ in range(300):
         times = rng.lognormal(2.0, 0.5, 5)
-        found = compared(cell("a", times * 0.8 * rng.lognormal(0.0, 0.1, 5)), cell("b", times), 0.8, margin=0.05)
+        found = compared(
+            cell("a", times * 0.8 * rng.lognormal(0.0, 0.1, 5)), cell("b", times), 0.8, margin=0.05
+        )
         covered += found.interval.low <= 0.8 <= found.interval.high
     assert covered >= 300 * 0.95 - 3 * math.sqrt(300 * 0.95 * 0.05)
 

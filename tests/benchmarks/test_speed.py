@@ -1,4 +1,5 @@
-"""Which cell is faster: what equal cells, different cells and odd blocks get, and how often recorded noise leads astray."""
+"""Which cell is faster: what equal cells, different cells and odd blocks get, and how often recorded noise
+leads astray."""
 
 import math
 
@@ -28,13 +29,18 @@ def steady(ratio, rounds=12, noise=0.01):
     return np.exp(np.random.default_rng(1).normal(0, noise, (rounds, 2))) * [ratio, 1]
 
 
-@pytest.mark.parametrize(("ratio", "outcome"), [(0.8, "faster"), (1.25, "slower"), (1.0, "same within the margin")])
+@pytest.mark.parametrize(
+    ("ratio", "outcome"), [(0.8, "faster"), (1.25, "slower"), (1.0, "same within the margin")]
+)
 def test_a_clear_case_is_decided_at_the_first_look(ratio, outcome):
     speed = of(steady(ratio))
     assert (speed.outcome, speed.rounds, speed.more) == (outcome, 6, None)
     assert speed.at_look.low <= speed.ratio <= speed.at_look.high
     assert speed.text.startswith(f"cell beside base: {outcome}; ")
-    assert f", {speed.at_look.low:.4g} … {speed.at_look.high:.4g} (95 % over all looks, t), 6 rounds, margin 5 %" in speed.text
+    assert (
+        f", {speed.at_look.low:.4g} … {speed.at_look.high:.4g} (95 % over all looks, t), 6 rounds, margin 5 %"
+        in speed.text
+    )
 
 
 def test_a_difference_within_the_margin_is_the_same_even_where_it_is_sure():
@@ -50,8 +56,15 @@ def test_an_undecided_pair_says_about_how_many_more_rounds():
     assert of(steady(1.0, noise=0.1, rounds=8)).more > 2 * speed.more
 
 
-@pytest.mark.parametrize(("rounds", "words"), [(1, "at least 5 more rounds"), (2, "at least 4 more rounds"), (5, "at least 1 more round;"),
-                                               (8, "more than 1000 more rounds")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [
+        (1, "at least 5 more rounds"),
+        (2, "at least 4 more rounds"),
+        (5, "at least 1 more round;"),
+        (8, "more than 1000 more rounds"),
+    ],
+)
 def test_much_noise_is_announced_in_numbers_that_somebody_could_run(rounds, words):
     assert f"undecided, {words}" in of(steady(1.0, noise=0.9, rounds=rounds)).text
 
@@ -89,7 +102,9 @@ def test_between_looks_nothing_is_decided():
     assert of(undecided[:11], looks=looks).outcome == "undecided"
 
 
-@pytest.mark.parametrize(("minimum", "maximum", "rounds"), [(6, 6, (6,)), (8, 3, (8,)), (1, 5, (3, 4, 5)), (6, 7, (6, 7))])
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "rounds"), [(6, 6, (6,)), (8, 3, (8,)), (1, 5, (3, 4, 5)), (6, 7, (6, 7))]
+)
 def test_looks_end_with_the_maximum(minimum, maximum, rounds):
     assert Looks(minimum, maximum).rounds == rounds
 
@@ -109,7 +124,10 @@ def test_blocks_without_seconds_are_not_compared(bad):
     speed = of(seconds)
     assert speed.outcome == "not comparable"
     assert speed.decided
-    assert speed.text == "cell and base are not comparable: 1 of 12 blocks of base have no positive, finite seconds"
+    assert (
+        speed.text
+        == "cell and base are not comparable: 1 of 12 blocks of base have no positive, finite seconds"
+    )
 
 
 def test_cells_without_a_common_round_are_not_compared():
@@ -128,8 +146,9 @@ def test_a_round_counts_where_each_cell_has_one_block_in_whatever_order_they_com
 
 @pytest.mark.parametrize("truth", [1.0, 1.08, 1.2])
 def test_what_is_shown_covers_the_ratio_at_whichever_look_decided(truth):
-    """250 suites with noise of rounds and of cells. Of nominal 95 % fewer than 229 have a probability below 1 %; of 88 % so many have one
-    of 4 %, and 88 % is what an interval of one look covers where the look was chosen by what it showed."""
+    """250 suites with noise of rounds and of cells. Of nominal 95 % fewer than 229 have a probability below 1
+    %; of 88 % so many have one of 4 %, and 88 % is what an interval of one look covers where the look was
+    chosen by what it showed."""
     rng, covered = np.random.default_rng(11), 0
     for _ in range(250):
         common, own = rng.normal(0, 0.05, (24, 1)), rng.normal(0, 0.04, (24, 2))
@@ -148,19 +167,34 @@ def drifting(rng, correlation, rounds=24):
 
 def test_a_ratio_that_drifts_is_told_and_independent_rounds_are_not_called_so():
     rng = np.random.default_rng(13)
-    told = {c: sum(alike(np.log(pair[:, 0] / pair[:, 1])) is not None for pair in (drifting(rng, c) for _ in range(300))) for c in (0, 0.8)}
+    told = {
+        c: sum(
+            alike(np.log(pair[:, 0] / pair[:, 1])) is not None
+            for pair in (drifting(rng, c) for _ in range(300))
+        )
+        for c in (0, 0.8)
+    }
     assert told[0] <= 6  # 0.1 % have more where 0.5 % are called so
     assert told[0.8] >= 200
     assert alike(np.arange(9.0)) is None
-    speed = of(np.exp(np.stack([np.linspace(0, 0.6, 24), np.zeros(24)], 1)), looks=Looks(minimum=24, maximum=24))
+    speed = of(
+        np.exp(np.stack([np.linspace(0, 0.6, 24), np.zeros(24)], 1)), looks=Looks(minimum=24, maximum=24)
+    )
     assert speed.alike == pytest.approx(1, abs=0.02)
-    assert "; the ratio drifts, neighbouring rounds correlate by 0.99: the interval is too narrow" in speed.text
+    assert (
+        "; the ratio drifts, neighbouring rounds correlate by 0.99: the interval is too narrow" in speed.text
+    )
     assert "drifts" not in of(steady(0.8, rounds=24)).text
 
 
 def test_no_spread_is_said():
     speed = of(np.ones((6, 2)) * [1, 2])
-    assert (speed.outcome, speed.ratio, speed.interval.method, speed.at_look.method) == ("faster", 0.5, "no spread", "no spread")
+    assert (speed.outcome, speed.ratio, speed.interval.method, speed.at_look.method) == (
+        "faster",
+        0.5,
+        "no spread",
+        "no spread",
+    )
 
 
 @given(SECONDS, st.floats(0.001, 0.5))
@@ -171,7 +205,9 @@ def test_swapped_cells_have_the_inverse_ratio_and_the_opposite_outcome(seconds, 
     assert there.ratio * back.ratio == pytest.approx(1)
     assert math.log(there.at_look.low) == pytest.approx(-math.log(back.at_look.high), rel=1e-6, abs=1e-6)
     assert {there.outcome, back.outcome} in ({"faster", "slower"}, {"same within the margin"}, {"undecided"})
-    assert (there.more is None and back.more is None) or there.more == pytest.approx(back.more, rel=0.01, abs=1)
+    assert (there.more is None and back.more is None) or there.more == pytest.approx(
+        back.more, rel=0.01, abs=1
+    )
 
 
 @given(SECONDS, st.sampled_from([1e-3, 0.5, 4.0, 1024.0]))
@@ -185,22 +221,32 @@ def test_the_unit_of_time_changes_nothing(seconds, scale):
 @given(SECONDS, st.floats(1.0, 3.0))
 def test_a_slower_cell_has_a_larger_ratio(seconds, factor):
     late = Looks(minimum=20)  # nothing is decided yet, so all rounds count on both sides
-    assert of(seconds * [factor, 1], looks=late).ratio == pytest.approx(factor * of(seconds, looks=late).ratio)
+    assert of(seconds * [factor, 1], looks=late).ratio == pytest.approx(
+        factor * of(seconds, looks=late).ratio
+    )
 
 
-@given(arrays(np.float64, st.tuples(st.integers(1, 8), st.just(2)), elements=st.floats(1e-300, 1e300)), st.floats(0, 10))
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 8), st.just(2)), elements=st.floats(1e-300, 1e300)),
+    st.floats(0, 10),
+)
 def test_every_finite_case_has_a_sentence(seconds, margin):
     assert "cell beside base" in of(seconds, margin=margin).text
 
 
 def simulated(series, suites, factor, looks):
-    """(outcome, whether `slower` came within twice the rounds that the first look announced) of each suite."""
+    """(outcome, whether `slower` came within twice the rounds that the first look announced) of each
+    suite."""
     rng, results = np.random.default_rng(7), []
     for _ in range(suites):
         blocks = suite(np.array(NOISE["seconds"][series]), looks.maximum, factor, rng)
-        [first] = judged({name: side[: looks.minimum] for name, side in blocks.items()}, "base", looks=looks, resamples=200)
+        [first] = judged(
+            {name: side[: looks.minimum] for name, side in blocks.items()}, "base", looks=looks, resamples=200
+        )
         [last] = judged(blocks, "base", looks=looks, resamples=200)
-        results.append((last.outcome, last.outcome == "slower" and last.rounds <= looks.minimum + 2 * (first.more or 0)))
+        results.append(
+            (last.outcome, last.outcome == "slower" and last.rounds <= looks.minimum + 2 * (first.more or 0))
+        )
     return results
 
 
@@ -211,7 +257,10 @@ def wrong(results):
 def many(*columns):
     """The cells 0, 1 … and the base, from columns of seconds."""
     names = [*map(str, range(len(columns) - 1)), "base"]
-    return {name: [Block(number, float(value)) for number, value in enumerate(column)] for name, column in zip(names, columns, strict=True)}
+    return {
+        name: [Block(number, float(value)) for number, value in enumerate(column)]
+        for name, column in zip(names, columns, strict=True)
+    }
 
 
 def test_pairs_share_the_error_and_one_that_differs_leaves_its_part_to_the_others():
@@ -226,7 +275,10 @@ def test_pairs_share_the_error_and_one_that_differs_leaves_its_part_to_the_other
     assert after[0].at_look.level == pytest.approx(alone.at_look.level)
 
 
-@given(arrays(np.float64, st.tuples(st.integers(6, 14), st.integers(2, 4)), elements=st.floats(0.5, 2.0)), st.integers(6, 13))
+@given(
+    arrays(np.float64, st.tuples(st.integers(6, 14), st.integers(2, 4)), elements=st.floats(0.5, 2.0)),
+    st.integers(6, 13),
+)
 def test_of_several_pairs_none_changes_its_verdict_when_rounds_are_added(seconds, before):
     early, late = (judged(many(*rounds.T), "base", resamples=50) for rounds in (seconds[:before], seconds))
     assert all(one == other for one, other in zip(early, late, strict=True) if one.decided)
@@ -234,18 +286,22 @@ def test_of_several_pairs_none_changes_its_verdict_when_rounds_are_added(seconds
 
 def test_a_cell_without_blocks_has_its_part_of_the_error():
     cell, base = steady(1.0, noise=0.3).T
-    some = judged({"cell": many(cell, base)["0"], "late": [], "base": many(cell, base)["base"]}, "base", resamples=200)
+    some = judged(
+        {"cell": many(cell, base)["0"], "late": [], "base": many(cell, base)["base"]}, "base", resamples=200
+    )
     assert some[1].outcome == "not comparable"
     assert 1 - some[0].at_look.level == pytest.approx(Looks().alpha / len(Looks().rounds) / 2)
 
 
 def test_recorded_noise_seldom_makes_a_difference_where_there_is_none():
-    """160 suites, looked at as declared. More than 17 wrong ones have a probability below 1 % where 6 % are wrong (binomial)."""
+    """160 suites, looked at as declared. More than 17 wrong ones have a probability below 1 % where 6 % are
+    wrong (binomial)."""
     assert sum(wrong(simulated(series, 40, 1.0, Looks())) for series in NOISE["seconds"]) <= 17
 
 
 def test_a_difference_of_a_twentieth_is_found_in_recorded_processor_seconds():
-    assert sum(found for _, found in simulated("local processor", 50, 1.05, LONG)) >= 35  # 1 % have fewer where 80 % are found
+    # 1 % have fewer where 80 % are found
+    assert sum(found for _, found in simulated("local processor", 50, 1.05, LONG)) >= 35
 
 
 @pytest.mark.long
@@ -255,5 +311,6 @@ def test_of_2000_suites_of_recorded_noise_at_most_6_percent_are_wrong():
 
 @pytest.mark.long
 def test_a_difference_of_a_twentieth_is_found_in_80_percent_within_twice_the_announced_rounds():
-    for series in ("local processor", "null processor"):  # wall seconds of so crowded a machine need more rounds than anyone would wait for
+    # wall seconds of so crowded a machine need more rounds than anyone would wait for
+    for series in ("local processor", "null processor"):
         assert sum(found for _, found in simulated(series, 200, 1.05, LONG)) >= 160

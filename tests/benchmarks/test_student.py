@@ -7,10 +7,20 @@ from hypothesis import strategies as st
 from rlflow.benchmarks.student import t_quantile, t_tail
 
 
-@pytest.mark.parametrize(("probability", "freedom", "quantile"), [
-    (0.975, 1, 12.7062), (0.975, 2, 4.30265), (0.975, 4, 2.77645), (0.975, 9, 2.26216), (0.95, 5, 2.01505), (0.995, 5, 4.03214),
-    (0.9995, 10, 4.58689), (0.975, 120, 1.97993), (0.975, 1e5, 1.95996),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("probability", "freedom", "quantile"),
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.30265),
+        (0.975, 4, 2.77645),
+        (0.975, 9, 2.26216),
+        (0.95, 5, 2.01505),
+        (0.995, 5, 4.03214),
+        (0.9995, 10, 4.58689),
+        (0.975, 120, 1.97993),
+        (0.975, 1e5, 1.95996),
+    ],
+)
 def test_quantiles_are_those_of_printed_tables(probability, freedom, quantile):
     assert t_quantile(probability, freedom) == pytest.approx(quantile, rel=1e-5)
     assert t_quantile(1 - probability, freedom) == pytest.approx(-quantile, rel=1e-5)

@@ -1,4 +1,5 @@
-"""Suites: what is compared is what the file says, and a file that says nothing sensible is refused by place and remedy."""
+"""Suites: what is compared is what the file says, and a file that says nothing sensible is refused by place
+and remedy."""
 
 import re
 
@@ -27,12 +28,24 @@ def test_cells_are_all_combinations_of_the_axes_for_every_cell(suite):
         """)
     assert read.seeds == (0, 1)
     assert [cell.name for cell in read.cells] == [
-        f"{first} staleness={stale} pools={pools}" for first in ("few", "hp.samples=4") for stale in (0, 1) for pools in ("none", "all=2")]
-    assert dict(read.cells[3].flags) == {"prompts": 8, "actor.lr": 1e-3, "hp.samples": 2, "staleness": 1, "pools": "all=2"}
+        f"{first} staleness={stale} pools={pools}"
+        for first in ("few", "hp.samples=4")
+        for stale in (0, 1)
+        for pools in ("none", "all=2")
+    ]
+    assert dict(read.cells[3].flags) == {
+        "prompts": 8,
+        "actor.lr": 1e-3,
+        "hp.samples": 2,
+        "staleness": 1,
+        "pools": "all=2",
+    }
 
 
 def test_values_of_a_cell_go_before_those_of_all_and_of_an_axis_before_both(suite):
-    read = suite('[base]\nalgorithm = "grpo"\nprompts = 8\n[axis]\nseconds = [3]\n[[cell]]\nprompts = 4\nseconds = 1')
+    read = suite(
+        '[base]\nalgorithm = "grpo"\nprompts = 8\n[axis]\nseconds = [3]\n[[cell]]\nprompts = 4\nseconds = 1'
+    )
     assert dict(read.cells[0].flags) == {"prompts": 4, "seconds": 3}
 
 
@@ -42,8 +55,13 @@ def test_the_cell_that_others_are_compared_with_comes_first(suite):
 
 
 def test_rounds_say_how_many_iterations_a_run_has_unless_the_suite_does(suite):
-    assert suite('[suite]\nrounds = 5\nblock = 4\n[base]\nalgorithm = "grpo"').cells[0].flags["iterations"] == 20
-    assert suite('[suite]\nrounds = 5\n[base]\nalgorithm = "grpo"\niterations = 7').cells[0].flags["iterations"] == 7
+    assert (
+        suite('[suite]\nrounds = 5\nblock = 4\n[base]\nalgorithm = "grpo"').cells[0].flags["iterations"] == 20
+    )
+    assert (
+        suite('[suite]\nrounds = 5\n[base]\nalgorithm = "grpo"\niterations = 7').cells[0].flags["iterations"]
+        == 7
+    )
 
 
 def test_repeated_flags_on_an_axis_are_one_value_each(suite):
@@ -56,21 +74,40 @@ def test_another_system_gets_values_as_they_are_written(suite):
     assert dict(read.cells[0].flags) == {"data": "a.jsonl", "reward": "math", "iterations": 3}
 
 
-@pytest.mark.parametrize(("text", "message", "remedy"), [
-    ("[sute]\nseeds = 1", r"no table \[sute\]", "nearest:  suite"),
-    ("[suite]\nseds = 1", r"\[suite\] seds cannot be used", "expected: one of seeds, block.*\n.*nearest:  seeds"),
-    ("[suite]\nseeds = 0", r"\[suite\] seeds cannot be used", "greater than or equal to 1"),
-    ("[suite]\nblock = 2\nsettle = 2", "no iteration of a turn is timed", "block = 3"),
-    ("[goal]\nmargin = 1.5", r"\[goal\] margin cannot be used", "less than 1"),
-    ("cell = 3", "'cell' is no list of tables", r"\[\[cell\]\]"),
-    ("[base]\nprompts = 3", "names no algorithm", r"\[base\]"),
-    ('[base]\nalgorithm = "grpo"\nseed = 3', "sets seed", r"\[suite\] seeds"),
-    ('[base]\nalgorithm = "grpo"\n[axis]\nprompts = 3', r"\[axis\] prompts is no list", r"\[base\]"),
-    ('[base]\nalgorithm = "grpo"\n[[cell]]\nname = "a"\n[[cell]]\nname = "a"', "two cells have one name", "name of its own"),
-    ('[suite]\nbase = "fewr"\n[[cell]]\nname = "fewer"\nalgorithm = "grpo"', "names no cell", "nearest:  fewer"),
-    ('[base]\nalgorithm = "grpo"\n[[gate]]\nmetric = "seconds"\ncell = "grp"', "a gate of seconds names no cell", ""),
-    ("[suite", "is not TOML", "correct that line"),
-])
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("[sute]\nseeds = 1", r"no table \[sute\]", "nearest:  suite"),
+        (
+            "[suite]\nseds = 1",
+            r"\[suite\] seds cannot be used",
+            "expected: one of seeds, block.*\n.*nearest:  seeds",
+        ),
+        ("[suite]\nseeds = 0", r"\[suite\] seeds cannot be used", "greater than or equal to 1"),
+        ("[suite]\nblock = 2\nsettle = 2", "no iteration of a turn is timed", "block = 3"),
+        ("[goal]\nmargin = 1.5", r"\[goal\] margin cannot be used", "less than 1"),
+        ("cell = 3", "'cell' is no list of tables", r"\[\[cell\]\]"),
+        ("[base]\nprompts = 3", "names no algorithm", r"\[base\]"),
+        ('[base]\nalgorithm = "grpo"\nseed = 3', "sets seed", r"\[suite\] seeds"),
+        ('[base]\nalgorithm = "grpo"\n[axis]\nprompts = 3', r"\[axis\] prompts is no list", r"\[base\]"),
+        (
+            '[base]\nalgorithm = "grpo"\n[[cell]]\nname = "a"\n[[cell]]\nname = "a"',
+            "two cells have one name",
+            "name of its own",
+        ),
+        (
+            '[suite]\nbase = "fewr"\n[[cell]]\nname = "fewer"\nalgorithm = "grpo"',
+            "names no cell",
+            "nearest:  fewer",
+        ),
+        (
+            '[base]\nalgorithm = "grpo"\n[[gate]]\nmetric = "seconds"\ncell = "grp"',
+            "a gate of seconds names no cell",
+            "",
+        ),
+        ("[suite", "is not TOML", "correct that line"),
+    ],
+)
 def test_what_a_suite_cannot_mean_is_refused_with_a_remedy(suite, text, message, remedy):
     with pytest.raises(PlanError, match=message) as refused:
         suite(text)

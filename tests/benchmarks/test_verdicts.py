@@ -19,13 +19,22 @@ def measured(seconds, rounds, tokens=100, seed=0, noise=0.01):
     draw = random.Random(seed)
     turns = []
     for number in range(rounds):
-        rows = [{"iteration": 2 * number + i, "wall": seconds * (1 + noise * draw.gauss(0, 1)), "tokens": tokens, "metrics": {}}
-                for i in range(2)]
+        rows = [
+            {
+                "iteration": 2 * number + i,
+                "wall": seconds * (1 + noise * draw.gauss(0, 1)),
+                "tokens": tokens,
+                "metrics": {},
+            }
+            for i in range(2)
+        ]
         turns.append(Turn(0, number, rows, [], 1.0, 1, 0.1, [2 * number + 1] if number else []))
     return Measured(turns)
 
 
-@pytest.mark.parametrize(("seconds", "outcome"), [(0.8, "faster"), (1.25, "slower"), (1.0, "same within the margin")])
+@pytest.mark.parametrize(
+    ("seconds", "outcome"), [(0.8, "faster"), (1.25, "slower"), (1.0, "same within the margin")]
+)
 def test_cells_that_did_the_same_work_are_told_apart_by_their_seconds(seconds, outcome):
     cells = [("base", measured(1.0, 20, seed=1)), ("other", measured(seconds, 20, seed=2))]
     [verdict] = verdicts(suite(rounds=20), cells)
@@ -59,7 +68,9 @@ def test_a_cell_that_failed_is_not_waited_for():
     failed = measured(1.0, 1)
     failed.failed[0] = "it does not work"
     base = ("base", measured(1.0, 20, seed=1))
-    assert not decided(suite(rounds=30), [base, ("other", failed)]), "with nothing to compare the base runs on"
+    assert not decided(suite(rounds=30), [base, ("other", failed)]), (
+        "with nothing to compare the base runs on"
+    )
     assert decided(suite(rounds=30), [base, ("other", failed), ("third", measured(0.7, 20, seed=3))])
 
 
@@ -73,7 +84,10 @@ def learned(values, seeds=5, step=1.0):
     turns = []
     for seed in range(seeds):
         rows = [{"iteration": i, "wall": step, "tokens": 10, "metrics": {}} for i in range(len(values) - 1)]
-        evaluations = [{"iteration": i, "metrics": {"evaluation/sampled": value + 0.001 * seed}} for i, value in enumerate(values)]
+        evaluations = [
+            {"iteration": i, "metrics": {"evaluation/sampled": value + 0.001 * seed}}
+            for i, value in enumerate(values)
+        ]
         turns.append(Turn(seed, 0, rows, evaluations, 1.0, 1, 0.1, []))
     return Measured(turns, done=set(range(seeds)))
 
@@ -83,8 +97,14 @@ def what(cells, **goal):
     return {verdict.what: verdict for verdict in verdicts(mine, cells) if verdict.what != "speed"}
 
 
-@pytest.mark.parametrize(("values", "outcome"), [
-    ([0.1, 0.5, 0.9], "better"), ([0.1, 0.2, 0.3], "worse"), ([0.1, 0.3, 0.601], "equivalent within the margin")])
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([0.1, 0.5, 0.9], "better"),
+        ([0.1, 0.2, 0.3], "worse"),
+        ([0.1, 0.3, 0.601], "equivalent within the margin"),
+    ],
+)
 def test_learning_is_judged_by_the_last_values_of_all_seeds(values, outcome):
     found = what([("base", learned([0.1, 0.3, 0.6])), ("other", learned(values))], margin=0.05)
     assert found["evaluation/sampled"].outcome == outcome
@@ -98,7 +118,10 @@ def test_fewer_than_five_seeds_rank_nothing():
 def test_a_seed_that_was_not_finished_does_not_count():
     other = learned([0.1, 0.9], seeds=5)
     other.done.discard(3)
-    assert what([("base", learned([0.1, 0.3])), ("other", other)])["evaluation/sampled"].outcome == "not enough to rank"
+    assert (
+        what([("base", learned([0.1, 0.3])), ("other", other)])["evaluation/sampled"].outcome
+        == "not enough to rank"
+    )
 
 
 def test_the_time_to_the_goal_counts_seconds_without_evaluations_and_says_who_never_reached_it():

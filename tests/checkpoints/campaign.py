@@ -1,4 +1,5 @@
-"""Corruptions of a run's checkpoints, several hundred of them, and what reading makes of each. Used by the tests and by a benchmark."""
+"""Corruptions of a run's checkpoints, several hundred of them, and what reading makes of each. Used by the
+tests and by a benchmark."""
 
 from __future__ import annotations
 
@@ -25,18 +26,39 @@ def example(iteration: int, rows: int = 12) -> Snapshot:
     """A small snapshot in which every file differs from that of every other iteration."""
     chance = torch.Generator().manual_seed(iteration)
     draw = lambda *shape: torch.randn(*shape, generator=chance)  # noqa: E731
-    parameters = {"model.embed.weight": draw(rows, 8), "model.norm.weight": draw(8).bfloat16(), "lm_head.weight": draw(rows, 8)}
-    optimizer = {f"exp_avg/{name}": draw(*tensor.shape) for name, tensor in parameters.items()} | {"steps": torch.tensor(iteration)}
-    surplus = {"tokens": torch.randint(0, 99, (5, 7), generator=chance), "empty": torch.empty(0, 3, dtype=torch.float64)}
+    parameters = {
+        "model.embed.weight": draw(rows, 8),
+        "model.norm.weight": draw(8).bfloat16(),
+        "lm_head.weight": draw(rows, 8),
+    }
+    optimizer = {f"exp_avg/{name}": draw(*tensor.shape) for name, tensor in parameters.items()} | {
+        "steps": torch.tensor(iteration)
+    }
+    surplus = {
+        "tokens": torch.randint(0, 99, (5, 7), generator=chance),
+        "empty": torch.empty(0, 3, dtype=torch.float64),
+    }
     tensors = {"actor.parameters": parameters, "actor.optimizer": optimizer, "surplus": surplus}
-    state = {"cursor": iteration * 64, "seed": 2**100 + iteration, "kl": 0.1 * iteration, "worst": float("-inf")}
+    state = {
+        "cursor": iteration * 64,
+        "seed": 2**100 + iteration,
+        "kl": 0.1 * iteration,
+        "worst": float("-inf"),
+    }
     return Snapshot(iteration, tensors, state, {"actor/config.json": json.dumps({"n": iteration}).encode()})
 
 
 def same(one: Snapshot, other: Snapshot) -> bool:
     """Bit for bit, in the same order."""
-    flat = [[(g, n, str(t.dtype), list(t.shape), bits(t)) for g, ts in s.tensors.items() for n, t in ts.items()] for s in (one, other)]
-    return flat[0] == flat[1] and (one.iteration, repr(one.state), one.files) == (other.iteration, repr(other.state), other.files)
+    flat = [
+        [(g, n, str(t.dtype), list(t.shape), bits(t)) for g, ts in s.tensors.items() for n, t in ts.items()]
+        for s in (one, other)
+    ]
+    return flat[0] == flat[1] and (one.iteration, repr(one.state), one.files) == (
+        other.iteration,
+        repr(other.state),
+        other.files,
+    )
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -55,7 +77,8 @@ def write_run(run: Path, iterations: tuple[int, ...] = (OLDER, NEWER), keep: int
 
 @dataclass(frozen=True)
 class Corruption:
-    """apply: does it to a run in place. leaves: which iterations may be loaded after it; none: everything is damaged."""
+    """apply: does it to a run in place. leaves: which iterations may be loaded after it; none: everything is
+    damaged."""
 
     kind: str
     name: str
@@ -74,9 +97,15 @@ def corruptions(run: Path) -> Iterator[Corruption]:
         yield Corruption("missing", name, lambda r, p=place: (r / p).unlink())
         yield Corruption("link", name, lambda r, p=place: _linked(r / p))
         yield Corruption("folder", name, lambda r, p=place: _as_folder(r / p))
-        yield Corruption("swapped", f"{name} with the older one's", lambda r, n=name: _swap(r, newer.name, n, older.name, n))
+        yield Corruption(
+            "swapped",
+            f"{name} with the older one's",
+            lambda r, n=name: _swap(r, newer.name, n, older.name, n),
+        )
     for one, other in zip(files, files[1:] + files[:1], strict=True):
-        yield Corruption("swapped", f"{one} with {other}", lambda r, a=one, b=other: _swap(r, newer.name, a, newer.name, b))
+        yield Corruption(
+            "swapped", f"{one} with {other}", lambda r, a=one, b=other: _swap(r, newer.name, a, newer.name, b)
+        )
     yield from _strangers(newer.name)
     yield from _forged(newer / "manifest.json", f"checkpoints/{newer.name}/manifest.json")
     yield from _folders(newer.name, older.name)
@@ -88,7 +117,21 @@ def _damaged(place: str, data: bytes, leaves: tuple[int, ...], kinds: str = "") 
     """Cut, flipped, zeroed and grown at edges and in between."""
     size = len(data)
     header = 8 + int.from_bytes(data[:8], "little") if place.endswith(".safetensors") else 12
-    edges = {0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, size // 4, size // 2, 3 * size // 4, size - 1}
+    edges = {
+        0,
+        1,
+        7,
+        8,
+        9,
+        header // 2,
+        header - 1,
+        header,
+        header + 1,
+        size // 4,
+        size // 2,
+        3 * size // 4,
+        size - 1,
+    }
     seen = {data}
     for offset in sorted(edge for edge in edges if 0 <= edge < size):
         yield Corruption(kinds + "truncated", f"{place} to {offset}", _put(place, data[:offset]), leaves)
@@ -102,7 +145,9 @@ def _damaged(place: str, data: bytes, leaves: tuple[int, ...], kinds: str = "") 
         flipped[offset] ^= 1 << number % 8
         yield Corruption(kinds + "bit flipped", f"{place} at {offset}", _put(place, bytes(flipped)), leaves)
     for more in (b"\0", b"\n", bytes(4096)):
-        yield Corruption(kinds + "grown", f"{place} by {more[:1]!r} * {len(more)}", _put(place, data + more), leaves)
+        yield Corruption(
+            kinds + "grown", f"{place} by {more[:1]!r} * {len(more)}", _put(place, data + more), leaves
+        )
 
 
 def _put(place: str, data: bytes) -> Callable[[Path], None]:
@@ -136,9 +181,13 @@ def _strangers(step: str) -> Iterator[Corruption]:
     yield Corruption("stranger", "a hidden file", _put(f"{place}/.DS_Store", b"\0"), newest)
     yield Corruption("stranger", "a file inside", _put(f"{place}/actor/extra.json", b"{}"), newest)
     yield Corruption("stranger", "a folder", lambda run: (run / place / "extra").mkdir(), newest)
-    yield Corruption("stranger", "a link", lambda run: (run / place / "extra").symlink_to("manifest.json"), newest)
+    yield Corruption(
+        "stranger", "a link", lambda run: (run / place / "extra").symlink_to("manifest.json"), newest
+    )
     yield Corruption("stranger", "a pipe", lambda run: os.mkfifo(run / place / "extra"), newest)
-    yield Corruption("link", "the folder inside", lambda run: _linked_folder(run / place / "actor", run / "outside"))
+    yield Corruption(
+        "link", "the folder inside", lambda run: _linked_folder(run / place / "actor", run / "outside")
+    )
     yield Corruption("link", "the checkpoint", lambda run: _linked_folder(run / place, run / "outside"))
 
 
@@ -158,14 +207,27 @@ def _forged(manifest: Path, place: str) -> Iterator[Corruption]:
     content = json.loads(data)["manifest"]
     first = next(iter(content["files"]))
     forgeries = {
-        "version": {"version": 2}, "version as text": {"version": "1"}, "format": {"format": "other"}, "iteration": {"iteration": OLDER},
-        "negative": {"iteration": -1}, "state": {"state": {}}, "no files": {"files": {}}, "no groups": {"groups": {}}, "extra": {"more": 1},
+        "version": {"version": 2},
+        "version as text": {"version": "1"},
+        "format": {"format": "other"},
+        "iteration": {"iteration": OLDER},
+        "negative": {"iteration": -1},
+        "state": {"state": {}},
+        "no files": {"files": {}},
+        "no groups": {"groups": {}},
+        "extra": {"more": 1},
         "size": {"files": content["files"] | {first: content["files"][first] | {"bytes": 1}}},
         "digest": {"files": content["files"] | {first: content["files"][first] | {"sha256": "0" * 64}}},
-    }  # fmt: skip
+    }
     for name, change in forgeries.items():
         yield Corruption("forged", name, _put(place, signed(json.dumps(content | change).encode())))
-    for name, body in {"list": b"[]", "deep": b"[" * 99999, "number": b"NaN", "twice": b'{"a":1,"a":2}', "none": b""}.items():
+    for name, body in {
+        "list": b"[]",
+        "deep": b"[" * 99999,
+        "number": b"NaN",
+        "twice": b'{"a":1,"a":2}',
+        "none": b"",
+    }.items():
         yield Corruption("forged", name, _put(place, signed(body)))
     assert decode(data).iteration == NEWER
 
@@ -193,7 +255,14 @@ def _pointer(data: bytes) -> Iterator[Corruption]:
     yield Corruption("pointer missing", "latest", lambda run: (run / "checkpoints/latest").unlink(), either)
     yield Corruption("pointer folder", "latest", lambda run: _as_folder(run / "checkpoints/latest"), either)
     yield Corruption("pointer link", "latest", lambda run: _linked(run / "checkpoints/latest"), either)
-    for name in ("../outside", "/etc/passwd", "step-00000012/../step-00000011", "step-00000099", ".", "step-00000012\0"):
+    for name in (
+        "../outside",
+        "/etc/passwd",
+        "step-00000012/../step-00000011",
+        "step-00000099",
+        ".",
+        "step-00000012\0",
+    ):
         text = f"{name} {'0' * 64}"
         forged = f"{text} {sha256(text.encode()).hexdigest()[:16]}\n".encode()
         yield Corruption("pointer forged", repr(name), _put("checkpoints/latest", forged), either)
@@ -212,7 +281,8 @@ def _both(newer: str, older: str, files: list[str]) -> Iterator[Corruption]:
 
 
 def outcome(run: Path, corruption: Corruption, scratch: Path) -> str:
-    """What reading makes of a copy of the run with this corruption: 'previous' or 'newest' (each said), 'refused', or what is wrong."""
+    """What reading makes of a copy of the run with this corruption: 'previous' or 'newest' (each said),
+    'refused', or what is wrong."""
     copy = scratch / "copy"
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(run, copy)
@@ -223,6 +293,8 @@ def outcome(run: Path, corruption: Corruption, scratch: Path) -> str:
         return "refused" if not corruption.leaves and len(error.problems) > 1 else f"wrong: refused: {error}"
     if not loaded.rejected and not loaded.ignored:
         return "wrong: silent"
-    if loaded.snapshot.iteration not in corruption.leaves or not same(loaded.snapshot, example(loaded.snapshot.iteration)):
+    if loaded.snapshot.iteration not in corruption.leaves or not same(
+        loaded.snapshot, example(loaded.snapshot.iteration)
+    ):
         return f"wrong: loaded {loaded.snapshot.iteration}"
     return "previous" if loaded.snapshot.iteration == OLDER else "newest"

@@ -1,6 +1,8 @@
-"""Faults in real processes: calls of the operating system are watched, and at a chosen one the process dies, or the disk is full.
+"""Faults in real processes: calls of the operating system are watched, and at a chosen one the process dies,
+or the disk is full.
 
-As a script it forks one child for each point, so that torch is imported once: ``python faults.py kill|limit|lock FOLDER``.
+As a script it forks one child for each point, so that torch is imported once: ``python faults.py
+kill|limit|lock FOLDER``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ After = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 @contextlib.contextmanager
-def watching(before: Before = lambda name, args: None, after: After = lambda name, args, kwargs, result: None) -> Iterator[None]:
+def watching(
+    before: Before = lambda name, args: None, after: After = lambda name, args, kwargs, result: None
+) -> Iterator[None]:
     """Call ``before`` and ``after`` around each of the watched calls, which are carried out all the same."""
     real = {name: getattr(os, name) for name in WATCHED}
 
@@ -48,7 +52,8 @@ def watching(before: Before = lambda name, args: None, after: After = lambda nam
 
 
 def below(root: Path, before: Before) -> tuple[Before, After]:
-    """The same for ``watching``, of calls that change what lies below ``root``, and of the files that were opened there."""
+    """The same for ``watching``, of calls that change what lies below ``root``, and of the files that were
+    opened there."""
     files: set[int] = set()
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -99,7 +104,8 @@ def forked(action: Callable[[], None]) -> int:
 
 
 def kill(root: Path) -> None:
-    """For each point a copy of ``root/base`` in which a writer of iteration 12 was killed there; the last one was not."""
+    """For each point a copy of ``root/base`` in which a writer of iteration 12 was killed there; the last one
+    was not."""
     import campaign
 
     def write() -> None:
@@ -131,7 +137,8 @@ def limit(root: Path) -> None:
 
 
 def lock(root: Path, mode: str, rounds: str, processes: int = 8) -> None:
-    """Rounds of processes that want one lock at once; in half of them a dead process's lock is there. Prints winners and losers."""
+    """Rounds of processes that want one lock at once; in half of them a dead process's lock is there. Prints
+    winners and losers."""
     from rlflow.checkpoints.lock import Lock
 
     if mode == "without":

@@ -1,4 +1,5 @@
-"""A disk as POSIX promises it and no more: what was not flushed may be lost, in any combination, when the power goes."""
+"""A disk as POSIX promises it and no more: what was not flushed may be lost, in any combination, when the
+power goes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any
 
 @dataclass
 class Node:
-    """A file's bytes or a folder's entries: as a program sees them now, and as they were when last flushed."""
+    """A file's bytes or a folder's entries: as a program sees them now, and as they were when last
+    flushed."""
 
     now: Any
     flushed: Any
@@ -27,7 +29,8 @@ State = dict[str, bytes | None]  # path → bytes, or None for a folder
 
 @dataclass
 class Disk:
-    """Follows the calls of a writer below ``root``; ``states`` are the trees that a crash before the next call may leave."""
+    """Follows the calls of a writer below ``root``; ``states`` are the trees that a crash before the next
+    call may leave."""
 
     root: Path
     tree: Node = field(default_factory=folder)
@@ -39,7 +42,9 @@ class Disk:
         disk = cls(root)
         for path in sorted(root.rglob("*")):
             parent, name = disk.at(path.parent), path.name
-            parent.now[name] = parent.flushed[name] = folder() if path.is_dir() else Node(path.read_bytes(), path.read_bytes())
+            parent.now[name] = parent.flushed[name] = (
+                folder() if path.is_dir() else Node(path.read_bytes(), path.read_bytes())
+            )
         return disk
 
     def at(self, path: Any, inside: int | None = None) -> Node:
@@ -88,7 +93,8 @@ class Disk:
         where, last = self.parent(args[0], inside) if Path(args[0]) != self.root else (self.tree, "")
         if args[1] & os.O_CREAT:
             where.now.setdefault(last, Node(b"", b""))
-        elif last and last not in where.now and Path(args[0]).is_file():  # written by other means, and not flushed yet
+        # written by other means, and not flushed yet
+        elif last and last not in where.now and Path(args[0]).is_file():
             where.now[last] = Node(Path(args[0]).read_bytes(), b"")
         self.open_files[result] = where.now[last] if last else self.tree
 

@@ -45,7 +45,9 @@ def test_where_none_is_good_every_reason_is_said(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     for step in (11, 12):
         (run / f"checkpoints/step-{step:08d}/manifest.json").write_bytes(b"{}")
-    with pytest.raises(PlanError, match=r"no checkpoint of the run(.|\n)*12': manifest.json(.|\n)*11': manifest.json"):
+    with pytest.raises(
+        PlanError, match=r"no checkpoint of the run(.|\n)*12': manifest.json(.|\n)*11': manifest.json"
+    ):
         load_latest(run)
 
 
@@ -57,9 +59,17 @@ def test_after_damage_the_writer_keeps_the_good_one_and_never_replaces(tmp_path,
         writer.submit(campaign.example(12))
     assert writer.failures == []
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "latest", "step-00000011", "step-00000012", "step-00000012-2"]  # fmt: skip
+        "latest",
+        "step-00000011",
+        "step-00000012",
+        "step-00000012-2",
+    ]
     loaded = load_latest(run)
     assert (loaded.path.name, loaded.rejected) == ("step-00000012-2", [])
     with Writer(run, keep=2) as writer:
         writer.submit(campaign.example(13))
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000012-2", "step-00000013"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "latest",
+        "step-00000012-2",
+        "step-00000013",
+    ]

@@ -1,4 +1,5 @@
-"""A writer that dies at any call, or a machine that loses its power there, leaves the last good checkpoint."""
+"""A writer that dies at any call, or a machine that loses its power there, leaves the last good
+checkpoint."""
 
 import random
 
@@ -28,7 +29,8 @@ def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_da
         loaded = load_latest(run)
         assert loaded.rejected == []
         assert campaign.same(loaded.snapshot, campaign.example(loaded.snapshot.iteration))
-        assert [verify(path) for path in steps(run / "checkpoints")] == [[]] * len(steps(run / "checkpoints"))  # nor one half removed
+        # nor one half removed
+        assert [verify(path) for path in steps(run / "checkpoints")] == [[]] * len(steps(run / "checkpoints"))
         found.append(loaded.snapshot.iteration)
     assert len(killed) >= 100
     assert found == sorted(found)  # once the new one is there it stays

@@ -1,4 +1,5 @@
-"""A disk that is full, limited or read-only: the save fails loudly, what was saved before stays, and the next save is tried."""
+"""A disk that is full, limited or read-only: the save fails loudly, what was saved before stays, and the next
+save is tried."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Files that are replaced whole, folders that get their names when they are whole, and what dead processes left of both."""
+"""Files that are replaced whole, folders that get their names when they are whole, and what dead processes
+left of both."""
 
 import os
 import subprocess
@@ -53,7 +54,11 @@ def test_what_takes_a_place_has_the_rights_that_new_files_have_whoever_wrote_it(
         durable.take_place(folder, tmp_path / "there")
     finally:
         os.umask(before)
-    found = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "there").rglob("*") if not path.is_symlink()}
+    found = {
+        path.name: path.stat().st_mode & 0o7777
+        for path in (tmp_path / "there").rglob("*")
+        if not path.is_symlink()
+    }
     new = 0o666 & ~mask
     assert found == {"inner": 0o2777 & ~mask, "weights.safetensors": new, "script": new | 0o100, "open": new}
     assert (tmp_path / "there").stat().st_mode & 0o777 == 0o777 & ~mask

@@ -64,9 +64,13 @@ def test_transformers_loads_equal_tensors_and_the_tokenizer(tmp_path, actor):
     done = export(run, tmp_path / "out")
     model, own = loaded(tmp_path / "out"), dict(actor.weights())
     assert done.path.name == "step-00000001"
-    assert all(torch.equal(model[name], tensor) and model[name].dtype == tensor.dtype for name, tensor in own.items())
+    assert all(
+        torch.equal(model[name], tensor) and model[name].dtype == tensor.dtype for name, tensor in own.items()
+    )
     assert not torch.equal(own["model.embed_tokens.weight"], loaded(MODEL)["model.embed_tokens.weight"])
-    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("12 + 7") == AutoTokenizer.from_pretrained(MODEL).encode("12 + 7")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("12 + 7") == AutoTokenizer.from_pretrained(
+        MODEL
+    ).encode("12 + 7")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in MODEL.iterdir()}
 
 
@@ -84,7 +88,9 @@ def test_the_config_says_the_dtype_in_which_the_weights_are(tmp_path):
     export(run, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "float64"
     model = loaded(tmp_path / "out")
-    assert all(torch.equal(model[name], tensor) and tensor.dtype == torch.float64 for name, tensor in one.weights())
+    assert all(
+        torch.equal(model[name], tensor) and tensor.dtype == torch.float64 for name, tensor in one.weights()
+    )
 
 
 def test_a_critics_value_head_lies_beside_its_model(tmp_path, actor):
@@ -149,6 +155,13 @@ def test_an_export_that_finds_no_room_leaves_nothing(tmp_path, disk, actor):
 
 
 def test_no_code_of_a_model_folder_is_kept(tmp_path):
-    for name in ("config.json", "modeling.py", "model.safetensors", "model.safetensors.index.json", "merges.txt", "weights.bin"):
+    for name in (
+        "config.json",
+        "modeling.py",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "merges.txt",
+        "weights.bin",
+    ):
         (tmp_path / name).write_bytes(b"{}")
     assert list(model_files(tmp_path, "actor")) == ["actor/config.json", "actor/merges.txt"]

@@ -57,7 +57,9 @@ class Gate:
             assert self.open.wait(60)
 
 
-def test_while_a_disk_does_not_answer_training_goes_on_and_the_newest_snapshot_is_saved(tmp_path, campaign, faults):
+def test_while_a_disk_does_not_answer_training_goes_on_and_the_newest_snapshot_is_saved(
+    tmp_path, campaign, faults
+):
     gate = Gate()
     with faults.watching(gate.before):
         writer = Writer(tmp_path, keep=3, on_failure=lambda message: None, patience=0.01)
@@ -65,7 +67,9 @@ def test_while_a_disk_does_not_answer_training_goes_on_and_the_newest_snapshot_i
         assert gate.reached.wait(60)
         writer.submit(campaign.example(2))
         writer.submit(campaign.example(3))
-        assert writer.failures == ["checkpoint of iteration 2 not saved: the one before it took more than 0.01 s"]
+        assert writer.failures == [
+            "checkpoint of iteration 2 not saved: the one before it took more than 0.01 s"
+        ]
         gate.open.set()
         assert writer.close()
     assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]

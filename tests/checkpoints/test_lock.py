@@ -23,7 +23,9 @@ print('held', flush=True)
 
 
 def started(code, folder):
-    process = subprocess.Popen([sys.executable, "-c", HOLD + code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD + code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -51,8 +53,12 @@ def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, 
     found = [json.loads(line) for line in injected("lock", tmp_path, mode, rounds)]
     assert [one["won"] for one in found] == [1] * rounds
     for one in found:
-        assert all(re.search(r"RunHeld: another process runs in(.|\n)*process \d+ on .* since 20", text) for text in one["said"]), one
-        assert len({re.search(r"process (\d+) on", text)[1] for text in one["said"]}) == 1  # the winner, by all the losers
+        assert all(
+            re.search(r"RunHeld: another process runs in(.|\n)*process \d+ on .* since 20", text)
+            for text in one["said"]
+        ), one
+        # the winner, by all the losers
+        assert len({re.search(r"process (\d+) on", text)[1] for text in one["said"]}) == 1
 
 
 @pytest.mark.slow
@@ -93,7 +99,9 @@ def test_a_copy_of_a_running_folder_is_free(tmp_path, holder):
         pass
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": "x"}', b'{"pid": 1}', b"\xff" * 5000, b"null"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"pid": "x"}', b'{"pid": 1}', b"\xff" * 5000, b"null"]
+)
 def test_whatever_stands_in_a_lock_that_nobody_holds_it_is_free(tmp_path, content):
     (tmp_path / "run.lock").write_bytes(content)
     with Lock(tmp_path):
@@ -122,7 +130,11 @@ def test_without_locks_a_holder_on_another_machine_is_believed(tmp_path, monkeyp
     with Lock(tmp_path):
         says = json.loads((tmp_path / "run.lock.owner").read_text())
     (tmp_path / "run.lock.owner").write_text("")
-    elsewhere = says | {"host": "node-7", "boot": "another", "file": os.stat(tmp_path / "run.lock.owner").st_ino}
+    elsewhere = says | {
+        "host": "node-7",
+        "boot": "another",
+        "file": os.stat(tmp_path / "run.lock.owner").st_ino,
+    }
     (tmp_path / "run.lock.owner").write_text(json.dumps(elsewhere))
     with pytest.raises(RunHeld, match=r"on node-7(.|\n)*if it is surely gone, delete"):
         Lock(tmp_path).acquire()

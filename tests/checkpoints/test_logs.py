@@ -1,4 +1,5 @@
-"""Logs: what is added is there, in order and once, whatever the disk takes and whatever an earlier process left."""
+"""Logs: what is added is there, in order and once, whatever the disk takes and whatever an earlier process
+left."""
 
 import contextlib
 import json
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from rlflow.checkpoints import logs
 from rlflow.checkpoints.logs import TAIL, Growing, Log, cut, objects, read_object, tail
 
-NUMBERS, JUNK = st.integers(0, 9).map(lambda n: b"%d\n" % n), st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"") + b"\n")
+NUMBERS, JUNK = (
+    st.integers(0, 9).map(lambda n: b"%d\n" % n),
+    st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"") + b"\n"),
+)
 LINES = st.lists(st.one_of(NUMBERS, JUNK))
 
 
@@ -32,7 +36,8 @@ def test_a_cut_leaves_the_whole_lines_that_are_wanted(tmp_path_factory, lines, t
 
 @pytest.fixture
 def limited():
-    """Files of this process can have so many bytes and no more, as on a disk that is full, until it is undone."""
+    """Files of this process can have so many bytes and no more, as on a disk that is full, until it is
+    undone."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda size=before[0]: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -152,7 +157,7 @@ def test_the_last_lines_are_whole_and_within_the_end_of_the_file(tmp_path):
     assert tail(path) == [b"one", b"two"]
     lines = [str(number).encode().rjust(99) for number in range(TAIL // 50)]
     path.write_bytes(b"\n".join(lines) + b"\n")
-    assert tail(path) == lines[-len(tail(path)):]
+    assert tail(path) == lines[-len(tail(path)) :]
     assert TAIL - 200 < 100 * len(tail(path)) <= TAIL
 
 

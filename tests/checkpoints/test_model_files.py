@@ -14,7 +14,14 @@ def files(folder):
 def test_weights_in_several_files_are_those_that_the_index_names(tmp_path):
     for name in ("model-1.safetensors", "model-2.safetensors", "other.safetensors"):
         (tmp_path / name).write_bytes(b"")
-    index = {"weight_map": {"b": "model-2.safetensors", "a": "model-1.safetensors", "c": "model-1.safetensors", "d": "gone.safetensors"}}
+    index = {
+        "weight_map": {
+            "b": "model-2.safetensors",
+            "a": "model-1.safetensors",
+            "c": "model-1.safetensors",
+            "d": "gone.safetensors",
+        }
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert files(tmp_path) == ["model-1.safetensors", "model-2.safetensors"]
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -31,4 +38,7 @@ def test_index_files_are_those_that_are_there(tmp_path):
     assert index_files(tmp_path) == []
     for name in ("model.safetensors.index.json", "adapter_config.json", "config.json"):
         (tmp_path / name).write_text("{}")
-    assert [file.name for file in index_files(tmp_path)] == ["model.safetensors.index.json", "adapter_config.json"]
+    assert [file.name for file in index_files(tmp_path)] == [
+        "model.safetensors.index.json",
+        "adapter_config.json",
+    ]

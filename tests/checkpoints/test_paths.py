@@ -12,9 +12,30 @@ from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 
-VECTORS = ["../outside", "/etc/hostname", "actor/../../outside", "actor/../config.json", "..", ".", "", "actor/x/y", "a\0b",
-           "%2e%2e/outside", "..\\outside", "C:\\outside", "~/outside", ".hidden", "-rf", "．．/outside", "a\n", "actor//x", "./x",
-           "manifest.json", "manifest.json/x", "a" * 300]  # fmt: skip
+VECTORS = [
+    "../outside",
+    "/etc/hostname",
+    "actor/../../outside",
+    "actor/../config.json",
+    "..",
+    ".",
+    "",
+    "actor/x/y",
+    "a\0b",
+    "%2e%2e/outside",
+    "..\\outside",
+    "C:\\outside",
+    "~/outside",
+    ".hidden",
+    "-rf",
+    "．．/outside",
+    "a\n",
+    "actor//x",
+    "./x",
+    "manifest.json",
+    "manifest.json/x",
+    "a" * 300,
+]
 
 
 @pytest.mark.parametrize("name", VECTORS, ids=ascii)

@@ -15,8 +15,19 @@ from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-          torch.bool, torch.float8_e4m3fn]  # fmt: skip
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.float8_e4m3fn,
+]
 
 
 def saved(run, snapshot, **settings):
@@ -33,7 +44,9 @@ def test_tensors_of_every_dtype_and_shape_come_back_bit_for_bit(tmp_path, campai
     chance = torch.Generator().manual_seed(count)
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8, generator=chance)
     tensor = raw.view(dtype).reshape(shape)
-    snapshot = Snapshot(0, {"g": {"first": tensor, "beside": torch.ones(3, dtype=torch.int8), "a": tensor.clone()}})
+    snapshot = Snapshot(
+        0, {"g": {"first": tensor, "beside": torch.ones(3, dtype=torch.int8), "a": tensor.clone()}}
+    )
     loaded = saved(tmp_path, snapshot)
     assert campaign.same(loaded.snapshot, snapshot)
     assert loaded.rejected == []
@@ -41,7 +54,10 @@ def test_tensors_of_every_dtype_and_shape_come_back_bit_for_bit(tmp_path, campai
 
 
 def test_a_snapshot_has_the_bytes_of_its_tensors_and_files():
-    tensors = {"one": {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.int8)}, "other": {"c": torch.zeros(2, dtype=torch.float64)}}
+    tensors = {
+        "one": {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.int8)},
+        "other": {"c": torch.zeros(2, dtype=torch.float64)},
+    }
     assert Snapshot(0, tensors).bytes == 60 + 7 + 16
     assert Snapshot(0, tensors, files={"queue/a": b"12345", "b": b""}).bytes == 83 + 5
 
@@ -50,14 +66,19 @@ def test_shards_files_and_order_come_back(tmp_path, campaign):
     loaded = saved(tmp_path, campaign.example(7), shard_bytes=500)
     assert campaign.same(loaded.snapshot, campaign.example(7))
     shards = sorted(path.name for path in loaded.path.glob("actor.parameters*"))
-    assert shards == ["actor.parameters-00001-of-00002.safetensors", "actor.parameters-00002-of-00002.safetensors"]
+    assert shards == [
+        "actor.parameters-00001-of-00002.safetensors",
+        "actor.parameters-00002-of-00002.safetensors",
+    ]
 
 
 def test_files_of_tensors_are_read_by_the_library(tmp_path, campaign):
     loaded = saved(tmp_path, campaign.example(7))
     for group, tensors in campaign.example(7).tensors.items():
         read = load_file(loaded.path / f"{group}.safetensors")
-        assert {name: campaign.bits(t) for name, t in read.items()} == {name: campaign.bits(t) for name, t in tensors.items()}
+        assert {name: campaign.bits(t) for name, t in read.items()} == {
+            name: campaign.bits(t) for name, t in tensors.items()
+        }
 
 
 def test_the_manifest_is_json_that_lists_every_file_with_size_and_digest(tmp_path, campaign):
@@ -68,7 +89,9 @@ def test_the_manifest_is_json_that_lists_every_file_with_size_and_digest(tmp_pat
     assert (manifest["format"], manifest["version"], manifest["iteration"]) == ("rlflow-checkpoint", 1, 7)
     paths = [path for path in loaded.path.rglob("*") if path.is_file() and path.name != "manifest.json"]
     on_disk = {path.relative_to(loaded.path).as_posix(): path.read_bytes() for path in paths}
-    assert manifest["files"] == {n: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in on_disk.items()}
+    assert manifest["files"] == {
+        n: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in on_disk.items()
+    }
     assert verify(loaded.path) == []
 
 
@@ -82,12 +105,24 @@ def test_floats_of_the_state_come_back_bit_for_bit():
 
 
 def test_state_of_every_plain_kind_comes_back(tmp_path):
-    state = {"none": None, "yes": True, "seed": 2**127 + 1, "text": "ä\0\n\ud800", "nested": {"list": [1, [2.5, {}]], "": -0.0}}
+    state = {
+        "none": None,
+        "yes": True,
+        "seed": 2**127 + 1,
+        "text": "ä\0\n\ud800",
+        "nested": {"list": [1, [2.5, {}]], "": -0.0},
+    }
     assert repr(saved(tmp_path, Snapshot(1, state=state)).snapshot.state) == repr(state)
 
 
-UNFIT = [({1: 2}, "state"), ({"a": [{"b": {1}}]}, r"state.a\[0\].b"), ({"a": torch.ones(1)}, "state.a"), ({"$float": 1}, "state"),
-         ({"a": b""}, "state.a"), ({"a": 1 << 9000}, "state.a")]  # fmt: skip
+UNFIT = [
+    ({1: 2}, "state"),
+    ({"a": [{"b": {1}}]}, r"state.a\[0\].b"),
+    ({"a": torch.ones(1)}, "state.a"),
+    ({"$float": 1}, "state"),
+    ({"a": b""}, "state.a"),
+    ({"a": 1 << 9000}, "state.a"),
+]
 
 
 @pytest.mark.parametrize(("value", "place"), UNFIT)
@@ -119,7 +154,9 @@ def test_a_trainers_state_becomes_groups_in_hugging_face_names_and_back():
     state = {"parameters/model.a": torch.ones(1), "exp_avg/model.a": torch.ones(1), "steps": torch.tensor(3)}
     groups = role_tensors("actor", state)
     assert {group: list(tensors) for group, tensors in groups.items()} == {
-        "actor.parameters": ["model.a"], "actor.optimizer": ["exp_avg/model.a", "steps"]}  # fmt: skip
+        "actor.parameters": ["model.a"],
+        "actor.optimizer": ["exp_avg/model.a", "steps"],
+    }
     assert trainer_state(groups, "actor").keys() == state.keys()
     with pytest.raises(PlanError, match=r"no role 'critic'(.|\n)*found: +actor"):
         trainer_state(groups, "critic")

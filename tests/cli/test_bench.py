@@ -51,7 +51,10 @@ def test_the_table_has_a_row_for_each_cell_with_its_numbers(bench):
     assert code == 0, err
     assert "round 1, two, seed 0: 2 iterations in 2.0 s, to iteration 3" in err
     page = Path("table.md").read_text().split("\n\n")
-    rows, seeds = ([[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()] for table in page[1:3])
+    rows, seeds = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for table in page[1:3]
+    )
     heads = rows[0]
     assert heads[0] == "cell"
     assert [row[0] for row in rows[2:]] == ["one", "two"]
@@ -130,7 +133,9 @@ def test_the_files_of_a_suite_are_made_once_and_a_maker_that_fails_leaves_nothin
 def test_trust_and_gates_from_the_command_line(bench):
     gate = '[[gate]]\nmetric = "seconds"\ncell = "one"\n'
     for number in range(5):
-        code, out, _ = bench(TWO.replace("seconds = 0.5", f"seconds = 0.5{number}") + gate, "--out", f"kept/{number}")
+        code, out, _ = bench(
+            TWO.replace("seconds = 0.5", f"seconds = 0.5{number}") + gate, "--out", f"kept/{number}"
+        )
         assert code == 0
         assert "passes without history" in out
         assert exit_code(["bench", "trust", f"kept/{number}"]) == 0
@@ -143,9 +148,14 @@ def test_trust_and_gates_from_the_command_line(bench):
 
 def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
     bench(TWO, "--out", "before")
-    code, out, _ = bench(TWO.replace("seconds = 1.0", "seconds = 2.0"), "--out", "after", "--against", "before")
+    code, out, _ = bench(
+        TWO.replace("seconds = 1.0", "seconds = 2.0"), "--out", "after", "--against", "before"
+    )
     assert code == 0
-    assert "two: 2.000 s an iteration beside 1.000 in before, 2.00 times; they did not take turns" in " ".join(out.split())
+    assert (
+        "two: 2.000 s an iteration beside 1.000 in before, 2.00 times; they did not take turns"
+        in " ".join(out.split())
+    )
     assert bench(TWO, "--out", "never", "--against", "nowhere")[0] == 2
     assert not Path("never").exists(), "it is refused before anything runs"
 
@@ -154,13 +164,18 @@ def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
 def test_a_comparison_that_is_stopped_says_that_the_same_command_goes_on_and_it_does(bench, tmp_path, number):
     """As the second turn sends the signal to the command, which is its parent."""
     system = tmp_path / "stops.py"
-    system.write_text(COUNTING.read_text().replace("        rows = []\n", """        rows = []
+    system.write_text(
+        COUNTING.read_text().replace(
+            "        rows = []\n",
+            """        rows = []
         if not (sent := self.folder.parents[2] / "sent").exists() and self.number:
             import os, signal
             sent.touch()
             os.kill(os.getppid(), signal.NUMBER)
             time.sleep(1000)
-""".replace("NUMBER", number)))
+""".replace("NUMBER", number),
+        )
+    )
     code, out, err = bench(TWO.replace(str(COUNTING), str(system)))
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == "stopped; what was measured is in bench/mine, and the same command goes on"

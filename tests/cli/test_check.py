@@ -55,11 +55,23 @@ def test_one_of_two_flows_can_be_named(capsys):
 
 
 REFUSED = [
-    'name = "../x"', f'name = "{"x" * 300}"', 'pools = "x=1,,"', "[pools]\nall = -1", "[pools]\nall = 100000000", "staleness = 1",
-    'pools = "train=1,rollout=1"\n[actor.generator]\npool = "elsewhere"', "hp.samples = 1000000000", "hp.max_tokens = 1000000000000",
-    'out = "a\\u0000b"', "stream = 1000000000", "seed = -1", f"x = {'[' * 3000}", f"{'.'.join(['a'] * 1200)} = 1", f"seed = {'9' * 5000}",
+    'name = "../x"',
+    f'name = "{"x" * 300}"',
+    'pools = "x=1,,"',
+    "[pools]\nall = -1",
+    "[pools]\nall = 100000000",
+    "staleness = 1",
+    'pools = "train=1,rollout=1"\n[actor.generator]\npool = "elsewhere"',
+    "hp.samples = 1000000000",
+    "hp.max_tokens = 1000000000000",
+    'out = "a\\u0000b"',
+    "stream = 1000000000",
+    "seed = -1",
+    f"x = {'[' * 3000}",
+    f"{'.'.join(['a'] * 1200)} = 1",
+    f"seed = {'9' * 5000}",
     '[service.a]\nrun = "x"\ngpus = -1',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:40])
@@ -80,7 +92,16 @@ def test_places_are_never_wrapped(tmp_path):
     words = [sys.executable, "-m", "rlflow.cli.main", "check", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
-    assert len([line for line in done.stdout.splitlines() if line.startswith(str(path)) and re.search(r"\.py:\d+: ", line)]) == 9
+    assert (
+        len(
+            [
+                line
+                for line in done.stdout.splitlines()
+                if line.startswith(str(path)) and re.search(r"\.py:\d+: ", line)
+            ]
+        )
+        == 9
+    )
 
 
 def test_a_file_that_is_no_python_is_placed(tmp_path, capsys):
@@ -91,7 +112,9 @@ def test_a_file_that_is_no_python_is_placed(tmp_path, capsys):
     assert printed.startswith(f"{path}:1: the file cannot be loaded: SyntaxError")
 
 
-@pytest.mark.parametrize("text", ["raise SystemExit(0)", "import sys; sys.exit('bye')", "1 / 0", "import no_such_package"])
+@pytest.mark.parametrize(
+    "text", ["raise SystemExit(0)", "import sys; sys.exit('bye')", "1 / 0", "import no_such_package"]
+)
 def test_a_file_that_stops_while_it_is_loaded_is_an_error_of_its_line(tmp_path, capsys, text):
     path = tmp_path / "stops.py"
     path.write_text(f"x = 1\n{text}\n")
@@ -115,7 +138,8 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys
     assert "\\x1b[31mred" in printed
 
 
-# -- what is loaded --------------------------------------------------------------------------------------------------------------
+# -- what is loaded
+# ------------------------------------------------------------------------------------------------------------
 
 LOADED = """
 import sys
@@ -129,7 +153,9 @@ check_file({path!r}, [])
 
 
 def loaded(before):
-    done = subprocess.run([sys.executable, "-c", LOADED.format(before=before)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(before=before)], capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()[-1]
 
 
@@ -138,7 +164,13 @@ def test_importing_rlflow_loads_no_torch():
 
 
 def test_help_loads_no_torch():
-    assert loaded("import rlflow.cli.main\nsys.argv = ['rlflow', '--help']\ntry: rlflow.cli.main.main()\nexcept SystemExit: pass") == "[]"
+    assert (
+        loaded(
+            "import rlflow.cli.main\nsys.argv = ['rlflow', '--help']\ntry: "
+            "rlflow.cli.main.main()\nexcept SystemExit: pass"
+        )
+        == "[]"
+    )
 
 
 @pytest.mark.slow
@@ -158,11 +190,15 @@ def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
     assert config.judges == ("math@hard",)
 
 
-# -- models that are to be told of tools -----------------------------------------------------------------------------------------
+# -- models that are to be told of tools
+# -----------------------------------------------------------------------------------------
 
 CALCULATOR = f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator"
-CARRIES = ("{% if tools %}{{ tools }}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-           "{% if add_generation_prompt %}<assistant>{% endif %}")  # fmt: skip
+CARRIES = (
+    "{% if tools %}{{ tools }}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content "
+    "}}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.fixture
@@ -181,21 +217,32 @@ def model(tmp_path):
     ("template", "says"),
     [
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "says nothing of tools"),
-        (CARRIES.replace("{% for", "{{ messages | length }}{% for"), "writes earlier turns otherwise once later ones come"),
-        (CARRIES.replace("m.content", "'' if m.role == 'tool' else m.content"), "does not write what a tool answers"),
+        (
+            CARRIES.replace("{% for", "{{ messages | length }}{% for"),
+            "writes earlier turns otherwise once later ones come",
+        ),
+        (
+            CARRIES.replace("m.content", "'' if m.role == 'tool' else m.content"),
+            "does not write what a tool answers",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_told_of_tools_is_refused_at_their_class(capsys, model, template, says):
     ended, printed = command(capsys, "check", "grpo", "--env", CALCULATOR, "--model", model(template))
     assert ended == 2
-    assert re.search(rf"^\S*calculator\.py:\d+: the chat template of \S* {says}\n  found: .*\n  expected: .*\n  remedy: ", printed, re.M)
+    assert re.search(
+        rf"^\S*calculator\.py:\d+: the chat template of \S* {says}\n  found: .*\n  expected: .*\n  remedy: ",
+        printed,
+        re.M,
+    )
     assert "grpo: refused (7 nodes; 1 error" in printed
 
 
 def test_a_model_that_can_be_told_of_tools_is_right(capsys, model):
     words = ("check", "grpo", "--env", CALCULATOR, "--model", model(CARRIES))
     assert command(capsys, *words)[0] == 0
-    assert command(capsys, "check", "grpo", "--env", CALCULATOR, "--backend", "null")[0] == 0  # which has no model
+    # which has no model
+    assert command(capsys, "check", "grpo", "--env", CALCULATOR, "--backend", "null")[0] == 0
 
 
 def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_tools(capsys):
@@ -208,4 +255,7 @@ def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_t
 @pytest.mark.slow
 def test_a_model_that_cannot_be_told_of_tools_is_refused_before_anything_is_loaded():
     path = str(FIXTURES / "never_read.py")  # a flow that is right, for which torch would be loaded
-    assert loaded(f"from rlflow.cli.check import check_file\ncheck_file({path!r}, ['--env', {CALCULATOR!r}])") == "[]"
+    assert (
+        loaded(f"from rlflow.cli.check import check_file\ncheck_file({path!r}, ['--env', {CALCULATOR!r}])")
+        == "[]"
+    )

@@ -13,7 +13,11 @@ MODEL = TASKS / "arithmetic_model"
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
     """The command in this process: its exit code and what it prints."""
-    lines = [{"question": "7 + 5 =", "answer": "12", "level": 1}, {"question": "", "answer": "0"}, {"question": "9 " * 200, "answer": "0"}]
+    lines = [
+        {"question": "7 + 5 =", "answer": "12", "level": 1},
+        {"question": "", "answer": "0"},
+        {"question": "9 " * 200, "answer": "0"},
+    ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "no json\n")
 
     def call(*words):
@@ -30,7 +34,10 @@ def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
     assert lines[0] == "d.jsonl: 1 records that can be used, prompts"
     assert "  prompt       read from the field 'question'" in lines
     assert "  not read: level (--data.NAME FIELD maps a field)" in lines
-    assert any(line.startswith("  left out: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line for line in lines)
+    assert any(
+        line.startswith("  left out: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line
+        for line in lines
+    )
     assert any(line.startswith("  left out: 1 without a prompt (d.jsonl:2)") for line in lines)
     assert any(line.startswith("  left out: 1 unreadable (d.jsonl:4)") for line in lines)
     assert "  prompts: 4 to 4 tokens, median 4, 95 of 100 at most 4" in lines
@@ -55,16 +62,22 @@ def test_several_sources_are_shown_one_after_another_with_their_shares(called, t
     assert [line for line in lines if line.startswith("source ")] == heads
     assert "  prompt       read from the field 'ask'" in lines
     code, out, _ = called(*sources, "--json")
-    assert {name: (found["share"], found["records"]) for name, found in json.loads(out).items()} == {"d": (0.75, 2), "other": (0.25, 1)}
+    assert {name: (found["share"], found["records"]) for name, found in json.loads(out).items()} == {
+        "d": (0.75, 2),
+        "other": (0.25, 1),
+    }
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["d.jsonl", "--row", "1"], "nearest:  --rows"),
-    (["d.jsonl", "--rows", "few"], "a number of records"),
-    (["e.jsonl"], "e.jsonl"),
-    (["d.jsonl", "--data.promt", "question"], "nearest:  prompt"),
-    (["d.jsonl", "--model", "nowhere"], "no such model folder: nowhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["d.jsonl", "--row", "1"], "nearest:  --rows"),
+        (["d.jsonl", "--rows", "few"], "a number of records"),
+        (["e.jsonl"], "e.jsonl"),
+        (["d.jsonl", "--data.promt", "question"], "nearest:  prompt"),
+        (["d.jsonl", "--model", "nowhere"], "no such model folder: nowhere"),
+    ],
+)
 def test_what_is_wrong_is_told(called, words, says):
     code, _, err = called(*words)
     assert code == 2

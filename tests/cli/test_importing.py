@@ -9,10 +9,15 @@ import pytest
 
 from rlflow.cli.main import exit_code
 
-VERL, OPENRLHF = "python3 -m verl.trainer.main_ppo", "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset d.jsonl"
+VERL, OPENRLHF = (
+    "python3 -m verl.trainer.main_ppo",
+    "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset d.jsonl",
+)
 GROWS = "A0=xxxx\n" + "".join(f"A{n + 1}=$A{n}$A{n}$A{n}$A{n}\n" for n in range(20))
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{','.join([f'*a{n}'] * 8)}]\n" for n in range(9))
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{<<: [{','.join([f'*a{n}'] * 8)}]}}\n" for n in range(9))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n + 1}: &a{n + 1} {{<<: [{','.join([f'*a{n}'] * 8)}]}}\n" for n in range(9)
+)
 DAMAGED = [  # (file, its text, what the refusal says)
     ("run.sh", f"{GROWS}{VERL} data.train_files=$A20", "come to more than 1048576 characters"),
     ("run.sh", f"{VERL} {'x' * 70000}", "is too long"),
@@ -24,26 +29,50 @@ DAMAGED = [  # (file, its text, what the refusal says)
     ("run.sh", f"{VERL} data.seed={'9' * 5000}", "a valid integer"),
     ("run.sh", f"{VERL} data.seed={'9' * 30}", "less than 9223372036854775808"),
     ("run.sh", f"{VERL} actor_rollout_ref.actor.optim.lr=nan", "a finite number"),
-    ("run.sh", f"{VERL} actor_rollout_ref.rollout.n=abc", "actor_rollout_ref.rollout.n = 'abc' cannot be read"),
+    (
+        "run.sh",
+        f"{VERL} actor_rollout_ref.rollout.n=abc",
+        "actor_rollout_ref.rollout.n = 'abc' cannot be read",
+    ),
     ("run.sh", f"{VERL} algorithm.adv_estimator=[grpo]", "algorithm.adv_estimator = ['grpo'] cannot be read"),
-    ("run.sh", f"{VERL} algorithm.adv_estimator=$ESTIMATOR", "algorithm.adv_estimator = '$ESTIMATOR' cannot be read"),
+    (
+        "run.sh",
+        f"{VERL} algorithm.adv_estimator=$ESTIMATOR",
+        "algorithm.adv_estimator = '$ESTIMATOR' cannot be read",
+    ),
     ("run.sh", "\0" * 1000, "starts no trainer of verl"),
-    ("run.yaml", ALIASES, "with its aliases in place"), ("run.yaml", MERGES, "with its aliases in place"),
+    ("run.yaml", ALIASES, "with its aliases in place"),
+    ("run.yaml", MERGES, "with its aliases in place"),
     ("run.yaml", "a: &a {b: *a}", "with its aliases in place"),
     ("run.yaml", f"a: &a {'x' * 1000}\nb: [{','.join(['*a'] * 9000)}]", "in place"),
-    ("run.yaml", "- " * 5000, "more than 32 levels"), ("run.yaml", "[" * 5000, "is no YAML of settings"),
-    ("run.yaml", "[1, 2]", "found:    a list"), ("run.yaml", "a: !!python/object/apply:os.getcwd []", "is no YAML of settings"),
+    ("run.yaml", "- " * 5000, "more than 32 levels"),
+    ("run.yaml", "[" * 5000, "is no YAML of settings"),
+    ("run.yaml", "[1, 2]", "found:    a list"),
+    ("run.yaml", "a: !!python/object/apply:os.getcwd []", "is no YAML of settings"),
     ("run.yaml", "data:\n  seed: 1\n  seed: 2", "line 3: the key 'seed' is given twice"),
-    ("run.yaml", f"data: {{seed: 0x{'f' * 5000}}}", "a number of 5002 digits"), ("run.yaml", "a:\n\tb: 1", "is no YAML of settings"),
-    ("run.yaml", "algorithm: {adv_estimator: '${oc.env:HOME}'}", "algorithm.adv_estimator = '${oc.env:HOME}' cannot be read"),
-    ("run.yaml", "actor_rollout_ref: {actor: {optim: {lr: .nan}}}", "actor_rollout_ref.actor.optim.lr = nan cannot be read"),
+    ("run.yaml", f"data: {{seed: 0x{'f' * 5000}}}", "a number of 5002 digits"),
+    ("run.yaml", "a:\n\tb: 1", "is no YAML of settings"),
+    (
+        "run.yaml",
+        "algorithm: {adv_estimator: '${oc.env:HOME}'}",
+        "algorithm.adv_estimator = '${oc.env:HOME}' cannot be read",
+    ),
+    (
+        "run.yaml",
+        "actor_rollout_ref: {actor: {optim: {lr: .nan}}}",
+        "actor_rollout_ref.actor.optim.lr = nan cannot be read",
+    ),
     ("open.sh", f"{OPENRLHF} --actor.adam.betas 0.9", "actor.adam.betas = 0.9 cannot be read"),
     ("open.sh", f"{OPENRLHF} --actor.model_name_or_path $(x y)", "a value that the file itself gives"),
     ("open.sh", f"{OPENRLHF} --rollout.batch_size", "rollout.batch_size = True cannot be read"),
     ("open.sh", f"{OPENRLHF} --lambd 0.5 --algo.advantage.lambd 1", "gives algo.advantage.lambd twice"),
-    ("open.sh", f"{OPENRLHF} --prompt_max_len abc --generate_max_len 3", "data.max_len = 'abc' cannot be read"),
+    (
+        "open.sh",
+        f"{OPENRLHF} --prompt_max_len abc --generate_max_len 3",
+        "data.max_len = 'abc' cannot be read",
+    ),
     ("open.sh", OPENRLHF.replace("--data", "data"), "a word of the command is no flag"),
-]  # fmt: skip
+]
 
 
 def test_refused_settings_end_with_2_and_write_nothing(tmp_path, capsys):
@@ -54,11 +83,15 @@ def test_refused_settings_end_with_2_and_write_nothing(tmp_path, capsys):
     assert not (tmp_path / "run.toml").exists()
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["verrl", "run.sh"], "nearest:  verl"), (["verl", "nowhere.sh"], "cannot be read"),
-    (["verl", "empty.sh"], "starts no trainer of verl"),
-    (["openrlhf", "empty.sh"], "starts no trainer of OpenRLHF"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["verrl", "run.sh"], "nearest:  verl"),
+        (["verl", "nowhere.sh"], "cannot be read"),
+        (["verl", "empty.sh"], "starts no trainer of verl"),
+        (["openrlhf", "empty.sh"], "starts no trainer of OpenRLHF"),
+    ],
+)
 def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.sh").write_text("echo nothing\n")
@@ -69,7 +102,9 @@ def test_what_cannot_be_imported_is_said(words, says, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(("file", "text", "says"), DAMAGED, ids=lambda text: text[-30:])
-def test_a_file_that_is_damaged_or_does_not_say_all_is_refused_and_named(file, text, says, tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_damaged_or_does_not_say_all_is_refused_and_named(
+    file, text, says, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path(file).write_text(text)
     assert exit_code(["import", "openrlhf" if file == "open.sh" else "verl", file]) == 2
@@ -83,7 +118,12 @@ def test_only_a_regular_file_of_bounded_size_is_read(tmp_path, monkeypatch, caps
     os.symlink("/dev/zero", "zero.sh")
     Path("large.sh").write_bytes(b"#" * ((1 << 20) + 1))
     Path("binary.sh").write_bytes(bytes(range(256)))
-    for name, says in (("pipe", "no regular file"), ("zero", "no regular file"), ("large", "a longer file"), ("binary", "start byte")):
+    for name, says in (
+        ("pipe", "no regular file"),
+        ("zero", "no regular file"),
+        ("large", "a longer file"),
+        ("binary", "start byte"),
+    ):
         assert exit_code(["import", "verl", f"{name}.sh"]) == 2
         assert says in capsys.readouterr().err
 

@@ -28,16 +28,33 @@ def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
     done = in_process("run", "ppo", *NULL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
-    assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run", "unsaved",
-                           "bounds"}
+    assert last.keys() == {
+        "accuracy_before",
+        "accuracy_after",
+        "greedy_before",
+        "greedy_after",
+        "iterations",
+        "seconds",
+        "run",
+        "unsaved",
+        "bounds",
+    }
     run = tmp_path / last["run"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0, 1, 2]
     assert {"reward/mean", "actor.update/loss", "response/length"} <= lines[0].keys()
     settings = json.loads((run / "settings.json").read_text())
-    assert (settings["options"]["seed"], settings["hp"]["max_tokens"], settings["options"]["backend"]) == (0, 4, "null")
+    assert (settings["options"]["seed"], settings["hp"]["max_tokens"], settings["options"]["backend"]) == (
+        0,
+        4,
+        "null",
+    )
     assert "actor.generate" in (run / "graph.txt").read_text()
-    assert {event["name"] for event in json.loads((run / "timeline.json").read_text())} >= {"actor.generate", "reward", "gae"}
+    assert {event["name"] for event in json.loads((run / "timeline.json").read_text())} >= {
+        "actor.generate",
+        "reward",
+        "gae",
+    }
     assert (run / "samples.jsonl").read_text().count("\n") == 12
     assert (run / "final" / "actor").is_dir()
     assert "on the critical path" in done.stderr
@@ -56,23 +73,27 @@ def called(monkeypatch, capsys, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("words", [
-    (["--hp.betta", "1"], "nearest:  --hp.beta"),
-    (["--hp.beta", "-1"], "float >= 0"),
-    (["--iterrations", "3"], "--iterations"),
-    (["--acter.lr", "1"], "actor"),
-    (["--actor.forwrad_seconds", "1"], "forward_seconds"),
-    (["--name", "../elsewhere"], "single folder name"),
-    (["--staleness", "1"], "one pool"),
-    (["--pool", "all=2"], "--pool is given, but there are no pools"),
-    (["--ray-address", "127.0.0.1:1"], "no pools"),
-    (["--actor.trainer", "nul"], "no backend"),
-    (["--seed"], "no value"),
-    (["--config", "missing.toml"], "cannot be read"),
-    (["--device", "cuda"], "no usable GPU"),
-    (["--reward", "tusk"], "task"),
-    (["--reward", "none.py:f"], "none.py"),
-], ids=lambda words: words[0][0])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (["--hp.betta", "1"], "nearest:  --hp.beta"),
+        (["--hp.beta", "-1"], "float >= 0"),
+        (["--iterrations", "3"], "--iterations"),
+        (["--acter.lr", "1"], "actor"),
+        (["--actor.forwrad_seconds", "1"], "forward_seconds"),
+        (["--name", "../elsewhere"], "single folder name"),
+        (["--staleness", "1"], "one pool"),
+        (["--pool", "all=2"], "--pool is given, but there are no pools"),
+        (["--ray-address", "127.0.0.1:1"], "no pools"),
+        (["--actor.trainer", "nul"], "no backend"),
+        (["--seed"], "no value"),
+        (["--config", "missing.toml"], "cannot be read"),
+        (["--device", "cuda"], "no usable GPU"),
+        (["--reward", "tusk"], "task"),
+        (["--reward", "none.py:f"], "none.py"),
+    ],
+    ids=lambda words: words[0][0],
+)
 def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, words):
     flags, says = words
     code, out, err = called("run", "ppo", *NULL, *flags)
@@ -102,13 +123,21 @@ def test_a_name_or_folder_that_is_taken_is_said_before_anything_is_loaded(tmp_pa
 def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, err = called("run", "ppo", *NULL, "--pools", "all=2")
-    assert (code, err.splitlines()) == (2, [
-        "the package 'ray' is not installed", "  expected: ray, of the extra 'cluster'", "  remedy:   pip install 'rlflow-dag[cluster]'",
-    ])  # fmt: skip
+    assert (code, err.splitlines()) == (
+        2,
+        [
+            "the package 'ray' is not installed",
+            "  expected: ray, of the extra 'cluster'",
+            "  remedy:   pip install 'rlflow-dag[cluster]'",
+        ],
+    )
     assert called("plan", "ppo", *NULL, "--pools", "all=2")[0] == 0
 
 
-@pytest.mark.parametrize(("flow", "fields"), [("sft", "--data.completion FIELD"), ("dpo", "--data.chosen FIELD --data.rejected FIELD")])
+@pytest.mark.parametrize(
+    ("flow", "fields"),
+    [("sft", "--data.completion FIELD"), ("dpo", "--data.chosen FIELD --data.rejected FIELD")],
+)
 def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path, called, flow, fields):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
     code, _, err = called("run", flow, "--backend", "null", "--data", "prompts.jsonl")
@@ -117,13 +146,17 @@ def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path
     assert fields in err
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["graph", "ppo", "--hp.clip", "0.1", "--nonsense", "1"], "no flag --nonsense"),
-    (["new", "class"], "cannot name a flow"),
-    (["resume", "nowhere"], "there is no run 'nowhere'"),
-    (["export", "nowhere", "out"], "there is no run 'nowhere'"),
-    (["rn"], "Did you mean 'run'"),
-], ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["graph", "ppo", "--hp.clip", "0.1", "--nonsense", "1"], "no flag --nonsense"),
+        (["new", "class"], "cannot name a flow"),
+        (["resume", "nowhere"], "there is no run 'nowhere'"),
+        (["export", "nowhere", "out"], "there is no run 'nowhere'"),
+        (["rn"], "Did you mean 'run'"),
+    ],
+    ids=" ".join,
+)
 def test_other_commands_refuse_what_does_not_fit(called, words, says):
     code, out, err = called(*words)
     assert (code, out) == (2, "")
@@ -136,8 +169,14 @@ def test_the_version_is_said(called):
 
 @pytest.mark.slow
 def test_what_nobody_reads_is_no_error(tmp_path):
-    words = [sys.executable, "-c", "import sys; sys.argv = ['rlflow', 'graph', 'ppo']; from rlflow.cli.main import main; main()"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv = ['rlflow', 'graph', 'ppo']; from rlflow.cli.main import main; main()",
+    ]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == ("", 1)
 
@@ -169,10 +208,13 @@ def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ndef score(completion):\n    time.sleep(60)\n    return 1.0\n")
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef score(completion):\n    time.sleep(60)\n    return 1.0\n"
+    )
     words = [sys.executable, "-m", "rlflow.cli.main", "run", "ppo", *NULL, "--reward", "slow.py:score"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a script that starts the tests in the background has it ignored
+    # a script that starts the tests in the background has it ignored
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, preexec_fn=heard, **pipes) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -195,9 +237,13 @@ def test_quiet_prints_nothing_and_two_runs_have_two_folders(tmp_path, called):
 def test_help_lists_every_setting_with_its_default_and_comment(called):
     code, out, _ = called("run", "ppo", "--help")
     assert code == 0
-    for part in ("--hp.beta float >= 0 = 0.05 (packaged task: ", "--iterations int >= 1 = 100 (packaged task: 40)",
-                 "--hp.max_tokens int >= 1 = 1024 (packaged task: 8)", "--ROLE.lr float >= 0 and < inf = 1e-06 (packaged task: 0.0003)",
-                 "--config"):
+    for part in (
+        "--hp.beta float >= 0 = 0.05 (packaged task: ",
+        "--iterations int >= 1 = 100 (packaged task: 40)",
+        "--hp.max_tokens int >= 1 = 1024 (packaged task: 8)",
+        "--ROLE.lr float >= 0 and < inf = 1e-06 (packaged task: 0.0003)",
+        "--config",
+    ):
         assert part in out
 
 
@@ -212,7 +258,9 @@ def test_what_a_packaged_task_sets_in_place_of_the_algorithm_is_said_as_flags():
 
 
 def test_settings_from_a_file_give_way_to_flags(tmp_path, called):
-    (tmp_path / "run.toml").write_text('backend = "null"\niterations = 5\nprompts = 4\n[hp]\nmax_tokens = 4\nbeta = 0.5\n')
+    (tmp_path / "run.toml").write_text(
+        'backend = "null"\niterations = 5\nprompts = 4\n[hp]\nmax_tokens = 4\nbeta = 0.5\n'
+    )
     _, out, _ = called("run", "ppo", "--config", "run.toml", "--iterations", "2", "--json", "--quiet")
     last = json.loads(out)
     assert last["iterations"] == 2

@@ -1,4 +1,5 @@
-"""`rlflow watch` where its output goes to a terminal and where it does not: what it leaves behind, and the status it exits with."""
+"""`rlflow watch` where its output goes to a terminal and where it does not: what it leaves behind, and the
+status it exits with."""
 
 import json
 import signal
@@ -64,10 +65,14 @@ def run(tmp_path):
     def ended(state):
         folder = tmp_path / "runs" / "grpo-1"
         folder.mkdir(parents=True)
-        (folder / "settings.json").write_text(json.dumps({"flow": "grpo", "hp": {}, "options": {"iterations": 2}}))
+        (folder / "settings.json").write_text(
+            json.dumps({"flow": "grpo", "hp": {}, "options": {"iterations": 2}})
+        )
         lines = [{"iteration": i, "reward/mean": 0.5, "seconds": 1.0} for i in (0, 1)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (folder / status.FILE).write_text(json.dumps({"state": state, "iteration": 2, "iterations": 2, "flow": "grpo", "updated": 0.0}))
+        (folder / status.FILE).write_text(
+            json.dumps({"state": state, "iteration": 2, "iterations": 2, "flow": "grpo", "updated": 0.0})
+        )
         return str(folder)
 
     return ended
@@ -75,12 +80,15 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize(("state", "code"), [("done", 0), ("failed", 1), ("interrupted", 1)])
-def test_it_exits_as_the_run_came_to_its_end_and_leaves_no_thread(run, screen, interrupt, terminal, state, code):
+def test_it_exits_as_the_run_came_to_its_end_and_leaves_no_thread(
+    run, screen, interrupt, terminal, state, code
+):
     shown = screen(terminal)
     assert watch_run(run(state), once=False) == code
     assert "live view" not in [thread.name for thread in threading.enumerate()]
     assert ("\x1b[?25h" in shown.text) == terminal  # the cursor is back
-    assert (signal.getsignal(signal.SIGINT) is signal.default_int_handler) == terminal  # the way out, also where it was ignored
+    # the way out, also where it was ignored
+    assert (signal.getsignal(signal.SIGINT) is signal.default_int_handler) == terminal
     assert state in shown.text
 
 

@@ -14,8 +14,10 @@ def ray_address():
     from rlflow.cluster import token
 
     token.guard()
-    cluster = Cluster(initialize_head=True, head_node_args={
-        "num_cpus": 8, "include_dashboard": False, "object_store_memory": 256 << 20})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 8, "include_dashboard": False, "object_store_memory": 256 << 20},
+    )
     yield cluster.address
     cluster.shutdown()
     os.environ.pop("RAY_ADDRESS", None)
@@ -23,13 +25,20 @@ def ray_address():
 
 @pytest.fixture
 def launch(tmp_path):
-    """Start `rlflow run FLOW --FLAG VALUE …` as a process of its own. What is left of it is killed in the end."""
+    """Start `rlflow run FLOW --FLAG VALUE …` as a process of its own. What is left of it is killed in the
+    end."""
     started = []
 
     def start(flow, **flags):
-        words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        words = [
+            word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
         command = [sys.executable, "-m", "rlflow.cli.main", "run", flow, "--quiet", *words]
-        started.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        started.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
         return started[-1]
 
     yield start

@@ -1,7 +1,9 @@
-"""A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all ranks from 1, and of which signal.
+"""A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all
+ranks from 1, and of which signal.
 
-Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone), and what is within: "update",
-a call of the loss, and "generate", a batch of samples, of an iteration too; and "reward", that of a row.
+Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone),
+and what is within: "update", a call of the loss, and "generate", a batch of samples, of an iteration too; and
+"reward", that of a row.
 """
 
 import json

@@ -1,10 +1,25 @@
-"""A flow with a stage of every kind, for pools: modes, chance, groups, text, metrics, and a mode of its own."""
+"""A flow with a stage of every kind, for pools: modes, chance, groups, text, metrics, and a mode of its
+own."""
 
 from dataclasses import dataclass
 
 import torch
 
-from rlflow import ALL, RANK0, Batch, flow, group, group_mean, loss, register_dispatch, row, scalar, stage, text, token
+from rlflow import (
+    ALL,
+    RANK0,
+    Batch,
+    flow,
+    group,
+    group_mean,
+    loss,
+    register_dispatch,
+    row,
+    scalar,
+    stage,
+    text,
+    token,
+)
 
 
 def by_parity(batch, ranks):
@@ -14,7 +29,9 @@ def by_parity(batch, ranks):
 
 def interleaved(outputs, batch):
     joined = Batch.concat(outputs)
-    order = torch.cat([torch.arange(start, len(batch), len(outputs)) for start in range(len(outputs))]).argsort()
+    order = torch.cat(
+        [torch.arange(start, len(batch), len(outputs)) for start in range(len(outputs))]
+    ).argsort()
     return Batch(batch.axis, joined.rows(order).data)
 
 
@@ -39,7 +56,10 @@ def upper(completion):
 
 @stage(gives="advantages", rows="group")
 def centred(scores, group, mask, temperature):
-    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {"spread_max": scores, "heat": temperature}
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {
+        "spread_max": scores,
+        "heat": temperature,
+    }
 
 
 @stage(gives={"best": group(torch.float32)}, rows="group")
@@ -63,9 +83,21 @@ def double(advantages, mask):
 
 
 @stage(gives={"report": row(torch.float32)})
-def report(noise: row(torch.float32), shown: text, best: group(torch.float32), doubled: token(torch.float32), total: scalar(torch.float32),
-           mask):
-    return noise + best + torch.where(mask, doubled, 0.0).sum(1) + total + torch.tensor([float(len(item)) for item in shown])
+def report(
+    noise: row(torch.float32),
+    shown: text,
+    best: group(torch.float32),
+    doubled: token(torch.float32),
+    total: scalar(torch.float32),
+    mask,
+):
+    return (
+        noise
+        + best
+        + torch.where(mask, doubled, 0.0).sum(1)
+        + total
+        + torch.tensor([float(len(item)) for item in shown])
+    )
 
 
 @loss
@@ -107,7 +139,14 @@ def two_losses(prompts, actor, reward, hp=Settings()):
     batch |= actor.logprobs(batch)
     batch |= centred(batch)
     batch |= some(batch)
-    actor.update(batch, (policy_loss, likelihood), scale=(1.0, 0.3), mean=("tokens", "row-tokens"), where=(None, "right"), minibatch=5)
+    actor.update(
+        batch,
+        (policy_loss, likelihood),
+        scale=(1.0, 0.3),
+        mean=("tokens", "row-tokens"),
+        where=(None, "right"),
+        minibatch=5,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""A flow in which a fault happens to one rank: the process dies, is stopped, spins in Python, keeps the lock, is left, or forks."""
+"""A flow in which a fault happens to one rank: the process dies, is stopped, spins in Python, keeps the lock,
+is left, or forks."""
 
 import ctypes
 import os
@@ -27,7 +28,8 @@ def in_worker():
 
 
 def stop():
-    """Stop this process. The signal may reach another thread first, and this one must not end its call meanwhile."""
+    """Stop this process. The signal may reach another thread first, and this one must not end its call
+    meanwhile."""
     os.kill(os.getpid(), signal.SIGSTOP)
     threading.Event().wait()
 
@@ -40,9 +42,11 @@ def spin():
 FAULTS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": stop,
-    "hold": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),  # keeps the lock, whatever signal comes
+    # keeps the lock, whatever signal comes
+    "hold": lambda: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
     "spin": spin,
-    "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),  # the child comes back too
+    # the child comes back too
+    "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),
 }
 
 

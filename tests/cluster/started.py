@@ -9,7 +9,8 @@ def marked(mark):
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""  # empty of one that waits to be collected
+            # empty of one that waits to be collected
+            name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
             if name and mark in (entry / "environ").read_bytes():
                 found.append(f"{entry.name} {name[:250].decode()}")
         except OSError:

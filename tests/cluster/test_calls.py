@@ -1,4 +1,5 @@
-"""Calls of workers: what one that is not sent would have told a worker, the next one tells it; what any answer brings along is heard."""
+"""Calls of workers: what one that is not sent would have told a worker, the next one tells it; what any
+answer brings along is heard."""
 
 from types import SimpleNamespace
 
@@ -39,7 +40,9 @@ class Printing(Near):
     """A rank whose rewards have printed a line when it is asked for rows."""
 
     def short_call(self, what, frames, seconds):
-        return SimpleNamespace(result=lambda: [Answer(value=("parcel",), printed=b"judging\n") for _ in frames])
+        return SimpleNamespace(
+            result=lambda: [Answer(value=("parcel",), printed=b"judging\n") for _ in frames]
+        )
 
 
 def test_what_rewards_printed_is_heard_with_rows_that_another_worker_gets():
@@ -47,5 +50,7 @@ def test_what_rewards_printed_is_heard_with_rows_that_another_worker_gets():
     ledger, heard = ShardLedger([pool]), []
     ledger.hear = heard.append
     rows = [Transfer(pool.at(0), 1, ("x",), None)]
-    assert list(Calls({"all": pool}, ledger, 0)._sliced("all", {pool.at(0): rows}, 1.0)) == [(pool.at(0), ("parcel",))]
+    assert list(Calls({"all": pool}, ledger, 0)._sliced("all", {pool.at(0): rows}, 1.0)) == [
+        (pool.at(0), ("parcel",))
+    ]
     assert heard == [b"judging\n"]

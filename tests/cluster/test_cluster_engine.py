@@ -1,5 +1,5 @@
-"""The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same columns, metrics and state. Ranks
-are threads, except where the test is about processes."""
+"""The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same
+columns, metrics and state. Ranks are threads, except where the test is about processes."""
 
 import os
 import re
@@ -22,7 +22,19 @@ from rlflow.cluster.sharding.shard_map import RemoteColumn
 
 flows = load(Path(__file__).parent / "flows.py")
 COLUMNS = (
-    "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",
+    "tokens",
+    "mask",
+    "completion",
+    "scores",
+    "logprobs",
+    "noise",
+    "shown",
+    "advantages",
+    "best",
+    "total",
+    "doubled",
+    "report",
+    "group",
 )
 
 
@@ -148,20 +160,34 @@ def test_the_driver_sees_no_column_above_64_kib(pooled, monkeypatch):
 
 
 WRONG = {
-    "row count": ("return scores[1:]", r"found shape \[\d\], expected \[\d\] \(row level\) \(rank \d of pool 'all'\)"),
+    "row count": (
+        "return scores[1:]",
+        r"found shape \[\d\], expected \[\d\] \(row level\) \(rank \d of pool 'all'\)",
+    ),
     "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank \d of pool 'all'\)"),
-    "exit": ("sys.exit(0)", r"stage 'bad' failed .*SystemExit: 0 \(raised by .*wrong\.py:\d+\); no stage may end"),
-    "_exit": ("os._exit(0)", r"stage 'bad' failed .*ProcessExit: os\._exit\(0\) \(raised by .*wrong\.py:\d+\); no stage may end"),
-    "late": ("return scores", r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 0.5 s"),
+    "exit": (
+        "sys.exit(0)",
+        r"stage 'bad' failed .*SystemExit: 0 \(raised by .*wrong\.py:\d+\); no stage may end",
+    ),
+    "_exit": (
+        "os._exit(0)",
+        r"stage 'bad' failed .*ProcessExit: os\._exit\(0\) \(raised by .*wrong\.py:\d+\); no stage may end",
+    ),
+    "late": (
+        "return scores",
+        r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 0.5 s",
+    ),
 }
 
 
-SLOW = "import pathlib, time; pathlib.Path({!r}).write_text('loads'); time.sleep(600)"  # what a worker does in place of loading
+# what a worker does in place of loading
+SLOW = "import pathlib, time; pathlib.Path({!r}).write_text('loads'); time.sleep(600)"
 
 
 @pytest.fixture
 def wrong(tmp_path):
-    """The file of a flow with a stage that does what is wrong, and one that waits until somebody opens the pipe next to the file."""
+    """The file of a flow with a stage that does what is wrong, and one that waits until somebody opens the
+    pipe next to the file."""
     bodies = "\n".join(f"    if mode == {name!r}:\n        {body}" for name, (body, _) in WRONG.items())
     os.mkfifo(tmp_path / "late")
     (tmp_path / "wrong.py").write_text(f"""
@@ -229,9 +255,18 @@ def test_what_goes_wrong_in_a_process_names_its_rank_and_where_loading_hangs_the
         assert_each_names_its_rank(roles)
         pipe = wrong.with_name("pipe")
         os.mkfifo(pipe)
-        slow = Pool("slow", roles.prepared.engine.pools["all"].actors[:1], roles.prepared.engine.pools["all"].transport)
-        slow.making = [slow.actors[0].make.options(concurrency_group="model").remote(timeit, SLOW.format(str(pipe)))]
+        slow = Pool(
+            "slow",
+            roles.prepared.engine.pools["all"].actors[:1],
+            roles.prepared.engine.pools["all"].transport,
+        )
+        slow.making = [
+            slow.actors[0].make.options(concurrency_group="model").remote(timeit, SLOW.format(str(pipe)))
+        ]
         assert pipe.read_text() == "loads"
-        with pytest.raises(PlanError, match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n") as late:
+        with pytest.raises(
+            PlanError,
+            match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n",
+        ) as late:
             wait_for_models([slow], 0.2, Controllers())
         assert re.search(r"timeit\.py:\d+ in timeit\n.*within 0\.2 s\n.*--load-timeout 0\.4", str(late.value))

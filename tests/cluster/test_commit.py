@@ -70,7 +70,10 @@ def workers():
 def died(workers, gone=True):
     """The watch has found a death."""
     worker = WatchedWorker(WorkerId("all", 0), None, ProcessInfo(Process.this(), "node"))
-    workers.fleet.watch.death, workers.fleet.watch.verdict = Death(worker, "has died", gone), "rank 0 of pool 'all' has died"
+    workers.fleet.watch.death, workers.fleet.watch.verdict = (
+        Death(worker, "has died", gone),
+        "rank 0 of pool 'all' has died",
+    )
     return workers.fleet.watch.death
 
 
@@ -84,7 +87,9 @@ def test_a_death_is_behind_an_error_that_came_of_one_from_a_worker_and_of_no_oth
     assert workers.death(StageError("judge", 1, 0, "without a cause")) is None
 
 
-def test_where_nobody_died_or_processes_of_the_pool_are_left_there_is_no_death_to_recover_from(workers, monkeypatch):
+def test_where_nobody_died_or_processes_of_the_pool_are_left_there_is_no_death_to_recover_from(
+    workers, monkeypatch
+):
     monkeypatch.setattr(monitor, "CAUSE_SECONDS", 0.01)  # no worker is there to be looked at
     assert workers.death(RemoteError("ValueError: of the stage")) is None
     died(workers, gone=False)
@@ -146,7 +151,9 @@ def test_roles_are_put_back_to_the_state_and_the_versions_of_the_commit(workers)
     workers.engine.models |= {"actor": actor, "reference": reference}
     workers.engine.ran = lambda: ran.append(True)
     workers.ahead = SimpleNamespace(restore=lambda *queue: ran.append(queue))
-    workers.restore(commit("actor", versions={"actor": 4, "reference": 0}, queue=({"next": 3}, {"rows": b"packed"})))
+    workers.restore(
+        commit("actor", versions={"actor": 4, "reference": 0}, queue=({"next": 3}, {"rows": b"packed"}))
+    )
     assert pool.asked == [("restore", "actor", "state of actor")]
     assert (actor.version, actor.sampled_version) == (4, -1)  # the generator has to be told the weights anew
     assert ran == [({"next": 3}, {"rows": b"packed"}), True]

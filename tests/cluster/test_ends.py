@@ -1,5 +1,6 @@
-"""However a run on pools ends, none of its processes and files is left, and so none of its shared memory, which has no name to outlast
-them; and while it runs on one machine, it listens on nothing that another machine or another user reaches."""
+"""However a run on pools ends, none of its processes and files is left, and so none of its shared memory,
+which has no name to outlast them; and while it runs on one machine, it listens on nothing that another
+machine or another user reaches."""
 
 import contextlib
 import os
@@ -31,13 +32,16 @@ def folder_of(mark):
     """The private folder of a run with this mark, by the mark of what it started."""
     for pid in [text.partition(" ")[0] for text in marked(mark)]:
         with contextlib.suppress(OSError):
-            found = dict(item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0"))
+            found = dict(
+                item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0")
+            )
             if kin.MARK.encode() in found:
                 return Path(private.place(), f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}")
     return None
 
 
-# named by 128 bits that the run draws: lines of calls, gone once they are connected, and a fork server, which asks for a key
+# named by 128 bits that the run draws: lines of calls, gone once they are connected, and a fork server, which
+# asks for a key
 ABSTRACT = re.compile(r"@rlflow-(forks-)?[0-9a-f]{32}")
 
 
@@ -56,11 +60,15 @@ def socket_inodes(pid):
 
 
 def below_a_private_folder(name):
-    return any(folder.stat().st_mode & 0o077 == 0 and folder.stat().st_uid == os.geteuid() for folder in Path(name).parents)
+    return any(
+        folder.stat().st_mode & 0o077 == 0 and folder.stat().st_uid == os.geteuid()
+        for folder in Path(name).parents
+    )
 
 
 def assert_reached_from_here_alone(mark, folder):
-    """From this machine, and by this user: what the processes with this mark listen on, of a run with this private folder."""
+    """From this machine, and by this user: what the processes with this mark listen on, of a run with this
+    private folder."""
     pids = [int(line.partition(" ")[0]) for line in marked(mark)]
     over_ip = [address for pid in pids for address in addresses(pid)]
     assert [f"{host}:{port}" for host, port in over_ip if not host.is_loopback] == []
@@ -69,12 +77,16 @@ def assert_reached_from_here_alone(mark, folder):
     named = [name for inode, name in unix_sockets().items() if inode in ours]
     assert [name for name in named if not ABSTRACT.fullmatch(name) and not below_a_private_folder(name)] == []
     assert any(name.endswith("/plasma_store") for name in named)
-    assert {parent for name in named for parent in Path(name).parents if parent.name.startswith(private.PREFIX)} == {folder}
+    assert {
+        parent for name in named for parent in Path(name).parents if parent.name.startswith(private.PREFIX)
+    } == {folder}
 
 
 def twice(process):
     process.send_signal(signal.SIGINT)
-    until(lambda: b"stopping" in Path(process.args[-1], "said").read_bytes() or process.poll() is not None, 240)
+    until(
+        lambda: b"stopping" in Path(process.args[-1], "said").read_bytes() or process.poll() is not None, 240
+    )
     process.send_signal(signal.SIGINT)
 
 
@@ -92,14 +104,39 @@ def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path,
     at_work, end = ENDS[how]
     mark, said = uuid.uuid4().hex, tmp_path / "said"
     (tmp_path / "judge.py").write_text(REWARD)
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", POOLS, "--iterations", "100000",
-             "--prompts", "8", "--hp.samples", "2", "--reward", f"{tmp_path}/judge.py:length", "--held-out", "0", "--out", str(tmp_path)]
+    words = [
+        sys.executable,
+        "-m",
+        "rlflow.cli.main",
+        "run",
+        "grpo",
+        "--backend",
+        "null",
+        "--pools",
+        POOLS,
+        "--iterations",
+        "100000",
+        "--prompts",
+        "8",
+        "--hp.samples",
+        "2",
+        "--reward",
+        f"{tmp_path}/judge.py:length",
+        "--held-out",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
     with said.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, MARK: mark}, start_new_session=True)
+        process = subprocess.Popen(
+            words, stdout=file, stderr=file, env={**os.environ, MARK: mark}, start_new_session=True
+        )
         try:
             assert until(lambda: len(marked(mark.encode())) > 2, STARTED_SECONDS), said.read_text()
             if at_work:
-                assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), said.read_text()
+                assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), (
+                    said.read_text()
+                )
             folder = until(lambda: folder_of(mark.encode()), STARTED_SECONDS)
             if at_work:
                 private.check(folder)
@@ -109,11 +146,16 @@ def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path,
             time.sleep(random.Random(how).random() * 2)  # a moment that nobody chose, the same each time
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
-                assert len(list(folder.glob("r/session_latest/logs/worker-*.out"))) == 3  # Ray started no processes beside the ranks
-                assert len([line for line in marked(mark.encode()) if "forking/client.py" in line]) == 3  # each beside a fork
+                # Ray started no processes beside the ranks
+                assert len(list(folder.glob("r/session_latest/logs/worker-*.out"))) == 3
+                # each beside a fork
+                assert len([line for line in marked(mark.encode()) if "forking/client.py" in line]) == 3
             end(process)
             assert until(lambda: process.poll() is not None, 240), "the driver goes on"
-            assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (marked(mark.encode()), said.read_text())
+            assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (
+                marked(mark.encode()),
+                said.read_text(),
+            )
             assert until(lambda: not folder.exists(), LEFT_SECONDS), list(folder.rglob("*"))
         finally:
             process.kill()

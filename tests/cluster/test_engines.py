@@ -39,33 +39,66 @@ def check_truth(rows):
 
 
 def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_path, ray_address):
-    """Two ranks of ZeRO with a whole sampler each go on as four of FSDP, of which two share one of vLLM's, and as one process."""
-    result = rlflow.run("grpo", out=str(tmp_path), pools="all=2", ray_address=ray_address, **SMALL, **{"actor.trainer": "deepspeed"})
+    """Two ranks of ZeRO with a whole sampler each go on as four of FSDP, of which two share one of vLLM's,
+    and as one process."""
+    result = rlflow.run(
+        "grpo",
+        out=str(tmp_path),
+        pools="all=2",
+        ray_address=ray_address,
+        **SMALL,
+        **{"actor.trainer": "deepspeed"},
+    )
     rows = lines(result)
     check_truth(rows)
     model = sum(tensor.nbytes for tensor in final(result).values())
     moved = json.loads((result.folder / "weights.json").read_text())
     assert 0 < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
     assert rows[0]["actor.update/steps"] >= 1
-    sharded = fork(result.folder, {"iterations": 3, "pools": "all=4", "actor.trainer": "fsdp", "actor.generator": "vllm",
-                                   "actor.generator.tensor_parallel": 2, "out": str(tmp_path)}, Quiet())  # fmt: skip
+    sharded = fork(
+        result.folder,
+        {
+            "iterations": 3,
+            "pools": "all=4",
+            "actor.trainer": "fsdp",
+            "actor.generator": "vllm",
+            "actor.generator.tensor_parallel": 2,
+            "out": str(tmp_path),
+        },
+        Quiet(),
+    )
     assert 0 < apart(final(sharded), final(result)) < 0.1
     assert lines(sharded)[-1]["canary/actor_max"] < 1e-4
     assert lines(sharded)[-1]["policy/mismatch_max"] < 1e-4
     moved = json.loads((sharded.folder / "weights.json").read_text())
-    assert 0.4 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model  # of half of it some ranks hold nothing
-    moved_on = fork(result.folder, {"iterations": 3, "actor.trainer": "local", "pools": "",
-                                    "out": str(tmp_path)}, Quiet())
+    # of half of it some ranks hold nothing
+    assert 0.4 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
+    moved_on = fork(
+        result.folder, {"iterations": 3, "actor.trainer": "local", "pools": "", "out": str(tmp_path)}, Quiet()
+    )
     assert 0 < apart(final(moved_on), final(result)) < 0.1
 
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
-    """Scored while it samples, and within a limit, so that the trainers take turns in memory; of the sampler nothing can leave it on a
-    CPU. Weights go from pool to pool, a half to each rank."""
-    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, stream=3, memory="20MB",
-                        weights="alltoall", **SMALL, **{
-                            "actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
-                            "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
+    """Scored while it samples, and within a limit, so that the trainers take turns in memory; of the sampler
+    nothing can leave it on a CPU. Weights go from pool to pool, a half to each rank."""
+    result = rlflow.run(
+        "ppo",
+        out=str(tmp_path),
+        pools="train=2,rollout=2",
+        ray_address=ray_address,
+        stream=3,
+        memory="20MB",
+        weights="alltoall",
+        **SMALL,
+        **{
+            "actor.trainer": "deepspeed",
+            "critic.trainer": "deepspeed",
+            "actor.generator": "vllm",
+            "actor.generator.tensor_parallel": 2,
+            "actor.kv_cache_memory_bytes": 12_000_000,
+        },
+    )
     check_truth(lines(result))
     model = sum(tensor.nbytes for tensor in final(result).values())
     moved = json.loads((result.folder / "weights.json").read_text())

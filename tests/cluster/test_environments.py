@@ -1,4 +1,5 @@
-"""Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler. Ranks are threads, but for vLLM's."""
+"""Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler. Ranks are
+threads, but for vLLM's."""
 
 import json
 
@@ -19,9 +20,22 @@ def again(tmp_path):
     """Keywords of a small run in which a model may answer twice."""
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 20)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"model": MODEL, "data": str(tmp_path / "sums.jsonl"), "prompts": 6, "iterations": 2, "held_out": 16, "lr": 1e-3,
-            "out": str(tmp_path / "runs"), "hp.max_tokens": 16, "hp.samples": 4, "env": f"{FILE}:Again", "env.turns": 2,
-            "env.parallel": 1, "threads": 1, "save_every": 0}
+    return {
+        "model": MODEL,
+        "data": str(tmp_path / "sums.jsonl"),
+        "prompts": 6,
+        "iterations": 2,
+        "held_out": 16,
+        "lr": 1e-3,
+        "out": str(tmp_path / "runs"),
+        "hp.max_tokens": 16,
+        "hp.samples": 4,
+        "env": f"{FILE}:Again",
+        "env.turns": 2,
+        "env.parallel": 1,
+        "threads": 1,
+        "save_every": 0,
+    }
 
 
 def lines(result):
@@ -57,7 +71,11 @@ def test_without_a_model_it_is_the_run_of_one_process_too(again):
     here = rlflow.run("grpo", **keywords, name="here")
     assert all(1 < line["env/turns"] < 2 for line in lines(here)), "some episodes have two turns"
     apart = {"pools": "train=1@threads,rollout=2@threads", "stream": 2}
-    for name, more in {"one": {"pools": "all=1@threads"}, "four": {"pools": "all=4@threads"}, "apart": apart}.items():
+    for name, more in {
+        "one": {"pools": "all=1@threads"},
+        "four": {"pools": "all=4@threads"},
+        "apart": apart,
+    }.items():
         there = rlflow.run("grpo", **keywords, **more, name=name)
         assert [row["episode"] for row in samples(there)] == [row["episode"] for row in samples(here)], name
         for one, other in zip(lines(here), lines(there), strict=True):
@@ -68,7 +86,9 @@ def test_without_a_model_it_is_the_run_of_one_process_too(again):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_with_vllm_trainer_and_sampler_agree_on_whole_episodes(again, ray_address):
-    result = rlflow.run("grpo", **again | {"held_out": 0, "generator": "vllm"}, pools="all=1", ray_address=ray_address)
+    result = rlflow.run(
+        "grpo", **again | {"held_out": 0, "generator": "vllm"}, pools="all=1", ray_address=ray_address
+    )
     iterations = [line for line in lines(result) if "policy/mismatch_max" in line]
     assert len(iterations) == 2
     assert all(line["policy/mismatch_max"] < 1e-4 for line in iterations)

@@ -1,4 +1,5 @@
-"""Runs on pools end where runs in one process end. Ranks are threads, except in the run that shows that processes end there too."""
+"""Runs on pools end where runs in one process end. Ranks are threads, except in the run that shows that
+processes end there too."""
 
 import json
 from pathlib import Path
@@ -36,7 +37,8 @@ def apart(one, other):
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory):
-    """From a name and keywords to the metrics and weights of a run of PPO with an evaluation, and to its folder."""
+    """From a name and keywords to the metrics and weights of a run of PPO with an evaluation, and to its
+    folder."""
     ground = tmp_path_factory.mktemp("ppo")
     sums = [{"prompt": f"{n} + 12 =", "answer": str(n + 12)} for n in range(20, 29)]
     (ground / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
@@ -63,8 +65,8 @@ def assert_bit_equal(one, other):
 
 @pytest.mark.slow
 def test_one_rank_of_each_pool_is_bit_equal_to_one_process(ppo, tmp_path):
-    """Those of one pool are compared where a worker dies in between: test_recovery.py. What is measured and answered is the same too, and
-    is so again from the checkpoint, on other pools."""
+    """Those of one pool are compared where a worker dies in between: test_recovery.py. What is measured and
+    answered is the same too, and is so again from the checkpoint, on other pools."""
     there = ppo("there", pools="train=1@threads,rollout=1@threads")
     assert_bit_equal(there, ppo("here"))
     lines, weights, folder = there
@@ -79,15 +81,20 @@ def assert_bytes_are_counted(folder, model):
     sizes = [json.loads(line) for line in (folder / "traffic.jsonl").read_text().splitlines()]
     kinds = ("columns", "weights", "commits")
     assert [tuple(line) for line in sizes] == [
-        ("iteration", *(f"{prefix}{kind}" for kind in kinds)) for prefix in ("evaluation/", "", "", "evaluation/")]
-    assert model <= sizes[2]["weights"] < 1.2 * model  # once, to the one rank that samples, where it has new ones
+        ("iteration", *(f"{prefix}{kind}" for kind in kinds))
+        for prefix in ("evaluation/", "", "", "evaluation/")
+    ]
+    # once, to the one rank that samples, where it has new ones
+    assert model <= sizes[2]["weights"] < 1.2 * model
     assert sizes[2]["columns"] > 0
-    assert sum(line["commits"] for line in sizes[1:3]) > 2 * model  # of two roles, with their moments once there are any
+    # of two roles, with their moments once there are any
+    assert sum(line["commits"] for line in sizes[1:3]) > 2 * model
 
 
 @pytest.mark.slow
 def test_ranks_that_are_processes_of_ray_end_where_threads_do(ppo, ray_address):
-    """Bit for bit, two that train together and one that samples: what other tests show of threads holds for processes too."""
+    """Bit for bit, two that train together and one that samples: what other tests show of threads holds for
+    processes too."""
     there = ppo("processes", pools="train=2,rollout=1", ray_address=ray_address)
     assert_bit_equal(there, ppo("threads", pools="train=2@threads,rollout=1@threads"))
     assert_bytes_are_counted(there[2], sum(tensor.nbytes for tensor in there[1]["actor"].values()))
@@ -122,25 +129,39 @@ def test_several_ranks_take_the_same_steps(tmp_path, alone):
 
 @pytest.mark.slow
 def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_path):
-    settings = {"dtype": "float64", "held_out": 0, "actor.generate.temperature": 0.7, "actor.generate.min_tokens": 5}
+    settings = {
+        "dtype": "float64",
+        "held_out": 0,
+        "actor.generate.temperature": 0.7,
+        "actor.generate.min_tokens": 5,
+    }
     here, weights = run(flows.two_losses, tmp_path / "here", **settings)
     there, others = run(flows.two_losses, tmp_path / "there", pools="all=2@threads", **settings)
     assert steps(there) == steps(here)
-    assert all(line["response/length"] >= 6 for line in there)  # the flags have reached the ranks: answers end within five tokens
+    # the flags have reached the ranks: answers end within five tokens
+    assert all(line["response/length"] >= 6 for line in there)
     assert [line["centred/heat"] for line in there] == pytest.approx([0.7] * len(there))
     for one, other in zip(here, there, strict=True):
         for name in ("actor.update/likelihood/right", "actor.update/loss", "actor.update/rows"):
-            assert other[name] == pytest.approx(one[name], rel=1e-5)  # norms round to float32, and two ranks share other prompts
+            # norms round to float32, and two ranks share other prompts
+            assert other[name] == pytest.approx(one[name], rel=1e-5)
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
 
 
 def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):
-    """What others do: each rank has a shard of the rows for good, shuffles it by itself, and gives its part to each minibatch."""
+    """What others do: each rank has a shard of the rows for good, shuffles it by itself, and gives its part
+    to each minibatch."""
     shards = torch.arange(len(facts)).tensor_split(ranks)
-    orders = [torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed % 2**31 + rank)) for rank, rows in enumerate(shards)]
+    orders = [
+        torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed % 2**31 + rank))
+        for rank, rows in enumerate(shards)
+    ]
     parts = [order.split(minibatch // ranks) for order in orders]
     counts = [facts[rows, 1] for rows in shards]
-    totals = [sum(int(count[part].sum()) for count, part in zip(counts, step, strict=True)) for step in zip(*parts, strict=True)]
+    totals = [
+        sum(int(count[part].sum()) for count, part in zip(counts, step, strict=True))
+        for step in zip(*parts, strict=True)
+    ]
     rows = [sum(len(part) for part in step) for step in zip(*parts, strict=True)]
     taken = [[(part.numpy(), total) for part, *total in zip(own, totals, rows, strict=True)] for own in parts]
     return RankSteps(list(shards), taken, 0)

@@ -1,5 +1,5 @@
-"""A stage that forks its worker goes on once; without a process of its Ray a run ends in words, saved where its workers still answer. What
-a stage does to end its worker is among what goes wrong in test_engine.py."""
+"""A stage that forks its worker goes on once; without a process of its Ray a run ends in words, saved where
+its workers still answer. What a stage does to end its worker is among what goes wrong in test_engine.py."""
 
 import json
 import os
@@ -25,8 +25,14 @@ SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "backend": 
 
 
 def run(tmp_path, name, fault, **keywords):
-    return rlflow.run(HANGING, out=str(tmp_path), name=name, **SMALL, **keywords,
-                      **{"hp.count": str(tmp_path / f"{name}.calls"), "hp.fault": fault, "hp.place": "judge", "hp.call": 3})  # fmt: skip
+    return rlflow.run(
+        HANGING,
+        out=str(tmp_path),
+        name=name,
+        **SMALL,
+        **keywords,
+        **{"hp.count": str(tmp_path / f"{name}.calls"), "hp.fault": fault, "hp.place": "judge", "hp.call": 3},
+    )
 
 
 def metrics(folder):
@@ -35,9 +41,13 @@ def metrics(folder):
     return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
 
-def test_a_stage_that_forks_on_a_worker_gives_what_it_would_and_what_it_starts_ends_with_the_run(tmp_path, ray_address):
+def test_a_stage_that_forks_on_a_worker_gives_what_it_would_and_what_it_starts_ends_with_the_run(
+    tmp_path, ray_address
+):
     forked = run(tmp_path, "forked", "fork and daemon", pools="all=2", ray_address=ray_address)
-    for found, wanted in zip(metrics(forked.folder), metrics(run(tmp_path, "straight", "").folder), strict=True):
+    for found, wanted in zip(
+        metrics(forked.folder), metrics(run(tmp_path, "straight", "").folder), strict=True
+    ):
         assert found == pytest.approx(wanted, rel=1e-12)  # sums of two ranks are rounded differently
     assert (tmp_path / "forked.calls").stat().st_size == 6
     assert until(lambda: not asleep(), 240)
@@ -58,11 +68,38 @@ def text_of(path):
 def started(tmp_path, *words):
     """`rlflow run` on a Ray of its own, as a process; its mark, and the file that holds what it says."""
     mark, said = uuid.uuid4().hex, tmp_path / "said"
-    command = [sys.executable, "-m", "rlflow.cli.main", "run", HANGING, "--backend", "null", "--pools", "all=1", "--iterations", "1000",
-               "--prompts", "6", "--held-out", "0", "--out", tmp_path, "--name", "mine", "--generate_seconds", "0.1", *words]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "rlflow.cli.main",
+        "run",
+        HANGING,
+        "--backend",
+        "null",
+        "--pools",
+        "all=1",
+        "--iterations",
+        "1000",
+        "--prompts",
+        "6",
+        "--held-out",
+        "0",
+        "--out",
+        tmp_path,
+        "--name",
+        "mine",
+        "--generate_seconds",
+        "0.1",
+        *words,
+    ]
     with said.open("wb") as file:
-        process = subprocess.Popen(list(map(str, command)), stdout=file, stderr=file, env={**os.environ, MARK: mark},
-                                   start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=file,
+            stderr=file,
+            env={**os.environ, MARK: mark},
+            start_new_session=True,
+        )
     return process, mark, said
 
 
@@ -76,13 +113,18 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
     process, mark, said = started(tmp_path, "--save-every", 5)
     try:
         assert until(lambda: iterations(tmp_path) > 7, 240), said.read_text()
-        (pid,) = [int(text.split()[0]) for text in marked(mark.encode()) if os.path.basename(kin.command(int(text.split()[0]))) == name]
+        (pid,) = [
+            int(text.split()[0])
+            for text in marked(mark.encode())
+            if os.path.basename(kin.command(int(text.split()[0]))) == name
+        ]
         os.kill(pid, signal.SIGKILL)
         assert process.wait(60) == 1
         text = said.read_text()
         assert f"Ray's {name} (pid {pid}) has died" in text
         newest = load_latest(tmp_path / "mine").snapshot.iteration
-        behind = iterations(tmp_path) - newest  # without a raylet from a copy of the workers' state, which may not have been whole yet
+        # without a raylet from a copy of the workers' state, which may not have been whole yet
+        behind = iterations(tmp_path) - newest
         assert behind in ((0,) if name == "gcs_server" else (0, 1))
         assert re.search(rf"saved as step-0*{newest}(-\d+)?; go on with: rlflow resume .*mine\n$", text)
         assert json.loads((tmp_path / "mine" / "status.json").read_text())["state"] == "failed"
@@ -94,7 +136,10 @@ def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
         process.wait()
 
 
-@pytest.mark.parametrize(("when", "number"), [("starting a Ray of its own", signal.SIGTERM), ("workers start and load", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [("starting a Ray of its own", signal.SIGTERM), ("workers start and load", signal.SIGTERM)],
+)
 def test_a_run_that_is_stopped_while_workers_load_says_so_and_no_more(tmp_path, when, number):
     process, mark, said = started(tmp_path)
     try:

@@ -34,8 +34,14 @@ def fleet(tmp_path):
     return fleet
 
 
-@pytest.mark.parametrize("controllers", [Controllers(), Controllers({RAYLET: (2**22 + 1, "0")})], ids=["a Ray", "a Ray that has died"])
-def test_in_the_end_lines_are_closed_and_the_folders_in_which_ranks_met_are_gone_and_no_others(fleet, tmp_path, controllers):
+@pytest.mark.parametrize(
+    "controllers",
+    [Controllers(), Controllers({RAYLET: (2**22 + 1, "0")})],
+    ids=["a Ray", "a Ray that has died"],
+)
+def test_in_the_end_lines_are_closed_and_the_folders_in_which_ranks_met_are_gone_and_no_others(
+    fleet, tmp_path, controllers
+):
     fleet.controllers = controllers
     fleet.stop()
     assert [pool.sockets.closed for pool in fleet.pools.values()] == [True, True]

@@ -69,8 +69,12 @@ def test_ranks_that_share_a_gpu_talk_by_gloo_alone():
 
 def test_each_rank_hears_what_all_of_them_tell():
     store, heard = dist.HashStore(), {}
-    ranks = [threading.Thread(target=lambda rank=rank: heard.update({rank: exchange_texts(store, rank, 3, f"gpu {rank % 2}")}))
-             for rank in range(3)]
+    ranks = [
+        threading.Thread(
+            target=lambda rank=rank: heard.update({rank: exchange_texts(store, rank, 3, f"gpu {rank % 2}")})
+        )
+        for rank in range(3)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:

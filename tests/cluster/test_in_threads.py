@@ -11,7 +11,7 @@ import rlflow.data.tasks
 from rlflow import PlanError, StageError
 
 MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
-ONE_FAILS = '''
+ONE_FAILS = """
 import threading
 import torch
 from rlflow import flow, loss, stage
@@ -34,13 +34,15 @@ def learn(prompts, actor, reward):
     batch |= reward(batch)
     batch |= spread(batch)
     actor.update(batch, unlucky)
-'''
+"""
 
 
 def test_a_rank_that_fails_alone_is_named_and_those_that_wait_for_its_gradients_do_not_stay(tmp_path):
     (tmp_path / "learn.py").write_text(ONE_FAILS)
     before = set(threading.enumerate())
-    roles = rlflow.roles(str(tmp_path / "learn.py"), model=MODEL, data="chain_sum", prompts=4, pools="all=3@threads", threads=1)
+    roles = rlflow.roles(
+        str(tmp_path / "learn.py"), model=MODEL, data="chain_sum", prompts=4, pools="all=3@threads", threads=1
+    )
     prepared = roles.prepared
     try:
         with pytest.raises(StageError, match=r"LookupError: of one rank alone \(rank \d of pool 'all'\)"):
@@ -75,9 +77,18 @@ def test_a_rank_that_cannot_load_is_named_and_nothing_stays(tmp_path, monkeypatc
     (tmp_path / "too_large" / "trainer.py").write_text(CANNOT)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(threading.enumerate())
-    with pytest.raises(PlanError, match=r"(?s)a rank did not load its models.*MemoryError: too large \(rank \d of pool 'all'\)"):
-        rlflow.roles("grpo", model=MODEL, data="chain_sum", prompts=4, pools="all=2@threads",
-                     **{"actor.trainer": "too_large.trainer", "hp.max_tokens": 4})
+    with pytest.raises(
+        PlanError,
+        match=r"(?s)a rank did not load its models.*MemoryError: too large \(rank \d of pool 'all'\)",
+    ):
+        rlflow.roles(
+            "grpo",
+            model=MODEL,
+            data="chain_sum",
+            prompts=4,
+            pools="all=2@threads",
+            **{"actor.trainer": "too_large.trainer", "hp.max_tokens": 4},
+        )
     assert set(threading.enumerate()) <= before
 
 

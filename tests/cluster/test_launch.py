@@ -32,10 +32,12 @@ def temporary(monkeypatch):
 def test_the_sockets_of_a_ray_fit_wherever_files_are_to_lie(tmp_path, temporary):
     temporary(tmp_path / ("x" * 90))
     folder = launch.run_folder(NAME, None)
-    socket = f"{folder}/{launch.RAY}/session_2026-01-01_00-00-00_000000_{1 << 22}/sockets/plasma_store"  # pids are at most that
+    # pids are at most that
+    socket = f"{folder}/{launch.RAY}/session_2026-01-01_00-00-00_000000_{1 << 22}/sockets/plasma_store"
     assert len(os.fsencode(socket)) <= 107
     assert folder.parent in map(Path, private.PLACES)
-    assert launch.run_folder(NAME, "10.0.0.1:6379") == tmp_path / ("x" * 90) / f"rlflow-{NAME}"  # whose Ray has a folder already
+    # whose Ray has a folder already
+    assert launch.run_folder(NAME, "10.0.0.1:6379") == tmp_path / ("x" * 90) / f"rlflow-{NAME}"
 
 
 def test_rays_own_variable_comes_first_where_it_is_short_enough(tmp_path, temporary, monkeypatch):
@@ -84,5 +86,7 @@ def test_a_ray_of_our_own_needs_the_loopback_address(tmp_path, monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(socket, "create_connection", lambda *words, **more: down(words))
-    with pytest.raises(PlanError, match=r"(?s)Ray did not start.*nothing reaches 127\.0\.0\.1.*Network is unreachable"):
+    with pytest.raises(
+        PlanError, match=r"(?s)Ray did not start.*nothing reaches 127\.0\.0\.1.*Network is unreachable"
+    ):
         launch.start(None, 1, tmp_path / "rlflow-0")

@@ -1,4 +1,5 @@
-"""What a local Ray of a run is started with, and that it is started as usual if it looks different from what is expected."""
+"""What a local Ray of a run is started with, and that it is started as usual if it looks different from what
+is expected."""
 
 import shlex
 import signal
@@ -24,28 +25,56 @@ FLAGS, NODE_ID = "default_worker.py --webui= PLACEHOLDER", "ab" * 28
 
 @pytest.fixture
 def raylet(tmp_path):
-    """The command of a raylet as Ray makes it, as far as it matters here. ``raylet(python)``: with another Python."""
+    """The command of a raylet as Ray makes it, as far as it matters here. ``raylet(python)``: with another
+    Python."""
 
     def command(python=sys.executable):
-        return ["/ray/raylet", f"--python_worker_command={python} {SETUP} {FLAGS}", "--dashboard_agent_command=python agent.py",
-                "--labels=", "--runtime_env_agent_command=python main.py", f"--session_dir={tmp_path}", f"--node_id={NODE_ID}"]
+        return [
+            "/ray/raylet",
+            f"--python_worker_command={python} {SETUP} {FLAGS}",
+            "--dashboard_agent_command=python agent.py",
+            "--labels=",
+            "--runtime_env_agent_command=python main.py",
+            f"--session_dir={tmp_path}",
+            f"--node_id={NODE_ID}",
+        ]
 
     return command
 
 
-@pytest.mark.parametrize(("python", "worker"), [("/python -I client.py forks.json", f"/python {SETUP} -I client.py forks.json"),
-                                                (None, f"{sys.executable} {SETUP}")])
+@pytest.mark.parametrize(
+    ("python", "worker"),
+    [
+        ("/python -I client.py forks.json", f"/python {SETUP} -I client.py forks.json"),
+        (None, f"{sys.executable} {SETUP}"),
+    ],
+)
 def test_the_raylet_gets_our_worker_command_and_stand_ins_for_its_agents(raylet, python, worker, tmp_path):
     """The raylet leaves out the second word, as it does for all workers without a runtime_env."""
     assert WorkerStart(1, python).command(raylet()) == [
-        "/ray/raylet", f"--python_worker_command={worker} {FLAGS}", f"--dashboard_agent_command={STAND_IN_COMMAND}", "--labels=",
-        f"--runtime_env_agent_command={STAND_IN_COMMAND}", f"--session_dir={tmp_path}", f"--node_id={NODE_ID}"]  # fmt: skip
-    ports = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys([f"{port}_{NODE_ID}" for port in ports], "-1")
+        "/ray/raylet",
+        f"--python_worker_command={worker} {FLAGS}",
+        f"--dashboard_agent_command={STAND_IN_COMMAND}",
+        "--labels=",
+        f"--runtime_env_agent_command={STAND_IN_COMMAND}",
+        f"--session_dir={tmp_path}",
+        f"--node_id={NODE_ID}",
+    ]
+    ports = (
+        "metrics_agent_port",
+        "metrics_export_port",
+        "dashboard_agent_listen_port",
+        "runtime_env_agent_port",
+    )
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        [f"{port}_{NODE_ID}" for port in ports], "-1"
+    )
 
 
 @pytest.mark.parametrize("start", [WorkerStart(1, "/python client.py"), WorkerStart(1)])
-@pytest.mark.parametrize("missing", ["python_worker_command", "dashboard_agent_command", "runtime_env_agent_command", "node_id"])
+@pytest.mark.parametrize(
+    "missing", ["python_worker_command", "dashboard_agent_command", "runtime_env_agent_command", "node_id"]
+)
 def test_a_raylet_without_an_expected_flag_is_started_as_usual(raylet, start, missing):
     assert start.command([word for word in raylet() if not word.startswith(f"--{missing}=")]) is None
 
@@ -74,7 +103,10 @@ def test_a_stand_in_waits_until_its_raylet_ends():
     code = f"import subprocess; subprocess.Popen({shlex.split(STAND_IN_COMMAND)}).wait()"
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         [(pid, start)] = until(lambda: kin.descendants(parent.pid))
-        until(lambda: b"stand_in.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and kin.stat(pid).state == "S")  # it waits
+        # it waits
+        until(
+            lambda: b"stand_in.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and kin.stat(pid).state == "S"
+        )
         assert parent.poll() is None
         parent.send_signal(signal.SIGKILL)
         until(lambda: not kin.lives(pid, start))

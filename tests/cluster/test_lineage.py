@@ -1,4 +1,5 @@
-"""Rows that are asked, chosen and joined end on pools as in one process, ahead of training too, and after a cut."""
+"""Rows that are asked, chosen and joined end on pools as in one process, ahead of training too, and after a
+cut."""
 
 import json
 import shutil
@@ -28,12 +29,19 @@ def told(folder):
 
 
 def run(name, folder, **keywords):
-    return told(rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
+    return told(
+        rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder
+    )
 
 
 APART = "train=1@threads,rollout=1@threads"
-PLACES = [("marked", "all=4@threads", 1), ("correction", "all=2@threads", 1), ("critique", "train=2@threads,rollout=1@threads", 1),
-          (EMA, "all=2@threads", 1), ("vine", APART, 3)]
+PLACES = [
+    ("marked", "all=4@threads", 1),
+    ("correction", "all=2@threads", 1),
+    ("critique", "train=2@threads,rollout=1@threads", 1),
+    (EMA, "all=2@threads", 1),
+    ("vine", APART, 3),
+]
 
 
 @pytest.mark.parametrize(("name", "pools", "chunks"), PLACES)
@@ -47,19 +55,24 @@ def assert_alike(there, here):
     """The same accounts and metrics, but for how sums over ranks are rounded."""
     assert there[1] == here[1]
     for line, other in zip(there[0], here[0], strict=True):
-        assert line == other | {name: pytest.approx(value, rel=1e-12) for name, value in other.items() if name.endswith("/loss")}
+        assert line == other | {
+            name: pytest.approx(value, rel=1e-12) for name, value in other.items() if name.endswith("/loss")
+        }
 
 
 AHEAD = {"pools": APART, "staleness": 1, "iterations": 4, "save_every": 2}
 
 
-@pytest.mark.parametrize(("name", "settings"), [("harder", {}), ("vine", {}), (EMA, {"hp.controlled": False})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("harder", {}), ("vine", {}), (EMA, {"hp.controlled": False})]
+)
 def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, name, settings):
     run(name, tmp_path / "runs", **AHEAD, **settings)
     (folder,) = (tmp_path / "runs").iterdir()
     lines, fates = told(folder)
     assert len(fates) == 4
-    for newer in (folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
+    # as if it had been killed after the checkpoint of iteration 2
+    for newer in (folder / "checkpoints").glob("step-*4"):
         newer.rename(tmp_path / "gone")
     (folder / "checkpoints" / "latest").unlink(missing_ok=True)
     (folder / "final").rename(tmp_path / "final")
@@ -77,29 +90,49 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
     shutil.copy(DYING, tmp_path)
     (tmp_path / "fault.json").write_text(json.dumps(FAULTS[name]))
     file = tmp_path / "lineage.py"
-    file.write_text(FLOWS.read_text() + "\n\nimport dying  # counts the calls of workers, and kills them at those that fault.json names\n")
+    file.write_text(
+        FLOWS.read_text()
+        + "\n\nimport dying  # counts the calls of workers, and kills them at those that fault.json names\n"
+    )
     small = SMALL | {"reward_write": ("/",), "heartbeat": 15.0}
-    died = told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "died"), pools="all=2", ray_address=ray_address, **small).folder)
+    died = told(
+        rlflow.run(
+            f"{file}::{name}", out=str(tmp_path / "died"), pools="all=2", ray_address=ray_address, **small
+        ).folder
+    )
     assert all((tmp_path / f"{place}.calls").exists() for place in FAULTS[name])
     (tmp_path / "fault.json").write_text("{}")
-    assert_alike(died, told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), **small | {"heartbeat": 0.0}).folder))
+    assert_alike(
+        died,
+        told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), **small | {"heartbeat": 0.0}).folder),
+    )
 
 
 SHIPPED = ["debate", "vapo", "vineppo"]
 TRIAL = TESTS / "trial"
 OWN = {"duel": TRIAL / "duel.py", "curriculum": TRIAL / "curriculum.py"}
-OWN_SETTINGS = {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}, "curriculum": {"hp.high": 0.0, "hp.low": 0.0}}
+OWN_SETTINGS = {
+    "vineppo": {"hp.step": 2},
+    "vapo": {"hp.warmup": 1},
+    "curriculum": {"hp.high": 0.0, "hp.low": 0.0},
+}
 FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
 
 
-@pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])  # the forms of other algorithms are those of the flows above
+# the forms of other algorithms are those of the flows above
+@pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])
 def test_an_algorithm_ends_on_pools_as_in_one_process(tmp_path, name):
     keywords = SMALL | {"iterations": 2} | FEW | OWN_SETTINGS.get(name, {})
-    one, pools = (told(rlflow.run(str(OWN.get(name, name)), out=str(tmp_path / place), **keywords | more).folder) for place, more in (
-        ("one", {}), ("pools", {"pools": "all=2@threads"})))  # fmt: skip
+    one, pools = (
+        told(rlflow.run(str(OWN.get(name, name)), out=str(tmp_path / place), **keywords | more).folder)
+        for place, more in (("one", {}), ("pools", {"pools": "all=2@threads"}))
+    )
     assert_alike(pools, one)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_an_algorithm_that_asks_again_can_run_ahead_of_training(planned_as, name):  # noqa: F811
-    assert planned_as(f"{name} --pools train=1,rollout=1 --staleness 1").placement.pools == {"train": 1, "rollout": 1}
+    assert planned_as(f"{name} --pools train=1,rollout=1 --staleness 1").placement.pools == {
+        "train": 1,
+        "rollout": 1,
+    }

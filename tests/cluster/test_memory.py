@@ -8,23 +8,42 @@ from safetensors.torch import load_file
 
 import rlflow
 
-SETTINGS = {"prompts": 6, "iterations": 2, "held_out": 0, "threads": 1, "save_every": 0, "batch_tokens": 1024, "verify_every": 1}
+SETTINGS = {
+    "prompts": 6,
+    "iterations": 2,
+    "held_out": 0,
+    "threads": 1,
+    "save_every": 0,
+    "batch_tokens": 1024,
+    "verify_every": 1,
+}
 TIMES = ("seconds", "response/tokens_per_second")
 
 
 @pytest.fixture
 def both(tmp_path):
-    """From keywords to two runs on two ranks, without a limit and with one. Asserts that all but times and moves is the same."""
+    """From keywords to two runs on two ranks, without a limit and with one. Asserts that all but times and
+    moves is the same."""
 
     def ran(**keywords):
-        results = [rlflow.run("ppo", out=str(tmp_path), **SETTINGS, **keywords, **limit) for limit in ({}, {"memory": "18MB"})]
-        free, limited = ({path: load_file(path) for path in sorted(result.folder.glob("final/*/model.safetensors"))} for result in results)
+        results = [
+            rlflow.run("ppo", out=str(tmp_path), **SETTINGS, **keywords, **limit)
+            for limit in ({}, {"memory": "18MB"})
+        ]
+        free, limited = (
+            {path: load_file(path) for path in sorted(result.folder.glob("final/*/model.safetensors"))}
+            for result in results
+        )
         assert len(free) == len(limited) == 2
         for one, other in zip(free.values(), limited.values(), strict=True):
             assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-        before, after = ([json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()] for result in results)
+        before, after = (
+            [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+            for result in results
+        )
         assert [{k: v for k, v in line.items() if k not in TIMES} for line in before] == [
-            {k: v for k, v in line.items() if k not in TIMES} for line in after]  # fmt: skip
+            {k: v for k, v in line.items() if k not in TIMES} for line in after
+        ]
         moved = json.loads((results[1].folder / "weights.json").read_text())
         assert moved["all.residency/moves"] > 0
         assert moved["all.residency/bytes"] > 0

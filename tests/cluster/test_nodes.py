@@ -1,5 +1,5 @@
-"""A pool over two nodes of a cluster: its ranks meet at an address, and the run is the one of a single process. A node that comes is
-used, and one that goes is named."""
+"""A pool over two nodes of a cluster: its ranks meet at an address, and the run is the one of a single
+process. A node that comes is used, and one that goes is named."""
 
 import json
 import re
@@ -34,7 +34,10 @@ TIMES = ("seconds", "response/tokens_per_second")
 def two_nodes():
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20},
+    )
     cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
     yield cluster.address
     cluster.shutdown()
@@ -48,7 +51,9 @@ def told(result):
 @pytest.mark.slow
 def test_a_pool_spans_two_nodes(tmp_path, two_nodes):
     here = told(rlflow.run("grpo", out=str(tmp_path / "here"), **SMALL))
-    there = told(rlflow.run("grpo", out=str(tmp_path / "there"), pools="all=2", ray_address=two_nodes, **SMALL))
+    there = told(
+        rlflow.run("grpo", out=str(tmp_path / "there"), pools="all=2", ray_address=two_nodes, **SMALL)
+    )
     assert [line.keys() for line in there] == [line.keys() for line in here]
     for one, other in zip(here, there, strict=True):
         assert other == pytest.approx(one, rel=1e-6, nan_ok=True)
@@ -67,7 +72,10 @@ def growing():
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20},
+    )
     ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     yield cluster
     ray.shutdown()
@@ -84,15 +92,26 @@ def until(condition, *processes):
 
 
 @pytest.mark.long
-def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_other(tmp_path, growing, launch):
+def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_other(
+    tmp_path, growing, launch
+):
     from ray.util.placement_group import placement_group_table
 
     folders, runs = (tmp_path / "stays", tmp_path / "goes"), []
     for folder in folders:
         folder.mkdir()
         (folder / "gate.py").write_text(GATE)
-        runs.append(launch("grpo", pools="all=1", ray_address=growing.address, reward=f"{folder}/gate.py:gate",
-                           reward_write=folder, out=folder, **SMALL))
+        runs.append(
+            launch(
+                "grpo",
+                pools="all=1",
+                ray_address=growing.address,
+                reward=f"{folder}/gate.py:gate",
+                reward_write=folder,
+                out=folder,
+                **SMALL,
+            )
+        )
         if len(runs) == 1:
             until((folder / "there").exists, *runs)  # it has taken the only processor that there is
     until(lambda: any(group["state"] == "PENDING" for group in placement_group_table().values()), *runs)
@@ -102,9 +121,13 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
 
     said, _ = runs[1].communicate(timeout=SECONDS)
     assert runs[1].returncode == 1
-    # The stages that do not wait for the rewards run beside them: whichever of them the lost workers had is named.
-    assert re.search(rf"stage '\w+' failed in iteration 0 .*rank 0 of pool 'all' \(pid \d+ on .*, node {node.node_id[:8]}, actor\)",
-                     said), said
+    # The stages that do not wait for the rewards run beside them: whichever of them the lost workers had is
+    # named.
+    assert re.search(
+        r"stage '\w+' failed in iteration 0 .*rank 0 of pool 'all' \(pid \d+ on .*, node "
+        rf"{node.node_id[:8]}, actor\)",
+        said,
+    ), said
     (folders[0] / "go").touch()
     said, _ = runs[0].communicate(timeout=SECONDS)
     assert runs[0].returncode == 0, said
@@ -115,11 +138,22 @@ def test_a_run_waits_for_a_machine_in_the_place_of_one_that_is_lost_and_goes_on_
     from ray.cluster_utils import Cluster
 
     (tmp_path / "gate.py").write_text(GATE)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20},
+    )
     try:
         node = cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
-        run = launch("grpo", pools="all=2", ray_address=cluster.address, reward=f"{tmp_path}/gate.py:gate", reward_write=tmp_path,
-                     wait_for_nodes=SECONDS, out=tmp_path / "runs", **SMALL)  # fmt: skip
+        run = launch(
+            "grpo",
+            pools="all=2",
+            ray_address=cluster.address,
+            reward=f"{tmp_path}/gate.py:gate",
+            reward_write=tmp_path,
+            wait_for_nodes=SECONDS,
+            out=tmp_path / "runs",
+            **SMALL,
+        )
         until((tmp_path / "there").exists, run)
         cluster.remove_node(node, allow_graceful=False)
         cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
@@ -129,6 +163,12 @@ def test_a_run_waits_for_a_machine_in_the_place_of_one_that_is_lost_and_goes_on_
     finally:
         cluster.shutdown()
     (folder,) = (tmp_path / "runs").iterdir()
-    whole = rlflow.run("grpo", reward=f"{tmp_path}/gate.py:gate", reward_write=str(tmp_path), out=str(tmp_path / "whole"), **SMALL)
+    whole = rlflow.run(
+        "grpo",
+        reward=f"{tmp_path}/gate.py:gate",
+        reward_write=str(tmp_path),
+        out=str(tmp_path / "whole"),
+        **SMALL,
+    )
     for one, other in zip(told(whole), told(SimpleNamespace(folder=folder)), strict=True):
         assert other == pytest.approx(one, rel=1e-6, nan_ok=True)

@@ -8,13 +8,14 @@ import pytest
 
 from rlflow.cluster.reach import GONE, GREETING, Listening, check_greeting, check_speaks
 
-SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of settings, with which a server of HTTP/2 begins
+# an empty frame of settings, with which a server of HTTP/2 begins
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 @contextlib.contextmanager
 def answering(answer):
-    """A server that takes one connection, reads the greeting, sends ``answer`` and ends the connection; None: it says nothing. Gives
-    HOST:PORT."""
+    """A server that takes one connection, reads the greeting, sends ``answer`` and ends the connection; None:
+    it says nothing. Gives HOST:PORT."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -40,12 +41,15 @@ def test_a_server_of_http_2_may_be_a_ray_and_its_address_is_given():
         assert check_speaks(address, 30.0) == address
 
 
-@pytest.mark.parametrize(("answer", "told"), [
-    (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "'HTTP/1.1 400 Bad Request'"),
-    (b"+OK\r\n", "'\\+OK'"),
-    (b"\xff\x00" * 30, "not as a Ray"),
-    (b"", "ends the connection at once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "'HTTP/1.1 400 Bad Request'"),
+        (b"+OK\r\n", "'\\+OK'"),
+        (b"\xff\x00" * 30, "not as a Ray"),
+        (b"", "ends the connection at once"),
+    ],
+)
 def test_what_answers_in_another_way_is_quoted(answer, told):
     with answering(answer) as address, pytest.raises(OSError, match=told):
         check_speaks(address, 30.0)

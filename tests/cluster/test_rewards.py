@@ -44,7 +44,14 @@ def flags(tmp_path_factory):
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(FOLDER, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    return {"model": str(FOLDER), "data": "chain_sum", "reward": [str(folder)], "prompts": 4, "held_out": 0, "hp.max_tokens": 4}
+    return {
+        "model": str(FOLDER),
+        "data": "chain_sum",
+        "reward": [str(folder)],
+        "prompts": 4,
+        "held_out": 0,
+        "hp.max_tokens": 4,
+    }
 
 
 @pytest.fixture
@@ -56,7 +63,9 @@ def told(flags):
     rewards = Rewards(RewardNames.of(config, flow), data, config.options, config.tokenizer_folder)
     program = compile_with_data(flow, hp, trace_options(config.options, {}, data, rewards))
     where = place_roles(program, bind_roles(program.graph, config), config).placement
-    setups = worker_setups(program, config, data, trace_options(config.options, {}, data, rewards), {"actor": 1})
+    setups = worker_setups(
+        program, config, data, trace_options(config.options, {}, data, rewards), {"actor": 1}
+    )
     yield setups.of_pools(where, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
     rewards.close()
 
@@ -77,10 +86,18 @@ def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags):
         try:
             prepared, actor, reward = roles.prepared, roles["actor"], roles["reward"]
             batch = actor.generate(roles.take(), samples=2, max_tokens=4)
-            batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))  # more bytes on the pool that trains
+            # more bytes on the pool that trains
+            batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))
             eager = prepared.engine.fetch(reward(batch))["scores"].tolist()
             prepared.engine.finished()
-            found.append((eager, prepared.executor.run(prepared.plan, roles.take()).metrics[Figure(Of.REWARD, "mean", "reward", "reward")]))
+            found.append(
+                (
+                    eager,
+                    prepared.executor.run(prepared.plan, roles.take()).metrics[
+                        Figure(Of.REWARD, "mean", "reward", "reward")
+                    ],
+                )
+            )
         finally:
             roles.close()
     assert found[0] == found[1]
@@ -112,30 +129,47 @@ def of_queries(queries, prompts, labels):
 def recorded(folder, name):
     """The lines of a file of a run, without times and what only pools have."""
     rows = map(json.loads, (folder / name).read_text().splitlines())
-    return [{key: value for key, value in row.items() if "second" not in key and not key.startswith("pool")} for row in rows]
+    return [
+        {key: value for key, value in row.items() if "second" not in key and not key.startswith("pool")}
+        for row in rows
+    ]
 
 
-def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_is_found_in_the_folder(tmp_path):
+def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_is_found_in_the_folder(
+    tmp_path,
+):
     (tmp_path / "judges.py").write_text(JUDGES)
     for name, first in (("a", 0), ("b", 100)):
         sums = [{"input": f"{n}+1=", "label": str(n + 1)} for n in range(first, first + 20)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
-    keywords = {"data": [f"{tmp_path}/a.jsonl:0.6", f"{tmp_path}/b.jsonl:0.4"], "data.template": "Q: {prompt}", "held_out": 0,
-                "reward": [f"{tmp_path}/judges.py:loud@a", f"{tmp_path}/judges.py:of_queries@b"], "prompts": 5, "iterations": 2,
-                "hp.samples": 2}
+    keywords = {
+        "data": [f"{tmp_path}/a.jsonl:0.6", f"{tmp_path}/b.jsonl:0.4"],
+        "data.template": "Q: {prompt}",
+        "held_out": 0,
+        "reward": [f"{tmp_path}/judges.py:loud@a", f"{tmp_path}/judges.py:of_queries@b"],
+        "prompts": 5,
+        "iterations": 2,
+        "hp.samples": 2,
+    }
     before = set(psutil.Process().children())
-    here, there = (rlflow.run("grpo", backend="null", out=str(tmp_path / where), threads=1, **keywords, **pools).folder
-                   for where, pools in (("here", {}), ("there", {"pools": "all=2@threads"})))  # fmt: skip
+    here, there = (
+        rlflow.run("grpo", backend="null", out=str(tmp_path / where), threads=1, **keywords, **pools).folder
+        for where, pools in (("here", {}), ("there", {"pools": "all=2@threads"}))
+    )
     for file in ("metrics.jsonl", "samples.jsonl"):
         assert recorded(there, file) == recorded(here, file)
-    assert all({"scores/a", "scores/b", "reward/missing_of_queries/none"} <= row.keys() for row in recorded(there, "metrics.jsonl"))
+    assert all(
+        {"scores/a", "scores/b", "reward/missing_of_queries/none"} <= row.keys()
+        for row in recorded(there, "metrics.jsonl")
+    )
     lines = [(run / "notes.txt").read_text().splitlines() for run in (here, there)]
     notes = [[line.partition("  ")[2] for line in each if "missing" in line] for each in lines]
     assert notes[0] == notes[1]
     assert "judges.py:6: the list that the function returned has None" in notes[0][0]
     printed = [sorted((run / FILE).read_text().splitlines()) for run in (here, there)]
     assert printed[0] == printed[1]
-    assert [line.partition(" ")[0] for line in printed[1]] == ["judging"] * 12  # two samples of three prompts, twice
+    # two samples of three prompts, twice
+    assert [line.partition(" ")[0] for line in printed[1]] == ["judging"] * 12
     assert set(psutil.Process().children()) <= before  # none of those that judged
 
 
@@ -143,7 +177,13 @@ def test_sources_of_the_data_stand_beside_scores_where_a_worker_summarises():
     prompts = Axis.fresh(2)
     rows = prompts.repeat(2)
     scores = Data(row("float32"), torch.arange(4.0))
-    records = {SOURCE: Batch(prompts, {SOURCE: Data(text, ("a", "b"))}), "scores": Batch(rows, {"scores": scores})}
+    records = {
+        SOURCE: Batch(prompts, {SOURCE: Data(text, ("a", "b"))}),
+        "scores": Batch(rows, {"scores": scores}),
+    }
     (together,) = _on_common_axes(records)
     found = keyed(health({name: together.select(name) for name in together.columns}))
-    assert {name: found[name] for name in found if name.startswith("scores/")} == {"scores/a": 0.5, "scores/b": 2.5}
+    assert {name: found[name] for name in found if name.startswith("scores/")} == {
+        "scores/a": 0.5,
+        "scores/b": 2.5,
+    }

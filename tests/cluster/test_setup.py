@@ -1,4 +1,5 @@
-"""A flow on its way to a worker: what runs there is the text that the driver has, whatever lies on the worker's disk."""
+"""A flow on its way to a worker: what runs there is the text that the driver has, whatever lies on the
+worker's disk."""
 
 import dataclasses
 import os
@@ -18,7 +19,7 @@ from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
 
-FLOW = '''
+FLOW = """
 from dataclasses import dataclass
 
 from rlflow import flow
@@ -30,7 +31,7 @@ class Settings:
 @flow
 def {name}(prompts, actor, hp=Settings()):
     pass
-'''
+"""
 
 
 @pytest.fixture
@@ -73,8 +74,22 @@ def told(hp=None):
     flow = load_flow("grpo")
     settings = replace(flow.parameters.hp, **hp) if hp is not None else None
     graph = identity(compile_flow(flow, settings).graph)
-    return Setup(rlflow.__version__, FlowSource.of(flow), hp, None, TraceOptions(), graph, DataShape({}, None), Placement({"all": 1}),
-                 "all", 0, 1, {}, 1, "meeting")
+    return Setup(
+        rlflow.__version__,
+        FlowSource.of(flow),
+        hp,
+        None,
+        TraceOptions(),
+        graph,
+        DataShape({}, None),
+        Placement({"all": 1}),
+        "all",
+        0,
+        1,
+        {},
+        1,
+        "meeting",
+    )
 
 
 def test_a_worker_traces_the_graph_that_the_driver_has_with_the_runs_settings():
@@ -92,7 +107,11 @@ def test_a_worker_with_another_version_or_another_graph_says_both_and_does_not_s
     with pytest.raises(PlanError) as refused:
         replace(told({"beta": 0.25}), graph=told().graph).program()
     [problem] = refused.value.problems
-    assert (problem.code, problem.found, problem.expected) == ("worker-graph", told({"beta": 0.25}).graph, told().graph)
+    assert (problem.code, problem.found, problem.expected) == (
+        "worker-graph",
+        told({"beta": 0.25}).graph,
+        told().graph,
+    )
 
 
 def test_a_flow_of_no_file_goes_along_as_a_pickle_and_needs_no_module_there():

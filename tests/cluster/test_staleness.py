@@ -1,4 +1,5 @@
-"""Sampling ahead: numbers decide which weights sample which rows, no row is lost or doubled, and a run that is cut goes on the same."""
+"""Sampling ahead: numbers decide which weights sample which rows, no row is lost or doubled, and a run that
+is cut goes on the same."""
 
 import json
 
@@ -21,7 +22,10 @@ from rlflow.runs import resume
 
 POOLS = {"pools": "train=1@threads,rollout=1@threads"}
 SMALL = {"iterations": 4, "prompts": 6, "threads": 1, "save_every": 2}
-AHEAD = {"grpo": {"staleness": 1, "held_out": 8}, "dapo": {"staleness": 2, "held_out": 0, "hp.groups": 3, "hp.samples": 2}}
+AHEAD = {
+    "grpo": {"staleness": 1, "held_out": 8},
+    "dapo": {"staleness": 2, "held_out": 0, "hp.groups": 3, "hp.samples": 2},
+}
 TIMES = ("seconds", "response/tokens_per_second")
 
 
@@ -39,13 +43,17 @@ def test_rows_are_of_the_weights_that_the_staleness_says(monkeypatch):
 
     monkeypatch.setattr(Pool, "send", noted)
     monkeypatch.setattr(Pool, "run", ran)
-    roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, **{"hp.max_tokens": 16}, **POOLS)
+    roles = rlflow.roles(
+        "grpo", backend="null", prompts=3, iterations=6, staleness=2, **{"hp.max_tokens": 16}, **POOLS
+    )
     prepared, positions = roles.prepared, []
     try:
         for iteration in range(6):
             prepared.engine.iteration = iteration
             sampled = prepared.ahead.advance(iteration)
-            assert [versions(prepared.engine, rows) for rows in sampled.rows.values()] == [{max(iteration - 2, 0)}]
+            assert [versions(prepared.engine, rows) for rows in sampled.rows.values()] == [
+                {max(iteration - 2, 0)}
+            ]
             prepared.executor.run(prepared.plan, sampled.prompts, sampled)
             prepared.ahead.done(iteration)
             positions += sampled.prompts.axis.keys[:, 0].tolist()
@@ -65,8 +73,15 @@ def versions(engine, rows):
 
 
 def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_bound():
-    roles = rlflow.roles("dapo", backend="null", prompts=5, iterations=6, staleness=2, pools="train=1@threads,rollout=2@threads",
-                         **{"hp.max_tokens": 16, "hp.samples": 2, "hp.groups": 4, "hp.overlong": 4})
+    roles = rlflow.roles(
+        "dapo",
+        backend="null",
+        prompts=5,
+        iterations=6,
+        staleness=2,
+        pools="train=1@threads,rollout=2@threads",
+        **{"hp.max_tokens": 16, "hp.samples": 2, "hp.groups": 4, "hp.overlong": 4},
+    )
     prepared, keys, counts = roles.prepared, [], []
     try:
         for iteration in range(5):
@@ -76,10 +91,14 @@ def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_boun
             assert min(versions(prepared.engine, rows)) >= iteration - 2
             keys += map(tuple, rows.axis.keys.tolist())
             outcome = prepared.executor.run(prepared.plan, sampled.prompts, sampled)
-            counted = (outcome.metrics[Figure(Of.NODE, name, "repeat.sampled")] for name in ("carried", "tries", "surplus", "dropped"))
+            counted = (
+                outcome.metrics[Figure(Of.NODE, name, "repeat.sampled")]
+                for name in ("carried", "tries", "surplus", "dropped")
+            )
             counts.append(list(map(int, counted)))
             prepared.ahead.done(iteration)
-        assert keys == [(position, sample) for position in range(20) for sample in range(2)]  # the null scores of a group all differ
+        # the null scores of a group all differ
+        assert keys == [(position, sample) for position in range(20) for sample in range(2)]
         assert counts == [[0, 1, 1, 0], [1, 1, 2, 0], [2, 1, 3, 0], [3, 1, 4, 0], [4, 0, 0, 0]]
         stopped_and_saved(prepared, 5)
     finally:
@@ -110,14 +129,19 @@ def told(folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Two runs that sample ahead, and what they told."""
-    runs = {name: rlflow.run(name, out=str(tmp_path_factory.mktemp(name)), **SMALL, **POOLS, **settings)
-            for name, settings in AHEAD.items()}
+    runs = {
+        name: rlflow.run(name, out=str(tmp_path_factory.mktemp(name)), **SMALL, **POOLS, **settings)
+        for name, settings in AHEAD.items()
+    }
     return {name: (run.folder, *told(run.folder)) for name, run in runs.items()}
 
 
 @pytest.mark.slow
-def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_differs(whole, tmp_path, monkeypatch):
-    """Bit for bit like a run in one process whose generator is handed older weights: data, chance, schedules, the last evaluation."""
+def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_differs(
+    whole, tmp_path, monkeypatch
+):
+    """Bit for bit like a run in one process whose generator is handed older weights: data, chance, schedules,
+    the last evaluation."""
     made, evaluation = [], [True] * 3
     newest = iter([*evaluation, *[False] * SMALL["iterations"], *evaluation])
 
@@ -127,7 +151,8 @@ def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_di
             version = model.version if next(newest) else max(model.version - 1, 0)
             model.generator.receive(iter(made[version].items()), version)
 
-    monkeypatch.setattr(loaded_models, "shares_weights", lambda role, options: False)  # a generator of which the weights can be older
+    # a generator of which the weights can be older
+    monkeypatch.setattr(loaded_models, "shares_weights", lambda role, options: False)
     monkeypatch.setattr(Model, "stale", True)  # so that it is asked for each time
     monkeypatch.setattr(Model, "synchronise", lagging)
     lines, weights = told(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)
@@ -146,7 +171,8 @@ def test_only_the_first_iteration_is_of_the_weights_that_learn_from_it(whole, na
 def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(whole, tmp_path):
     """With surplus rows of a repeat in its queue."""
     folder, lines, weights = whole["dapo"]
-    for newer in (folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
+    # as if it had been killed after the checkpoint of iteration 2
+    for newer in (folder / "checkpoints").glob("step-*4"):
         newer.rename(tmp_path / "gone")
     (folder / "checkpoints" / "latest").unlink(missing_ok=True)
     (folder / "final").rename(tmp_path / "final")

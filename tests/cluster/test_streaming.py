@@ -1,4 +1,5 @@
-"""Scoring while rows are sampled, on pools: the same bits as without, and nothing hangs or stays when something ends early."""
+"""Scoring while rows are sampled, on pools: the same bits as without, and nothing hangs or stays when
+something ends early."""
 
 import contextlib
 import json
@@ -20,24 +21,43 @@ from rlflow.training.protocols import Sampling
 
 flows = load(Path(__file__).parent / "flows.py")
 TIMES = ("seconds", "response/tokens_per_second")
-JUDGE = "def judge(completion, answer):\n    return len(completion) / 7 + (completion[:1] == answer[:1]) / 3\n"
+JUDGE = (
+    "def judge(completion, answer):\n    return len(completion) / 7 + (completion[:1] == answer[:1]) / 3\n"
+)
 
 
 def run(folder, **keywords):
     (folder / "judge.py").write_text(JUDGE)
-    result = rlflow.run(flows.long_tailed, out=str(folder), prompts=6, iterations=3, held_out=0, threads=1, save_every=0,
-                        reward=[f"{folder / 'judge.py'}:judge"], **keywords)
+    result = rlflow.run(
+        flows.long_tailed,
+        out=str(folder),
+        prompts=6,
+        iterations=3,
+        held_out=0,
+        threads=1,
+        save_every=0,
+        reward=[f"{folder / 'judge.py'}:judge"],
+        **keywords,
+    )
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
-    return metrics, (result.folder / "samples.jsonl").read_text(), load_file(result.folder / "final/actor/model.safetensors"), result
+    return (
+        metrics,
+        (result.folder / "samples.jsonl").read_text(),
+        load_file(result.folder / "final/actor/model.safetensors"),
+        result,
+    )
 
 
 def spans(result, name):
     """(start, end) of each time that a node ran, by iteration."""
     lines = (line.strip().strip("[],") for line in (result.folder / "timeline.json").read_text().splitlines())
     events = [json.loads(line) for line in lines if line]
-    found = [(event["args"]["iteration"], event["ts"], event["ts"] + event["dur"]) for event in events
-             if event["name"] == name and event["cat"] != "rank"]  # fmt: skip
+    found = [
+        (event["args"]["iteration"], event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["name"] == name and event["cat"] != "rank"
+    ]
     return [[(start, end) for i, start, end in found if i == iteration] for iteration in range(3)]
 
 
@@ -48,16 +68,27 @@ def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(
     iterations = list(zip(spans(result, "actor.generate"), spans(result, "reward"), strict=True))
     assert all((len(sampling), len(scoring)) == (6, 6) for sampling, scoring in iterations)
     # on a busy machine chunks may come faster than anybody wakes up for them: not in each iteration
-    assert any(min(start for start, _ in scoring) < max(end for _, end in sampling) for sampling, scoring in iterations)
+    assert any(
+        min(start for start, _ in scoring) < max(end for _, end in sampling)
+        for sampling, scoring in iterations
+    )
     assert again == metrics
     assert same == samples
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
 
-UNEVEN = {"hp.samples": 3, "hp.max_tokens": 40, "actor.longest": 40, "actor.tail": 1.0}  # lengths of 1 to 40 tokens, evenly
+# lengths of 1 to 40 tokens, evenly
+UNEVEN = {"hp.samples": 3, "hp.max_tokens": 40, "actor.longest": 40, "actor.tail": 1.0}
 
 
-SLOWLY = {"backend": "null", "prompts": 5, "iterations": 9, "stream": 4, "actor.token_seconds": 0.01, **UNEVEN}
+SLOWLY = {
+    "backend": "null",
+    "prompts": 5,
+    "iterations": 9,
+    "stream": 4,
+    "actor.token_seconds": 0.01,
+    **UNEVEN,
+}
 
 
 @pytest.fixture
@@ -96,8 +127,15 @@ def test_forwards_are_streamed_too_where_a_backend_is_exact(roles):
 
 def test_chunks_that_do_not_come_are_awaited_until_the_deadline(roles):
     engine, prompts = roles.prepared.engine, roles.prepared.prompts.take(5)
-    with pytest.raises(Late, match="no answer to 'generate' from rank 0 of pool 'rollout', rank 1 of pool 'rollout' after 0.05 s"):
-        next(engine.sample_chunks("actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), CallOptions(seconds=0.05)))
+    with pytest.raises(
+        Late,
+        match="no answer to 'generate' from rank 0 of pool 'rollout', rank 1 of pool 'rollout' after 0.05 s",
+    ):
+        next(
+            engine.sample_chunks(
+                "actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), CallOptions(seconds=0.05)
+            )
+        )
 
 
 @pytest.mark.slow

@@ -40,14 +40,32 @@ def test_two_runs_with_pools_of_one_name_share_a_ray_and_end_as_alone(tmp_path, 
     for prompts, folder in folders.items():
         folder.mkdir()
         (folder / "meet.py").write_text(MEET)
-        started.append(launch("grpo", pools="all=2", ray_address=ray_address, prompts=prompts, reward=f"{folder}/meet.py:both",
-                              reward_write=folder, out=folder, name="run", **SMALL))
+        started.append(
+            launch(
+                "grpo",
+                pools="all=2",
+                ray_address=ray_address,
+                prompts=prompts,
+                reward=f"{folder}/meet.py:both",
+                reward_write=folder,
+                out=folder,
+                name="run",
+                **SMALL,
+            )
+        )
     for process in started:
         said, _ = process.communicate(timeout=2 * SECONDS)
         assert process.returncode == 0, said
     for prompts, folder in folders.items():
-        here = rlflow.run("grpo", out=str(folder), name="alone", prompts=prompts, reward=[f"{folder}/meet.py:both"],
-                          reward_write=(str(folder),), **SMALL)
+        here = rlflow.run(
+            "grpo",
+            out=str(folder),
+            name="alone",
+            prompts=prompts,
+            reward=[f"{folder}/meet.py:both"],
+            reward_write=(str(folder),),
+            **SMALL,
+        )
         one, other = told(here.folder), told(folder / "run")
         assert [line.keys() for line in one] == [line.keys() for line in other]
         for number, line in enumerate(one):

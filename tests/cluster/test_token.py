@@ -95,7 +95,9 @@ def test_the_ray_of_a_run_has_a_token_of_the_runs_own_and_nothing_in_the_home(tm
 
 def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):
     left = []
-    monkeypatch.setattr(launch, "ray_nodes", lambda: [{"NodeManagerAddress": "10.0.0.1"}, {"NodeManagerAddress": "8.8.8.8"}])
+    monkeypatch.setattr(
+        launch, "ray_nodes", lambda: [{"NodeManagerAddress": "10.0.0.1"}, {"NodeManagerAddress": "8.8.8.8"}]
+    )
     monkeypatch.setattr(launch, "disconnect", lambda: left.append(True))
     with pytest.raises(PlanError, match=r"8\.8\.8\.8"):
         launch.refuse_public_nodes(False)
@@ -105,8 +107,19 @@ def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):
 
 @pytest.mark.slow
 def test_a_caller_without_the_token_is_refused(ray_address, tmp_path):
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run([sys.executable, "-c", JOIN, ray_address], capture_output=True, text=True, env=environment, timeout=120)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": ":".join(sys.path),
+        "RAY_AUTH_MODE": "disabled",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN, ray_address],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
     assert done.returncode != 0
     assert "Unauthenticated" in done.stderr
     assert "PlanError" in done.stderr

@@ -6,12 +6,20 @@ from rlflow.cluster.weights.same_ranks import first_that_opens, ways
 from rlflow.errors import PlanError
 
 
-@pytest.mark.parametrize(("how", "device", "one_machine", "expected"), [
-    ("auto", "cpu", True, ("segment",)), ("auto", "cuda", True, ("handles", "alltoall")),
-    ("auto", "cpu", False, ("alltoall",)), ("auto", "cuda", False, ("alltoall",)),
-    ("segment", "cpu", False, ("segment",)), ("segment", "cuda", True, ("handles",)), ("segment", "cuda", False, ("handles",)),
-    ("alltoall", "cuda", True, ("alltoall",)), ("alltoall", "cpu", True, ("alltoall",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "device", "one_machine", "expected"),
+    [
+        ("auto", "cpu", True, ("segment",)),
+        ("auto", "cuda", True, ("handles", "alltoall")),
+        ("auto", "cpu", False, ("alltoall",)),
+        ("auto", "cuda", False, ("alltoall",)),
+        ("segment", "cpu", False, ("segment",)),
+        ("segment", "cuda", True, ("handles",)),
+        ("segment", "cuda", False, ("handles",)),
+        ("alltoall", "cuda", True, ("alltoall",)),
+        ("alltoall", "cpu", True, ("alltoall",)),
+    ],
+)
 def test_memory_is_shared_on_one_machine_and_where_it_is_asked_for(how, device, one_machine, expected):
     assert ways(how, device, one_machine) == expected
 

@@ -1,4 +1,5 @@
-"""Workers in threads beside an engine without workers: every kind of call gives the same columns, metrics and state."""
+"""Workers in threads beside an engine without workers: every kind of call gives the same columns, metrics and
+state."""
 
 import time
 from pathlib import Path
@@ -20,7 +21,19 @@ pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is s
 
 flows = load(Path(__file__).parent / "flows.py")
 COLUMNS = (
-    "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",
+    "tokens",
+    "mask",
+    "completion",
+    "scores",
+    "logprobs",
+    "noise",
+    "shown",
+    "advantages",
+    "best",
+    "total",
+    "doubled",
+    "report",
+    "group",
 )
 SAMPLING = Sampling(samples=2, max_tokens=7)
 
@@ -70,7 +83,8 @@ def test_every_column_is_the_one_of_a_single_process(there, alone):
     for name in COLUMNS:
         one, other = fetched[name], expected[name]
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
-    assert [float(value) for value in found["ranks"]] == [float(expected["total"])] * 3  # an ALL stage ran on every rank
+    # an ALL stage ran on every rank
+    assert [float(value) for value in found["ranks"]] == [float(expected["total"])] * 3
     there.prepared.engine.finished()
 
 
@@ -80,10 +94,15 @@ def test_an_iteration_comes_to_the_same_and_leaves_nothing_on_the_workers(there,
     assert held(there) == {"all": [0, 0, 0]}
 
 
-@pytest.mark.parametrize(("name", "iterations", "settings"), [
-    ("ppo", 3, {"hp.minibatch": 4, "hp.warmup": 1}), ("dapo", 1, {"hp.samples": 3, "hp.groups": 2}),
-    ("vineppo", 1, {"hp.samples": 2, "hp.rollouts": 2}), ("correction", 1, {"hp.samples": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "iterations", "settings"),
+    [
+        ("ppo", 3, {"hp.minibatch": 4, "hp.warmup": 1}),
+        ("dapo", 1, {"hp.samples": 3, "hp.groups": 2}),
+        ("vineppo", 1, {"hp.samples": 2, "hp.rollouts": 2}),
+        ("correction", 1, {"hp.samples": 2}),
+    ],
+)
 def test_an_algorithm_comes_to_the_same_with_weights_that_go_from_pool_to_pool(name, iterations, settings):
     settings = {"prompts": 4, "hp.max_tokens": 9, **settings}
     with (
@@ -103,7 +122,11 @@ def test_an_algorithm_comes_to_the_same_with_weights_that_go_from_pool_to_pool(n
 
 @pytest.mark.parametrize(("name", "data"), [("dpo", "arithmetic_pairs"), ("sft", "arithmetic_lessons")])
 def test_data_are_learned_from_alike_by_pairs_and_without_groups(name, data):
-    settings = {"prompts": 5, "hp.minibatch": 4, "data": f"{next(iter(rlflow.data.tasks.__path__))}/{data}.jsonl"}
+    settings = {
+        "prompts": 5,
+        "hp.minibatch": 4,
+        "data": f"{next(iter(rlflow.data.tasks.__path__))}/{data}.jsonl",
+    }
     there = rlflow.roles(name, backend="null", pools="all=2@threads", **settings)
     with there as there, rlflow.roles(name, backend="null", **settings) as alone:
         assert_same(outcome(there, 5), outcome(alone, 5))
@@ -116,7 +139,9 @@ def test_spans_of_ranks_lie_within_the_iteration_by_the_drivers_clock(there):
     found = outcome(there, iteration=3)
     end = time.monotonic()
     spans = found.ranks
-    assert {(span.pool, span.rank, span.iteration) for span in spans} == {("all", rank, 3) for rank in range(3)}
+    assert {(span.pool, span.rank, span.iteration) for span in spans} == {
+        ("all", rank, 3) for rank in range(3)
+    }
     assert {"actor.generate", "reward", "noisy", "actor.update"} <= {span.node for span in spans}
     assert all(start - 0.1 <= span.start <= span.end <= end + 0.1 for span in spans)
     assert there.prepared.engine.ran() == []
@@ -126,7 +151,9 @@ def test_spans_of_ranks_lie_within_the_iteration_by_the_drivers_clock(there):
 def test_rows_come_in_chunks_and_at_last_all_as_without(there, count):
     engine, prompts = there.prepared.engine, there.take()
     expected = engine.gather(engine.sample("actor", prompts, SAMPLING, 5))
-    *chunks, found = engine.sample_chunks("actor", prompts, SAMPLING, 5, Chunks(count, ("tokens", "completion")))
+    *chunks, found = engine.sample_chunks(
+        "actor", prompts, SAMPLING, 5, Chunks(count, ("tokens", "completion"))
+    )
     assert len(chunks) == count
     rows = [path for chunk in chunks for path in chunk.axis.keys.tolist()]
     assert sorted(rows) == sorted(expected.axis.keys.tolist())
@@ -156,8 +183,12 @@ def test_rows_that_are_kept_for_later_come_back_from_a_checkpoint_and_join_other
     for both in map(engine.gather, (engine.concat([rows, back]), engine.joined([rows, back]))):
         assert both["completion"] == [*expected["completion"], *expected["completion"]]
         assert both.data["tokens"].value.tolist() == expected.data["tokens"].value.tolist() * 2
-    texts = [rows.select("completion", "mask").rename(completion="said"), back.select("finish", "mask").rename(finish="said")]
-    assert engine.gather(engine.concat(texts))["said"] == [*expected["completion"], *expected["finish"]]  # called otherwise on the workers
+    texts = [
+        rows.select("completion", "mask").rename(completion="said"),
+        back.select("finish", "mask").rename(finish="said"),
+    ]
+    # called otherwise on the workers
+    assert engine.gather(engine.concat(texts))["said"] == [*expected["completion"], *expected["finish"]]
     engine.finished()
     assert held(there) == {"all": [0, 0, 0]}
 
@@ -167,7 +198,9 @@ def test_the_driver_looks_into_no_column_above_64_kib(there):
     rows = engine.sample("actor", there.take(900), SAMPLING, 5)
     groups = engine.fetch(rows.select("group"))["group"]
     assert (groups - groups[0]).tolist() == [row // 2 for row in range(1800)]
-    with pytest.raises(ValueError, match=rf"column 'tokens' of {rows.data['tokens'].nbytes} bytes, expected at most 65536"):
+    with pytest.raises(
+        ValueError, match=rf"column 'tokens' of {rows.data['tokens'].nbytes} bytes, expected at most 65536"
+    ):
         engine.fetch(rows.select("tokens", "group"))
     engine.finished()
 
@@ -177,9 +210,11 @@ def test_a_trainers_state_and_weights_come_from_rank_0_and_are_put_back(there):
     before = unpack_tensors(first.state("actor"))
     payload, size = first.commit("actor")
     assert size == payload.nbytes > 0
-    assert unpack_tensors(other.state("actor")) == unpack_tensors(other.weights("actor")) == {}  # takes part alone
+    # takes part alone
+    assert unpack_tensors(other.state("actor")) == unpack_tensors(other.weights("actor")) == {}
     outcome(there)
-    assert unpack_tensors(first.weights("actor"))["steps"] == before["parameters/steps"] + 5  # of five rows each
+    # of five rows each
+    assert unpack_tensors(first.weights("actor"))["steps"] == before["parameters/steps"] + 5
     for worker in (first, other):
         worker.restore("actor", payload)
         assert worker.engine.models["actor"].trainer.state() == before
@@ -188,15 +223,21 @@ def test_a_trainers_state_and_weights_come_from_rank_0_and_are_put_back(there):
 
 
 WRONG = {
-    "row count": ("return scores[1:]", r"found shape \[\d\], expected \[\d\] \(row level\) \(rank 0 of pool 'all'\)"),
+    "row count": (
+        "return scores[1:]",
+        r"found shape \[\d\], expected \[\d\] \(row level\) \(rank 0 of pool 'all'\)",
+    ),
     "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank 0 of pool 'all'\)"),
 }
 
 
 @pytest.fixture
 def wrong(tmp_path):
-    """A flow whose stage does what its state says; where that is none of WRONG, no row can be learned from."""
-    bodies = "\n".join(f"    if mode == {number}:\n        {body}" for number, (body, _) in enumerate(WRONG.values()))
+    """A flow whose stage does what its state says; where that is none of WRONG, no row can be learned
+    from."""
+    bodies = "\n".join(
+        f"    if mode == {number}:\n        {body}" for number, (body, _) in enumerate(WRONG.values())
+    )
     (tmp_path / "wrong.py").write_text(f"""
 import torch
 from rlflow import flow, loss, row, scalar, stage

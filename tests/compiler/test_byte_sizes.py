@@ -1,4 +1,5 @@
-"""What a model's configuration and headers say of its memory. tests/compiler/preview/test_byte_sizes.py compares with models that are loaded."""
+"""What a model's configuration and headers say of its memory. tests/compiler/preview/test_byte_sizes.py
+compares with models that are loaded."""
 
 import json
 
@@ -9,20 +10,37 @@ from safetensors.torch import save_file
 from rlflow.compiler.byte_sizes import ModelFacts
 
 
-@pytest.mark.parametrize(("config", "numbers"), [
-    ({"num_hidden_layers": 5, "num_attention_heads": 6, "hidden_size": 48}, 2 * 5 * 6 * 8),
-    ({"num_hidden_layers": 5, "num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": 3, "head_dim": 16}, 2 * 5 * 3 * 16),
-    ({"n_layer": 7, "n_head": 4, "n_embd": 12}, 2 * 7 * 4 * 3),
-    ({"num_hidden_layers": 5, "hidden_size": 48}, None),
-    ({"num_attention_heads": 5, "hidden_size": 45}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "numbers"),
+    [
+        ({"num_hidden_layers": 5, "num_attention_heads": 6, "hidden_size": 48}, 2 * 5 * 6 * 8),
+        (
+            {
+                "num_hidden_layers": 5,
+                "num_attention_heads": 6,
+                "hidden_size": 48,
+                "num_key_value_heads": 3,
+                "head_dim": 16,
+            },
+            2 * 5 * 3 * 16,
+        ),
+        ({"n_layer": 7, "n_head": 4, "n_embd": 12}, 2 * 7 * 4 * 3),
+        ({"num_hidden_layers": 5, "hidden_size": 48}, None),
+        ({"num_attention_heads": 5, "hidden_size": 45}, None),
+    ],
+)
 def test_a_token_in_the_cache_is_a_key_and_a_value_in_each_layer(config, numbers):
     assert ModelFacts(config, {}).cache_numbers == numbers
 
 
 def test_adapters_lie_beside_linear_layers_and_of_the_attention_where_it_is_asked_for():
-    shapes = {"embed.weight": (10, 4), "layers.0.attn.q.weight": (4, 6), "layers.0.mlp.up.weight": (4, 16), "norm.weight": (4,),
-              "lm_head.weight": (10, 4)}  # fmt: skip
+    shapes = {
+        "embed.weight": (10, 4),
+        "layers.0.attn.q.weight": (4, 6),
+        "layers.0.mlp.up.weight": (4, 16),
+        "norm.weight": (4,),
+        "lm_head.weight": (10, 4),
+    }
     facts = ModelFacts({"hidden_size": 4}, shapes)
     assert facts.adapters(3, attention=False) == 3 * (4 + 6) + 3 * (4 + 16)
     assert facts.adapters(3, attention=True) == 3 * (4 + 6)
@@ -30,8 +48,14 @@ def test_adapters_lie_beside_linear_layers_and_of_the_attention_where_it_is_aske
     assert ModelFacts({}, {}).parameters is None
 
 
-@pytest.mark.parametrize(("config", "head"), [({}, False), ({"tie_word_embeddings": True}, False), ({"tie_word_embeddings": False}, True)])
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [({}, False), ({"tie_word_embeddings": True}, False), ({"tie_word_embeddings": False}, True)],
+)
 def test_tied_weights_count_once_and_are_tied_where_nothing_else_is_said(tmp_path, config, head):
-    save_file({"lm_head.weight": torch.zeros(4, 2), "embed.weight": torch.zeros(4, 2)}, tmp_path / "model.safetensors")
+    save_file(
+        {"lm_head.weight": torch.zeros(4, 2), "embed.weight": torch.zeros(4, 2)},
+        tmp_path / "model.safetensors",
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert ("lm_head.weight" in ModelFacts.of(tmp_path).shapes) is head

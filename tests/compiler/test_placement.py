@@ -1,4 +1,5 @@
-"""Where nodes run by what they read: how many bytes a row of a column is taken for; and pools that share devices."""
+"""Where nodes run by what they read: how many bytes a row of a column is taken for; and pools that share
+devices."""
 
 from fractions import Fraction
 
@@ -15,8 +16,15 @@ def test_a_column_of_unknown_kind_counts_as_a_number_for_each_row():
     assert typical_bytes(None) == typical_bytes(row("float32")) == 4
 
 
-@pytest.mark.parametrize(("heavy", "light"), [(row("int64"), row("float32")), (row("float32"), row("bool")), (token("float32"), text),
-                                              (text, row("int64"))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("heavy", "light"),
+    [
+        (row("int64"), row("float32")),
+        (row("float32"), row("bool")),
+        (token("float32"), text),
+        (text, row("int64")),
+    ],
+)
 def test_what_has_more_bytes_as_a_rule_counts_for_more(heavy, light):
     assert typical_bytes(heavy) > typical_bytes(light) > 0
 
@@ -34,19 +42,36 @@ def test_pools_name_their_part_of_each_device():
 def test_ranks_of_all_pools_are_threads_or_none_are():
     text = "train=2@threads, rollout=1@threads"
     pools = Pools(text)
-    assert (pools.threads, pools.ranks, pools.shares, pools.kind) == (True, {"train": 2, "rollout": 1}, {}, "")
+    assert (pools.threads, pools.ranks, pools.shares, pools.kind) == (
+        True,
+        {"train": 2, "rollout": 1},
+        {},
+        "",
+    )
     assert not any(Pools(other).threads for other in ("all=2", "a=1@gpu0.5,b=1@gpu0.5", ""))
-    with pytest.raises(PlanError, match="some pools are threads of this process and others are not") as refused:
+    with pytest.raises(
+        PlanError, match="some pools are threads of this process and others are not"
+    ) as refused:
         Pools("train=2@threads,rollout=1,rest=1@cpu0.5")
     assert refused.value.problems[0].remedy == "add @threads to rollout, rest"
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    ("a=2@thread", "names no pool"), ("a=2@threads0.5", "names no pool"), ("a=0@threads", "names no pool"),
-    ("a=2@gpu0", "names no part of a device"), ("a=2@gpu1.5", "names no part of a device"), ("a=2@gpu0.00001", "names no part of a device"),
-    ("a=2@tpu0.5", "names no pool"), ("a=2@gpu", "names no pool"), ("a=0@gpu0.5", "names no pool"), ("a=1,a=1@gpu0.5", "names no pool"),
-    ("a=1@gpu0.5,b=1@cpu0.5", "devices of several kinds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a=2@thread", "names no pool"),
+        ("a=2@threads0.5", "names no pool"),
+        ("a=0@threads", "names no pool"),
+        ("a=2@gpu0", "names no part of a device"),
+        ("a=2@gpu1.5", "names no part of a device"),
+        ("a=2@gpu0.00001", "names no part of a device"),
+        ("a=2@tpu0.5", "names no pool"),
+        ("a=2@gpu", "names no pool"),
+        ("a=0@gpu0.5", "names no pool"),
+        ("a=1,a=1@gpu0.5", "names no pool"),
+        ("a=1@gpu0.5,b=1@cpu0.5", "devices of several kinds"),
+    ],
+)
 def test_parts_that_cannot_be_had_are_refused(text, told):
     with pytest.raises(PlanError, match=told):
         Pools(text)
@@ -55,8 +80,10 @@ def test_parts_that_cannot_be_had_are_refused(text, told):
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, GRAIN)), min_size=1, max_size=6))
 def test_no_device_is_given_away_twice_and_ranks_of_pools_on_it_have_equal_numbers(pools):
     names = {f"p{number}": each for number, each in enumerate(pools)}
-    placement = Placement({name: ranks for name, (ranks, _) in names.items()},
-                          shares={name: Fraction(part, GRAIN) for name, (_, part) in names.items()})  # fmt: skip
+    placement = Placement(
+        {name: ranks for name, (ranks, _) in names.items()},
+        shares={name: Fraction(part, GRAIN) for name, (_, part) in names.items()},
+    )
     groups = placement.devices()
     assert {*sum(groups, ())} == set(names)
     for group in groups:

@@ -32,15 +32,26 @@ def cost(course, awake):
 
 def by_trying(course):
     """The cost of the best of all ways to have parts there that fit."""
-    subsets = [frozenset(some) for count in range(len(course.sizes) + 1) for some in itertools.combinations(course.sizes, count)]
-    fitting = [[some for some in subsets if some >= moment.needs and course.held(moment, some) <= course.limit]
-               for moment in course.moments]  # fmt: skip
+    subsets = [
+        frozenset(some)
+        for count in range(len(course.sizes) + 1)
+        for some in itertools.combinations(course.sizes, count)
+    ]
+    fitting = [
+        [some for some in subsets if some >= moment.needs and course.held(moment, some) <= course.limit]
+        for moment in course.moments
+    ]
     best = None
     for start in fitting[0]:
         costs = {start: (0, 0)}
         for choices in [*fitting[1:], [start]]:
-            costs = {now: min((cost[0] + len(now ^ before), cost[1] + sum(course.sizes[part] for part in now ^ before))
-                              for before, cost in costs.items()) for now in choices}  # fmt: skip
+            costs = {
+                now: min(
+                    (cost[0] + len(now ^ before), cost[1] + sum(course.sizes[part] for part in now ^ before))
+                    for before, cost in costs.items()
+                )
+                for now in choices
+            }
         best = min(best or costs[start], costs[start])
     return best
 
@@ -64,8 +75,17 @@ def test_what_is_refused_can_be_done_by_no_moves_and_fits_with_what_the_message_
         worst = max(course.held(moment, moment.needs) for moment in course.moments)
         assert course.limit < asked <= worst
     if problems:
-        assert not list(too_large(replace(course, limit=max(
-            int(problem.remedy.removeprefix("--memory ").partition(";")[0]) for problem in problems))))  # fmt: skip
+        assert not list(
+            too_large(
+                replace(
+                    course,
+                    limit=max(
+                        int(problem.remedy.removeprefix("--memory ").partition(";")[0])
+                        for problem in problems
+                    ),
+                )
+            )
+        )
 
 
 @given(courses())
@@ -89,7 +109,10 @@ def test_a_plan_that_does_not_hold_is_found_out():
 
 def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the_fewest_bytes_go():
     small, large, unused = PARTS[:3]
-    moments = (MemoryStep("all", frozenset([small, large])), MemoryStep("alone", frozenset(), {ModelPart("x", "generator", "cache"): 5}))
+    moments = (
+        MemoryStep("all", frozenset([small, large])),
+        MemoryStep("alone", frozenset(), {ModelPart("x", "generator", "cache"): 5}),
+    )
     course = MemorySchedule("all", moments, {small: 2, large: 3, unused: 4}, {}, 9)
     awake = fewest(course)
     assert awake == (frozenset([small, large]), frozenset([large]))
@@ -98,6 +121,9 @@ def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the
 
 def test_what_is_always_there_is_named_alone_or_after_what_is_needed():
     weights, cache = ModelPart("actor", "trainer", "weights"), {ModelPart("actor", "generator", "cache"): 9}
-    for needs, said in ((frozenset(), "always"), (frozenset([weights]), "actor.trainer weights 5 bytes, and always")):
+    for needs, said in (
+        (frozenset(), "always"),
+        (frozenset([weights]), "actor.trainer weights 5 bytes, and always"),
+    ):
         (problem,) = too_large(MemorySchedule("all", (MemoryStep("it", needs, {}),), {weights: 5}, cache, 8))
         assert problem.found == f"{said} actor.generator cache 9 bytes"

@@ -22,18 +22,26 @@ SETTINGS = {"u": UpdateOptions()}
 
 
 def drawn(text: str) -> Plan:
-    """A plan from lines ``name = what(inputs)``; what: s stage, l log-probs, g generate, r reward, u update. The first node is the
-    data. Every node but an update gives the column ``x``."""
+    """A plan from lines ``name = what(inputs)``; what: s stage, l log-probs, g generate, r reward, u update.
+    The first node is the data. Every node but an update gives the column ``x``."""
     nodes = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     number = {"data": 0}
     for line in text.strip().splitlines():
         name, _, call = (part.strip() for part in line.partition("="))
         what, _, names = call.rstrip(")").partition("(")
-        inputs = tuple(Input(f"x{i}", Column(number[n.strip()], "x")) for i, n in enumerate(names.split(",")) if n.strip())
+        inputs = tuple(
+            Input(f"x{i}", Column(number[n.strip()], "x"))
+            for i, n in enumerate(names.split(","))
+            if n.strip()
+        )
         outputs = () if what == "u" else (Output("x", None, "x"),)
         role = {"u": "actor", "l": "actor", "g": "actor"}.get(what)
         number[name] = len(nodes)
-        nodes.append(Node(len(nodes), OPS[what], name, 0, inputs, outputs, SETTINGS.get(what, NodeOptions()), role=role))
+        nodes.append(
+            Node(
+                len(nodes), OPS[what], name, 0, inputs, outputs, SETTINGS.get(what, NodeOptions()), role=role
+            )
+        )
     return passed(nodes)
 
 
@@ -201,22 +209,51 @@ def test_an_update_begins_with_the_last_forward_of_its_role():
     assert str(plan.notes[-1]) == "reuse: end begins with new"
 
 
-@pytest.mark.parametrize("end", [{"role": "critic"}, {"axis": 1}, {"rows": "group"}, {"op": Op.STAGE, "pure": False}])
+@pytest.mark.parametrize(
+    "end", [{"role": "critic"}, {"axis": 1}, {"rows": "group"}, {"op": Op.STAGE, "pure": False}]
+)
 def test_an_update_of_others_begins_with_nothing(end):
-    new = Node(1, Op.LOGPROBS, "new", 0, (Input("x", Column(0, "x")),), (Output("x", None, "x"),), role="actor")
-    last = Node(**{"id": 2, "op": Op.UPDATE, "name": "end", "axis": 0, "inputs": (Input("x", Column(1, "x")),), "role": "actor"} | end)
+    new = Node(
+        1, Op.LOGPROBS, "new", 0, (Input("x", Column(0, "x")),), (Output("x", None, "x"),), role="actor"
+    )
+    last = Node(
+        **{
+            "id": 2,
+            "op": Op.UPDATE,
+            "name": "end",
+            "axis": 0,
+            "inputs": (Input("x", Column(1, "x")),),
+            "role": "actor",
+        }
+        | end
+    )
     assert passed([Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),)), new, last]).ahead == {}
 
 
 def test_a_column_that_nothing_reads_is_not_kept():
-    node = Node(1, Op.STAGE, "two", 0, (Input("x", Column(0, "x")),), (Output("read", None, "read"), Output("unread", None, "unread")))
+    node = Node(
+        1,
+        Op.STAGE,
+        "two",
+        0,
+        (Input("x", Column(0, "x")),),
+        (Output("read", None, "read"), Output("unread", None, "unread")),
+    )
     end = Node(2, Op.UPDATE, "end", 0, (Input("x", Column(1, "read")),), role="actor")
     plan = passed([Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),)), node, end])
     assert plan.keeps(node) == ("read",)
 
 
 def test_what_the_run_records_is_held_to_the_end():
-    generate = Node(1, Op.GENERATE, "rollout", 0, (Input("x", Column(0, "x")),), (Output("completion", None, "completion"),), role="actor")
+    generate = Node(
+        1,
+        Op.GENERATE,
+        "rollout",
+        0,
+        (Input("x", Column(0, "x")),),
+        (Output("completion", None, "completion"),),
+        role="actor",
+    )
     end = Node(2, Op.UPDATE, "end", 0, (Input("x", Column(1, "completion")),), role="actor")
     plan = passed([Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),)), generate, end])
     scheduler = Scheduler(plan, ROOM)
@@ -229,12 +266,16 @@ def test_what_the_run_records_is_held_to_the_end():
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_lane_holds_its_limit(limit):
     names = [f"s{i}" for i in range(5)]
-    told = Told("\n".join([*(f"{name} = s(data)" for name in names), f"end = u({', '.join(names)})"]), room={"cpu": limit})
+    told = Told(
+        "\n".join([*(f"{name} = s(data)" for name in names), f"end = u({', '.join(names)})"]),
+        room={"cpu": limit},
+    )
     told.begin()
     assert told.done("data") == " ".join(f"+s{i}" for i in range(limit))
 
 
-# -- any graph, in virtual time ----------------------------------------------------------------------------------------------------
+# -- any graph, in virtual time
+# ----------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -244,17 +285,31 @@ def plans(draw):
     nodes = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for kind in [*kinds, "u"]:
         number = len(nodes)
-        before = draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=3)) | ({number - 1} if kind == "u" else set())
+        before = draw(st.sets(st.integers(0, number - 1), min_size=1, max_size=3)) | (
+            {number - 1} if kind == "u" else set()
+        )
         role = draw(st.sampled_from(["actor", "critic"])) if kind in "lgu" else None
         outputs = () if kind == "u" else (Output("x", None, "x"), Output("y", None, "y"))
         names = sorted((b, draw(st.sampled_from("xy") if b else st.just("x"))) for b in before)
         inputs = tuple(Input(f"p{b}", Column(b, name)) for b, name in names)
-        nodes.append(Node(number, OPS[kind], f"n{number}", 0, inputs, outputs, SETTINGS.get(kind, NodeOptions()), role=role))
+        nodes.append(
+            Node(
+                number,
+                OPS[kind],
+                f"n{number}",
+                0,
+                inputs,
+                outputs,
+                SETTINGS.get(kind, NodeOptions()),
+                role=role,
+            )
+        )
     return passed(nodes)
 
 
 def simulated(plan, room, durations, fails=None):
-    """Run a plan in virtual time; yields after each event what has started, ended, is stored, and whether it is over."""
+    """Run a plan in virtual time; yields after each event what has started, ended, is stored, and whether it
+    is over."""
     scheduler = Scheduler(plan, room)
     now, events, order = 0, [], []
     started, ended, stored, over = [], set(), set(), None
@@ -263,7 +318,9 @@ def simulated(plan, room, durations, fails=None):
         for instruction in instructions:
             if isinstance(instruction, StartNode):
                 node = plan.graph.nodes[instruction.node]
-                assert {item.column for item in node.inputs} <= stored, "a node starts with its inputs in store"
+                assert {item.column for item in node.inputs} <= stored, (
+                    "a node starts with its inputs in store"
+                )
                 assert plan.waits_for[node.id] <= ended, "never before what it waits for"
                 started.append(node.id)
                 order.append(node.name)

@@ -14,7 +14,13 @@ def defined(spans):
     while current is not None:
         path.append(current)
         node = current
-        before = [s for s in spans if s.end <= node.start + 1e-9 and (s.node in node.waits_for or s.lane == node.lane) and s not in path]
+        before = [
+            s
+            for s in spans
+            if s.end <= node.start + 1e-9
+            and (s.node in node.waits_for or s.lane == node.lane)
+            and s not in path
+        ]
         current = max(before, key=lambda span: span.end, default=None)
     return path[::-1]
 
@@ -24,7 +30,13 @@ def spans(draw, least=1):
     start = draw(st.integers(0, 12))
     names = st.sampled_from("vwxyz")
     seconds = draw(st.integers(least, 4))
-    return Span(draw(names), draw(st.sampled_from("ab")), start, start + seconds, tuple(draw(st.lists(names, max_size=3))))
+    return Span(
+        draw(names),
+        draw(st.sampled_from("ab")),
+        start,
+        start + seconds,
+        tuple(draw(st.lists(names, max_size=3))),
+    )
 
 
 @given(st.lists(spans(), max_size=16))
@@ -40,7 +52,9 @@ def back_to(spans, later):
     """All that a span waited for just as it began, also by spans of no time."""
     found = [later]
     for one in found:
-        found += [s for s in waited(spans, one) if s.end == later.start and s not in found and s.start == s.end]
+        found += [
+            s for s in waited(spans, one) if s.end == later.start and s not in found and s.start == s.end
+        ]
     return [s for one in found for s in waited(spans, one) if s.end == later.start and s not in found]
 
 
@@ -48,18 +62,26 @@ def back_to(spans, later):
 def test_spans_of_no_time_hide_nothing_that_ran_until_they_began(spans):
     path = critical_path(spans)
     assert all(first in waited(spans, later) for first, later in pairwise(path))
-    assert [later for first, later in pairwise(path) if first.end < later.start and back_to(spans, later)] == []
+    assert [
+        later for first, later in pairwise(path) if first.end < later.start and back_to(spans, later)
+    ] == []
     assert not path or path[0].start == 0 or not waited([s for s in spans if s not in path], path[0])
 
 
 def test_the_second_before_spans_of_no_time_that_follow_one_another_counts():
-    spans = [Span("late", "a", 0, 1), Span("x", "b", 1, 1, ("late",)), Span("y", "b", 1, 1), Span("end", "b", 1, 2)]
+    spans = [
+        Span("late", "a", 0, 1),
+        Span("x", "b", 1, 1, ("late",)),
+        Span("y", "b", 1, 1),
+        Span("end", "b", 1, 2),
+    ]
     assert {path[0].node for order in permutations(spans) if (path := critical_path(order))} == {"late"}
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sets(st.integers(0, 7), max_size=3)), max_size=8))
 def test_the_longest_path_is_that_of_all_chains(nodes):
-    """Nodes of some seconds that wait for earlier ones, each started when the last of these had ended, on workers without limit."""
+    """Nodes of some seconds that wait for earlier ones, each started when the last of these had ended, on
+    workers without limit."""
     spans, chains = [], [0.0]
     for number, (seconds, before) in enumerate(nodes):
         waits = [spans[i] for i in before if i < number]
@@ -67,12 +89,20 @@ def test_the_longest_path_is_that_of_all_chains(nodes):
         spans.append(Span(str(number), "a", start, start + seconds, tuple(span.node for span in waits)))
         chains.append(start + seconds)
     assert longest_path(spans) == max(chains)
-    late = [Span(s.node, s.lane, s.start + i * 100, s.end + i * 100, s.waits_for) for i, s in enumerate(spans)]  # one after another
+    # one after another
+    late = [
+        Span(s.node, s.lane, s.start + i * 100, s.end + i * 100, s.waits_for) for i, s in enumerate(spans)
+    ]
     assert longest_path(late) == max(chains)
 
 
 def test_a_node_that_ran_twice_followed_itself():
-    tries = [Span("x", "a", 0, 2), Span("y", "b", 2, 3, ("x",)), Span("x", "a", 3, 5), Span("y", "b", 5, 6, ("x",))]
+    tries = [
+        Span("x", "a", 0, 2),
+        Span("y", "b", 2, 3, ("x",)),
+        Span("x", "a", 3, 5),
+        Span("y", "b", 5, 6, ("x",)),
+    ]
     assert longest_path(tries) == 5  # x, x, y: what keeps the second x waiting for y is the engine's affair
     assert longest_path([]) == 0.0
 

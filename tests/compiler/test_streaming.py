@@ -1,4 +1,5 @@
-"""Streaming as a plan has it: which nodes are cut, and that the scheduler starts pieces with their chunks and loses nothing."""
+"""Streaming as a plan has it: which nodes are cut, and that the scheduler starts pieces with their chunks and
+loses nothing."""
 
 from functools import cache
 
@@ -18,7 +19,9 @@ from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 
 ROLES = ("actor", "critic", "reference", "reward", "rewards")
 EXACT = frozenset(ROLES)
-POOLS = Placement({"train": 1, "rollout": 1}, dict.fromkeys(("actor", "critic", "reference"), "train"), {"actor": "rollout"})
+POOLS = Placement(
+    {"train": 1, "rollout": 1}, dict.fromkeys(("actor", "critic", "reference"), "train"), {"actor": "rollout"}
+)
 FORWARDS = ("actor.logprobs", "reference.logprobs", "critic.values")
 
 
@@ -49,7 +52,10 @@ def test_without_chunks_a_plan_is_what_it_was():
 def test_what_scores_rows_by_themselves_is_cut():
     made = planned("ppo", 3)
     assert cut(made) == {"reward", *FORWARDS}
-    assert said(made) == "actor.generate gives 3 chunks to reward, actor.logprobs, reference.logprobs, critic.values"
+    assert (
+        said(made)
+        == "actor.generate gives 3 chunks to reward, actor.logprobs, reference.logprobs, critic.values"
+    )
     assert len(made.pieces) == 12
     assert {made.works_in(i) for i in made.in_pieces} == {"rollout.io", "train"}
     assert made.ahead == {}  # critic.update cannot go on from pieces
@@ -58,11 +64,16 @@ def test_what_scores_rows_by_themselves_is_cut():
 def test_a_forward_that_rounds_a_row_by_others_is_not_cut():
     made = planned("ppo", 3, frozenset({"reward"}))
     assert cut(made) == {"reward"}
-    assert said(made).endswith("; not to actor.logprobs, reference.logprobs, critic.values (rounds a row by the rows beside it)")
+    assert said(made).endswith(
+        "; not to actor.logprobs, reference.logprobs, critic.values (rounds a row by the rows beside it)"
+    )
     assert made.ahead
 
 
-@pytest.mark.parametrize("pools", [None, Placement({"all": 2}, dict.fromkeys(("actor", "critic", "reference"), "all"), {"actor": "all"})])
+@pytest.mark.parametrize(
+    "pools",
+    [None, Placement({"all": 2}, dict.fromkeys(("actor", "critic", "reference"), "all"), {"actor": "all"})],
+)
 def test_models_that_take_turns_with_the_sampling_are_not_cut(pools):
     made = planned.__wrapped__("ppo", 3, pools=pools)
     assert cut(made) == {"reward"}
@@ -116,8 +127,11 @@ def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
 
     def told(instructions):
         scheduler.validate()
-        seen[:] = [made.node(i.node).name + (f" {made.pieces[i.node].chunk}" if i.node in made.pieces else "")
-                   for i in instructions if isinstance(i, StartNode)]  # fmt: skip
+        seen[:] = [
+            made.node(i.node).name + (f" {made.pieces[i.node].chunk}" if i.node in made.pieces else "")
+            for i in instructions
+            if isinstance(i, StartNode)
+        ]
         return seen
 
     def pieces():
@@ -159,7 +173,11 @@ def test_a_piece_waits_for_what_else_it_reads(tmp_path):
     """A reward that reads how hard a prompt is: its chunk is there before that is rated."""
     (tmp_path / "rated.py").write_text(RATED)
     reads = TraceOptions(1, ("completion", "answer", "hard"))
-    made = plan(compile_flow(load_flow(str(tmp_path / "rated.py")), None, reads), POOLS, Streaming(2, EXACT, frozenset({"reward"})))
+    made = plan(
+        compile_flow(load_flow(str(tmp_path / "rated.py")), None, reads),
+        POOLS,
+        Streaming(2, EXACT, frozenset({"reward"})),
+    )
     names = {node.name: node.id for node in made.graph.nodes}
     scheduler = Scheduler(made, room_of(POOLS))
     scheduler.begin()
@@ -168,15 +186,22 @@ def test_a_piece_waits_for_what_else_it_reads(tmp_path):
     (chunk,) = made.chunks[names["actor.generate"]]
     assert scheduler.released(chunk) == []
     scheduler.validate()
-    assert {made.pieces[i.node].chunk for i in scheduler.done(names["rate"]) if isinstance(i, StartNode)} == {0}
+    assert {made.pieces[i.node].chunk for i in scheduler.done(names["rate"]) if isinstance(i, StartNode)} == {
+        0
+    }
     scheduler.validate()
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["ppo", "remax", "online_dpo", "prime"]), st.integers(2, 5), st.booleans(), st.data())
-def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everything_is_freed(name, chunks, exact, data):
+def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everything_is_freed(
+    name, chunks, exact, data
+):
     made = planned(name, chunks, EXACT if exact else frozenset({"reward"}))
-    fails, draw = data.draw(st.sampled_from([None, *made.units])), data.draw(st.randoms(use_true_random=False))
+    fails, draw = (
+        data.draw(st.sampled_from([None, *made.units])),
+        data.draw(st.randoms(use_true_random=False)),
+    )
     scheduler, over, started, there, stored = Scheduler(made, room_of(POOLS)), None, [], set(), set()
     left = {source: list(ids) for source, ids in made.chunks.items()}
     instructions = scheduler.begin()
@@ -218,8 +243,8 @@ def seconds(node):
 
 @pytest.mark.parametrize(("chunks", "makespan"), [(1, 200.0), (2, 170.0), (4, 155.0), (8, 147.5)])
 def test_in_virtual_time_scoring_moves_under_the_sampling(chunks, makespan):
-    """PPO: 80 s of sampling, then three forwards of 20 s in turn and two updates of 30 s. Of the forwards one chunk's is left after the
-    last row."""
+    """PPO: 80 s of sampling, then three forwards of 20 s in turn and two updates of 30 s. Of the forwards one
+    chunk's is left after the last row."""
     simulation = simulate(planned("ppo", chunks), seconds, room_of(POOLS))
     assert simulation.makespan == makespan
     assert simulation.bound <= makespan
@@ -228,7 +253,10 @@ def test_in_virtual_time_scoring_moves_under_the_sampling(chunks, makespan):
 
 
 def test_a_long_tail_leaves_more_room_than_even_lengths():
-    tailed = [simulate(planned("ppo", 4), seconds, room_of(POOLS), ended) for ended in (lambda rows: rows, lambda rows: rows**4)]
+    tailed = [
+        simulate(planned("ppo", 4), seconds, room_of(POOLS), ended)
+        for ended in (lambda rows: rows, lambda rows: rows**4)
+    ]
     assert tailed[1].makespan <= tailed[0].makespan
     first = [min(span.end for span in run.spans if span.node == "actor.generate") for run in tailed]
     assert first == [20.0, 80.0 * 0.25**4]

@@ -9,4 +9,8 @@ def test_a_shared_flag_and_one_of_the_role_are_told_apart():
     role = RoleConfig("actor", {"lr": 1, "lrs": 2, "betas": 3}, frozenset({"lrs"}), "local", "local")
     shared, own = unknown_settings(role, ["lr", "beta1"], Known())
     assert (shared.code, shared.found) == ("unknown-flag", "--lrs")
-    assert (own.code, own.found, own.message) == ("unknown-setting", "--actor.betas", "role 'actor' has no setting 'betas'")
+    assert (own.code, own.found, own.message) == (
+        "unknown-setting",
+        "--actor.betas",
+        "role 'actor' has no setting 'betas'",
+    )

@@ -12,8 +12,24 @@ from rlflow.errors import PlanError
 
 
 def test_flags_are_names_and_texts():
-    words = ["--hp.beta", "0.1", "--eval-every=5", "--reward", "math:0.7", "--reward", "task", "--json", "--actor.lr=1e-5"]
-    assert parse_flags(words) == {"hp.beta": "0.1", "eval_every": "5", "reward": ("math:0.7", "task"), "json": True, "actor.lr": "1e-5"}
+    words = [
+        "--hp.beta",
+        "0.1",
+        "--eval-every=5",
+        "--reward",
+        "math:0.7",
+        "--reward",
+        "task",
+        "--json",
+        "--actor.lr=1e-5",
+    ]
+    assert parse_flags(words) == {
+        "hp.beta": "0.1",
+        "eval_every": "5",
+        "reward": ("math:0.7", "task"),
+        "json": True,
+        "actor.lr": "1e-5",
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,7 +51,9 @@ def test_a_negative_number_is_a_value():
 
 
 def test_names_go_where_they_belong():
-    given = sort_values({"seed": "3", "hp.beta": "0", "actor.lr": "1", "lr": "2", "data.chat": "true"}, ["actor", "critic"])
+    given = sort_values(
+        {"seed": "3", "hp.beta": "0", "actor.lr": "1", "lr": "2", "data.chat": "true"}, ["actor", "critic"]
+    )
     assert given.options.seed == 3
     assert (given.hp, given.data) == ({"beta": "0"}, {"chat": "true"})
     assert given.role("actor").values == {"lr": "1"}
@@ -57,8 +75,16 @@ def test_a_value_out_of_range_names_the_flag_and_what_was_expected():
 
 def test_a_table_is_the_same_as_dotted_names(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('seed = 1\nreward = "task"\n[data]\nsource = "sums.jsonl"\nchat = true\n[actor]\nlr = 1e-5\n')
-    assert read_toml(path) == {"seed": 1, "reward": ("task",), "data": ("sums.jsonl",), "data.chat": True, "actor.lr": 1e-5}
+    path.write_text(
+        'seed = 1\nreward = "task"\n[data]\nsource = "sums.jsonl"\nchat = true\n[actor]\nlr = 1e-5\n'
+    )
+    assert read_toml(path) == {
+        "seed": 1,
+        "reward": ("task",),
+        "data": ("sums.jsonl",),
+        "data.chat": True,
+        "actor.lr": 1e-5,
+    }
     assert flat({"actor": {"lr": 1}}) == {"actor.lr": 1}
 
 
@@ -88,7 +114,11 @@ def test_a_wrong_text_of_pools_is_refused_together_with_other_options():
 def test_flags_go_before_the_configuration_file_that_they_name(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('seed = 1\nprompts = 4\nreward = "task"\n')
-    assert read_flags(["--seed", "2", "--config", str(path)]) == {"seed": "2", "prompts": 4, "reward": ("task",)}
+    assert read_flags(["--seed", "2", "--config", str(path)]) == {
+        "seed": "2",
+        "prompts": 4,
+        "reward": ("task",),
+    }
     assert read_flags(["--seed", "2"]) == {"seed": "2"}
 
 
@@ -104,7 +134,9 @@ def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
 def test_a_setting_of_one_half_comes_before_that_of_both():
     values = {"batch_tokens": "7", "actor.generator.batch_tokens": "9", "actor.trainer.lr": "1", "lr": "2"}
     config = sort_values(values, ["actor"]).role("actor")
-    slow = sort_values({"actor.token_seconds": "1", "actor.generator.token_seconds": "2"}, ["actor"]).role("actor")
+    slow = sort_values({"actor.token_seconds": "1", "actor.generator.token_seconds": "2"}, ["actor"]).role(
+        "actor"
+    )
     assert settings(null.Generator, "generator", slow).token_seconds == 2.0
     assert settings(local.Generator, "generator", config).batch_tokens == 9
     assert settings(local.Trainer, "trainer", config).lr == 1.0

@@ -25,14 +25,20 @@ def test_a_name_of_the_hub_is_told_how_it_is_fetched():
         model_folder("Qwen/Qwen3-0.6B")
 
 
-@pytest.mark.parametrize(("values", "flag"), [
-    ({"model": "nowhere"}, "--model"), ({"critic.model": "nowhere"}, "--critic.model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"model": "nowhere"}, "--model"),
+        ({"critic.model": "nowhere"}, "--critic.model"),
+    ],
+)
 def test_flags_are_looked_at_by_name(values, flag):
     with pytest.raises(PlanError, match=f"with {flag};"):
         check_model_folders(values)
 
 
-@pytest.mark.parametrize("values", [{}, {"hp.model": "nowhere"}, {"data.model": "nowhere"}, {"model": None}, {"reward": "nowhere"}])
+@pytest.mark.parametrize(
+    "values", [{}, {"hp.model": "nowhere"}, {"data.model": "nowhere"}, {"model": None}, {"reward": "nowhere"}]
+)
 def test_what_is_no_model_of_a_role_is_left_alone(values):
     check_model_folders(values)

@@ -15,7 +15,9 @@ SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024 --d
 
 def parts(schedule):
     """(role and kind of part: bytes) of those that can leave, and of those that stay."""
-    return tuple({str(part): size for part, size in sizes.items()} for sizes in (schedule.sizes, schedule.fixed))
+    return tuple(
+        {str(part): size for part, size in sizes.items()} for sizes in (schedule.sizes, schedule.fixed)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,9 @@ def test_the_parts_of_a_pool_are_those_of_the_roles_that_are_placed_there(planne
     for schedule in planned_as(f"ppo {SMALL} --pools train=1,rollout=1 --memory 1GB").residency:
         moving, staying = parts(schedule)
         passing = {str(part) for moment in schedule.moments for part in moment.passing}
-        assert {name: size for name, size in listed[schedule.pool].items() if name in moving | staying} == moving | staying
+        assert {
+            name: size for name, size in listed[schedule.pool].items() if name in moving | staying
+        } == moving | staying
         assert set(listed[schedule.pool]) == set(moving) | set(staying) | passing
 
 
@@ -41,10 +45,14 @@ def test_a_reward_model_of_its_own_folder_always_stays(planned_as):  # noqa: F81
     assert parts(schedule)[1] == {f"{FOLDER.name}.reward weights": pytest.approx(weights, rel=0.1)}
 
 
-@pytest.mark.parametrize(("flags", "beside"), [
-    ("", {"saving actor", "saving critic"}), ("--pools all=1 --commit-every 1", set()),
-    ("--pools all=1 --commit-every 2", {"saving actor", "saving critic"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "beside"),
+    [
+        ("", {"saving actor", "saving critic"}),
+        ("--pools all=1 --commit-every 1", set()),
+        ("--pools all=1 --commit-every 2", {"saving actor", "saving critic"}),
+    ],
+)
 def test_what_is_committed_each_iteration_is_saved_from_its_copy(planned_as, flags, beside):  # noqa: F811
     [schedule] = planned_as(f"ppo {SMALL} {flags} --memory 1GB").residency
     assert {moment.step for moment in schedule.beside} >= beside

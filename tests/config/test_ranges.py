@@ -12,9 +12,17 @@ from rlflow.errors import PlanError
 from rlflow.processes.declare import ServiceSettings
 from rlflow.rewards.environments.environment_spec import Bounds
 
-ANY = {  # numbers that may be whatever they are: scores and covariances have no range, and staleness has a rule of its own
-    "clip_cov.cov_low", "clip_cov.cov_high", "critique.correct", "prime.correct", "vapo.correct", "topr.baseline", "Options.staleness",
-}  # fmt: skip
+# numbers that may be whatever they are: scores and covariances have no range, and staleness has a rule of its
+# own
+ANY = {
+    "clip_cov.cov_low",
+    "clip_cov.cov_high",
+    "critique.correct",
+    "prime.correct",
+    "vapo.correct",
+    "topr.baseline",
+    "Options.staleness",
+}
 
 
 def types():
@@ -29,17 +37,40 @@ def types():
 
 
 def test_every_number_has_a_range():
-    numbers = {f"{where}.{name}" for where, name, type_ in types() if {"int", "float"} & set(described(type_).split())}
-    bounded = {f"{where}.{name}" for where, name, type_ in types() if any(sign in described(type_) for sign in "<>")}
+    numbers = {
+        f"{where}.{name}"
+        for where, name, type_ in types()
+        if {"int", "float"} & set(described(type_).split())
+    }
+    bounded = {
+        f"{where}.{name}" for where, name, type_ in types() if any(sign in described(type_) for sign in "<>")
+    }
     assert len(numbers) > 100
     assert numbers - bounded == ANY
 
 
-@pytest.mark.parametrize("flag", [
-    "--seed=-1", "--prompts=0", "--held-out=-1", "--lr=inf", "--weight-decay=inf", "--lora-alpha=inf", "--hp.gamma=1.01", "--hp.lam=-0.1",
-    "--hp.beta=-1", "--hp.beta=inf", "--hp.beta=nan", "--hp.is_cap=inf", "--actor.generate.temperature=inf",
-    "--actor.generate.top_p=2", "--reward=task:nan", "--threads=-1", "--max-missing=2",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--seed=-1",
+        "--prompts=0",
+        "--held-out=-1",
+        "--lr=inf",
+        "--weight-decay=inf",
+        "--lora-alpha=inf",
+        "--hp.gamma=1.01",
+        "--hp.lam=-0.1",
+        "--hp.beta=-1",
+        "--hp.beta=inf",
+        "--hp.beta=nan",
+        "--hp.is_cap=inf",
+        "--actor.generate.temperature=inf",
+        "--actor.generate.top_p=2",
+        "--reward=task:nan",
+        "--threads=-1",
+        "--max-missing=2",
+    ],
+)
 def test_a_number_out_of_its_range_is_refused_with_the_flag_to_change(flag):
     with pytest.raises(PlanError) as caught:
         check_flow("ppo", [flag])

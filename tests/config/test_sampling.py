@@ -20,35 +20,56 @@ def sampling(*words):
 
 
 def test_a_flag_is_a_setting_of_every_call_of_its_role_or_of_one():
-    words = ("--actor.generate.temperature", "0.7", "--actor.generate.top-k=20", "--actor.generate#2.top_p", "0.9")
-    assert sampling(*words) == {"actor.generate": {"temperature": 0.7, "top_k": 20}, "actor.generate#2": {"top_p": 0.9}}
+    words = (
+        "--actor.generate.temperature",
+        "0.7",
+        "--actor.generate.top-k=20",
+        "--actor.generate#2.top_p",
+        "0.9",
+    )
+    assert sampling(*words) == {
+        "actor.generate": {"temperature": 0.7, "top_k": 20},
+        "actor.generate#2": {"top_p": 0.9},
+    }
     assert sampling("--actor.generate#1.top_p", "0.5") == sampling("--actor.generate.top_p", "0.5")
 
 
 def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
-    assert sampling("--actor.generate.stop", "\n", "--actor.generate.stop", "Q:") == {"actor.generate": {"stop": ("\n", "Q:")}}
-    assert sort_values({"actor.generate.stop": ["\n"]}, ["actor"]).sampling == {"actor.generate": {"stop": ("\n",)}}
-    assert sort_values({"actor.generate.stop": "\n"}, ["actor"]).sampling == {"actor.generate": {"stop": ("\n",)}}
+    assert sampling("--actor.generate.stop", "\n", "--actor.generate.stop", "Q:") == {
+        "actor.generate": {"stop": ("\n", "Q:")}
+    }
+    assert sort_values({"actor.generate.stop": ["\n"]}, ["actor"]).sampling == {
+        "actor.generate": {"stop": ("\n",)}
+    }
+    assert sort_values({"actor.generate.stop": "\n"}, ["actor"]).sampling == {
+        "actor.generate": {"stop": ("\n",)}
+    }
 
 
 def test_stop_tokens_are_given_one_by_one_or_as_a_list_of_a_file():
     assert sampling("--actor.generate.stop_token_ids", "6", "--actor.generate.stop-token-ids", "0") == {
-        "actor.generate": {"stop_token_ids": (6, 0)}}  # fmt: skip
-    assert sort_values({"actor.generate.stop_token_ids": [6, 0]}, ["actor"]).sampling == {"actor.generate": {"stop_token_ids": (6, 0)}}
+        "actor.generate": {"stop_token_ids": (6, 0)}
+    }
+    assert sort_values({"actor.generate.stop_token_ids": [6, 0]}, ["actor"]).sampling == {
+        "actor.generate": {"stop_token_ids": (6, 0)}
+    }
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (("--actor.generate.temperature", "-1"), "temperature: a number of at least 0"),
-    (("--actor.generate.top_p", "0"), "top_p: a number above 0 and at most 1"),
-    (("--actor.generate.top_k", "1.5"), "top_k: an integer of at least 0"),
-    (("--actor.generate.temprature", "1"), "write --actor.generate.temperature"),
-    (("--actor.generate.samples", "1"), "they are the flow's settings"),
-    (("--actor.generate.stop", ""), "stop: a tuple of strings"),
-    (("--actor.generate.stop_token_ids", "</s>"), "stop_token_ids: a tuple of ids of tokens"),
-    (("--actor.generate.stop_token_ids", "-1"), "stop_token_ids: a tuple of ids of tokens"),
-    (("--actor.generate.skip_special_tokens", "maybe"), "skip_special_tokens: True or False"),
-    (("--actor.generate.min_tokens", "-1"), "min_tokens: an integer of at least 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--actor.generate.temperature", "-1"), "temperature: a number of at least 0"),
+        (("--actor.generate.top_p", "0"), "top_p: a number above 0 and at most 1"),
+        (("--actor.generate.top_k", "1.5"), "top_k: an integer of at least 0"),
+        (("--actor.generate.temprature", "1"), "write --actor.generate.temperature"),
+        (("--actor.generate.samples", "1"), "they are the flow's settings"),
+        (("--actor.generate.stop", ""), "stop: a tuple of strings"),
+        (("--actor.generate.stop_token_ids", "</s>"), "stop_token_ids: a tuple of ids of tokens"),
+        (("--actor.generate.stop_token_ids", "-1"), "stop_token_ids: a tuple of ids of tokens"),
+        (("--actor.generate.skip_special_tokens", "maybe"), "skip_special_tokens: True or False"),
+        (("--actor.generate.min_tokens", "-1"), "min_tokens: an integer of at least 0"),
+    ],
+)
 def test_what_does_not_fit_is_refused_with_what_does(words, says):
     with pytest.raises(PlanError) as caught:
         sampling(*words)
@@ -59,10 +80,14 @@ def test_recorded_lengths_are_read_from_their_file(tmp_path):
     file = tmp_path / "lengths.json"
     file.write_text(json.dumps({"lengths": [5, 1, 8], "source": "a run"}))
     assert sampling("--actor.generate.lengths", str(file)) == {"actor.generate": {"lengths": (5, 1, 8)}}
-    assert sort_values({"actor.generate.lengths": [2, 3]}, ["actor"]).sampling == {"actor.generate": {"lengths": (2, 3)}}
+    assert sort_values({"actor.generate.lengths": [2, 3]}, ["actor"]).sampling == {
+        "actor.generate": {"lengths": (2, 3)}
+    }
 
 
-@pytest.mark.parametrize("text", ['{"lengths": [0]}', '{"lengths": [1.5]}', '{"lengths": []}', '{"lengths": 5}', "[5]", "{", None])
+@pytest.mark.parametrize(
+    "text", ['{"lengths": [0]}', '{"lengths": [1.5]}', '{"lengths": []}', '{"lengths": 5}', "[5]", "{", None]
+)
 def test_a_file_without_a_list_of_lengths_is_refused_with_the_command_that_writes_one(text, tmp_path):
     file = tmp_path / "lengths.json"
     if text is not None:
@@ -73,8 +98,16 @@ def test_a_file_without_a_list_of_lengths_is_refused_with_the_command_that_write
 
 def test_the_second_call_takes_what_is_said_of_all_and_then_its_own():
     said = {"actor.generate": {"temperature": 0.7, "top_k": 5}, "actor.generate#2": {"top_k": 7}}
-    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate")) == {**DEFAULTS, "temperature": 0.7, "top_k": 5}
-    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate#2")) == {**DEFAULTS, "temperature": 0.7, "top_k": 7}
+    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate")) == {
+        **DEFAULTS,
+        "temperature": 0.7,
+        "top_k": 5,
+    }
+    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate#2")) == {
+        **DEFAULTS,
+        "temperature": 0.7,
+        "top_k": 7,
+    }
 
 
 def test_where_the_flow_is_greedy_it_stays_greedy():
@@ -129,20 +162,31 @@ def test_no_call_can_want_more_tokens_at_least_than_at_most(call, problems):
     calls({call: {"min_tokens": 4}})
     with pytest.raises(FlowError) as caught:
         calls({call: {"min_tokens": 5}})
-    assert [problem.found for problem in caught.value.problems] == [f"--{call}.min_tokens = 5, max_tokens = 4"] * problems
+    assert [problem.found for problem in caught.value.problems] == [
+        f"--{call}.min_tokens = 5, max_tokens = 4"
+    ] * problems
     assert {Path(problem.place.path) for problem in caught.value.problems} == {Path(__file__)}
 
 
 def test_a_run_samples_so_eagerly_too_and_its_settings_say_it(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
-    keywords = {"backend": "null", "data": str(data), "prompts": 2, "held_out": 0, "threads": 1,
-                "actor": {"generate": {"temperature": 0.5}}}
+    keywords = {
+        "backend": "null",
+        "data": str(data),
+        "prompts": 2,
+        "held_out": 0,
+        "threads": 1,
+        "actor": {"generate": {"temperature": 0.5}},
+    }
     roles = rlflow.roles(twice, **keywords)
     try:
         prompts = roles.take()
         assert roles["actor"].generate(prompts, max_tokens=2)["temperature"].tolist() == [0.5, 0.5]
-        assert roles["actor"].generate(prompts, max_tokens=2, temperature=0)["temperature"].tolist() == [1.0, 1.0]
+        assert roles["actor"].generate(prompts, max_tokens=2, temperature=0)["temperature"].tolist() == [
+            1.0,
+            1.0,
+        ]
         with pytest.raises(FlowError, match="min_tokens above its max_tokens"):
             roles["actor"].generate(prompts, max_tokens=2, min_tokens=3)
     finally:

@@ -1,4 +1,5 @@
-"""What is said of flags that cannot be meant, and command lines of real runs that are tried with the null backend."""
+"""What is said of flags that cannot be meant, and command lines of real runs that are tried with the null
+backend."""
 
 import pytest
 
@@ -13,7 +14,9 @@ from rlflow.errors import PlanError
 ACTOR = RoleUse("actor", trained=True, generates=True)
 
 
-@pytest.mark.parametrize("flags", [["--lr", "nan"], ["--lr", "-1"], ["--actor.lr", "nan"], ["--actor.trainer.lr", "nan"]])
+@pytest.mark.parametrize(
+    "flags", [["--lr", "nan"], ["--lr", "-1"], ["--actor.lr", "nan"], ["--actor.trainer.lr", "nan"]]
+)
 @pytest.mark.parametrize("backend", ["local", "null"])
 def test_check_judges_the_values_of_backends_with_the_flag_that_was_written(flags, backend):
     with pytest.raises(PlanError, match=rf"(?s){flags[0][2:]}' does not fit.*float >= 0.*change {flags[0]}$"):
@@ -29,14 +32,24 @@ def test_the_null_backend_takes_the_settings_of_all_that_are_shipped_and_no_othe
     assert "generator.lr" not in untouched({"trainer": "null", "generator": "local"})
 
 
-@pytest.mark.parametrize(("values", "fits"), [({"lr": "1e-5", "zero": "2", "actor.max_num_seqs": "8"}, True), ({"lr": "nan"}, False),
-                                              ({"zero": "9"}, False), ({"no_such": "1"}, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "fits"),
+    [
+        ({"lr": "1e-5", "zero": "2", "actor.max_num_seqs": "8"}, True),
+        ({"lr": "nan"}, False),
+        ({"zero": "9"}, False),
+        ({"no_such": "1"}, False),
+    ],
+)
 def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(values, fits):
     given = sort_values({"backend": "null"} | values, ["actor"])
     if fits:
         assert bind({ACTOR: Halves(True, True)}, given)["actor"].trainer.backend == "null"
         return check_names(given, load_flow("grpo"), ["actor"])
-    for judge in (lambda: bind({ACTOR: Halves(True, True)}, given), lambda: check_names(given, load_flow("grpo"), ["actor"])):
+    for judge in (
+        lambda: bind({ACTOR: Halves(True, True)}, given),
+        lambda: check_names(given, load_flow("grpo"), ["actor"]),
+    ):
         with pytest.raises(PlanError):
             judge()
 

@@ -21,8 +21,12 @@ def make_tokenizer(folder: Path, chat: bool = True, eos: bool = True) -> Path:
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=[("<bos>", 0), ("<eos>", 1)])
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>" if eos else None)
+    inner.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 0), ("<eos>", 1)]
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>" if eos else None
+    )
     made.chat_template = TEMPLATE if chat else None
     made.save_pretrained(folder)
     return folder
@@ -44,7 +48,9 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*records: Any, name: str = "data.jsonl") -> Path:
         path = tmp_path / name
-        path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in records))
+        path.write_text(
+            "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in records)
+        )
         return path
 
     return write

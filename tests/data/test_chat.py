@@ -1,4 +1,5 @@
-"""Chat templates: rendered as transformers renders them, by a process that is ended where they want too much."""
+"""Chat templates: rendered as transformers renders them, by a process that is ended where they want too
+much."""
 
 import os
 import re
@@ -21,22 +22,38 @@ from rlflow.data.chat import ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
-    "lines": "{%- for m in messages %}\n  {{- '<|im_start|>' + m.role + '\\n' + m['content'] | trim }}<|im_end|>\n{% endfor %}\n"
-             "{% if add_generation_prompt %}\n    <|im_start|>assistant\n{% endif %}",
-    "header": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set offset = 1 %}{{ messages[0].content }}{% else %}"
-              "{% set offset = 0 %}{% endif %}{% for m in messages[offset:] %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-              "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}",
-    "reasons": "{% set ns = namespace(last=-1) %}{% for m in messages[::-1] %}{% set at = messages|length - 1 - loop.index0 %}"
-               "{% if m.role == 'user' and ns.last < 0 %}{% set ns.last = at %}{% endif %}{% endfor %}{% for m in messages %}"
-               "{% if '</think>' in m.content and loop.index0 < ns.last %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}"
-               "{% else %}{{ m | tojson(indent=2) }}{% endif %}{% endfor %}",
-    "tracked": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
-               "{% elif not m.content %}{% continue %}{% elif loop.index > 3 %}{% break %}{% else %}{{ m.content | upper }}{% endif %}"
-               "{% endfor %}{{ strftime_now('%Y') }}{{ tools }}{{ documents }}{{ missing }}",
-}  # fmt: skip
-CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]),
-                                                "content": st.text() | st.sampled_from(["<think>a</think>\n\nb", " x ", "{{ 7*7 }}"])}),
-                         min_size=1, max_size=5)  # fmt: skip
+    "lines": "{%- for m in messages %}\n  {{- '<|im_start|>' + m.role + '\\n' + m['content'] | trim "
+    "}}<|im_end|>\n{% endfor %}\n"
+    "{% if add_generation_prompt %}\n    <|im_start|>assistant\n{% endif %}",
+    "header": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set offset = 1 %}{{ "
+    "messages[0].content }}{% else %}"
+    "{% set offset = 0 %}{% endif %}{% for m in messages[offset:] %}{% if (m['role'] == 'user') != "
+    "(loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}] {{ m.content }}{{ eos_token "
+    "}}{% endfor %}",
+    "reasons": "{% set ns = namespace(last=-1) %}{% for m in messages[::-1] %}{% set at = "
+    "messages|length - 1 - loop.index0 %}"
+    "{% if m.role == 'user' and ns.last < 0 %}{% set ns.last = at %}{% endif %}{% endfor %}{% for m in "
+    "messages %}"
+    "{% if '</think>' in m.content and loop.index0 < ns.last %}{{ "
+    "m.content.split('</think>')[-1].lstrip('\\n') }}"
+    "{% else %}{{ m | tojson(indent=2) }}{% endif %}{% endfor %}",
+    "tracked": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ "
+    "eos_token }}{% endgeneration %}"
+    "{% elif not m.content %}{% continue %}{% elif loop.index > 3 %}{% break %}{% else %}{{ m.content | "
+    "upper }}{% endif %}"
+    "{% endfor %}{{ strftime_now('%Y') }}{{ tools }}{{ documents }}{{ missing }}",
+}
+CONVERSATIONS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["system", "user", "assistant"]),
+            "content": st.text() | st.sampled_from(["<think>a</think>\n\nb", " x ", "{{ 7*7 }}"]),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
 
 
 def by_transformers(text, messages):
@@ -68,8 +85,10 @@ BOMBS = {
     "power": "{% set n = messages | length %}{{ (9 + n) ** ((9 + n) ** 9) }}",
     "string": "{% set n = messages | length %}{{ 'a' * n * 10 ** 10 }}",
     "width": "{% set n = messages | length %}{{ '%999999999d' % n }}{{ '%999999999d' % n }}",
-    "doubling": "{% set s = namespace(x='aa') %}{% for i in range(99) %}{% set s.x = s.x + s.x %}{% endfor %}{{ s.x }}",
-    "list": "{% set s = namespace(x=[1]) %}{% for i in range(99) %}{% set s.x = s.x + s.x %}{% endfor %}{{ s.x }}",
+    "doubling": "{% set s = namespace(x='aa') %}{% for i in range(99) %}{% set s.x = s.x + s.x %}{% "
+    "endfor %}{{ s.x }}",
+    "list": "{% set s = namespace(x=[1]) %}{% for i in range(99) %}{% set s.x = s.x + s.x %}{% endfor "
+    "%}{{ s.x }}",
     "output": "{% for a in range(1000) %}{{ 'a' * 1000 }}{% endfor %}",
     "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "error": "{% set n = messages | length %}{{ raise_exception('a' * n * 10 ** 8) }}",
@@ -77,13 +96,20 @@ BOMBS = {
 ALIKE = ("power", "width", "doubling", "list", "error")  # as others are
 
 
-@pytest.mark.parametrize("text", [pytest.param(text, id=name, marks=[pytest.mark.slow] * (name in ALIKE)) for name, text in BOMBS.items()])
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(text, id=name, marks=[pytest.mark.slow] * (name in ALIKE)) for name, text in BOMBS.items()],
+)
 def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.2)
-    template = ChatTemplate(Path("model"), "{% if messages[0].content == 'bomb' %}" + text + "{% endif %}fine", {})
+    template = ChatTemplate(
+        Path("model"), "{% if messages[0].content == 'bomb' %}" + text + "{% endif %}fine", {}
+    )
     if text != BOMBS["compiled"]:  # which never gets as far as a prompt
         assert template.render([ASK]) == ["fine"]
-    with pytest.raises(PlanError, match="chat template of model (is stopped at|refuses) a prompt: ") as stopped:
+    with pytest.raises(
+        PlanError, match="chat template of model (is stopped at|refuses) a prompt: "
+    ) as stopped:
         template.render([[{"role": "user", "content": "bomb"}]])
     assert len(str(stopped.value)) < 4000
     if text != BOMBS["compiled"]:
@@ -92,16 +118,25 @@ def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
 
 def test_what_stopped_a_template_is_told_apart(monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.3)
-    for name, words in {"loops": "more than 0.35 s of processor time for 1 of them", "string": "more than 1024 MiB of memory",
-                        "output": "it makes 1000000 characters of it, of 262200 that it may"}.items():  # fmt: skip
+    for name, words in {
+        "loops": "more than 0.35 s of processor time for 1 of them",
+        "string": "more than 1024 MiB of memory",
+        "output": "it makes 1000000 characters of it, of 262200 that it may",
+    }.items():
         with pytest.raises(PlanError, match=words):
             ChatTemplate(Path("model"), BOMBS[name], {}).render([ASK])
 
 
-def test_a_template_that_stumbles_over_one_prompt_is_found_where_that_is_drawn(jsonl, make_tokenizer, tmp_path, monkeypatch):
+def test_a_template_that_stumbles_over_one_prompt_is_found_where_that_is_drawn(
+    jsonl, make_tokenizer, tmp_path, monkeypatch
+):
     monkeypatch.setattr(chat, "SECONDS", 0.3)
     folder = make_tokenizer(tmp_path / "model")
-    loops = "{% for m in messages %}{% if 'b' in m.content %}" + BOMBS["loops"] + "{% endif %}<{{ m.content }}>{% endfor %}"
+    loops = (
+        "{% for m in messages %}{% if 'b' in m.content %}"
+        + BOMBS["loops"]
+        + "{% endif %}<{{ m.content }}>{% endfor %}"
+    )
     (folder / "chat_template.jinja").write_text(loops)
     data = open_data(jsonl(*({"prompt": text} for text in "aabac")), tokenizer=folder)
     with pytest.raises(PlanError, match="processor time"):
@@ -127,7 +162,9 @@ def test_after_a_refusal_no_answer_is_taken_for_that_of_another_call():
     for _ in range(3):
         with pytest.raises(PlanError, match="long"):
             template.render([ASK, ASK * 2, ASK])
-        assert template.render([[{"role": "user", "content": str(n)}] for n in range(300)]) == [str(n) for n in range(300)]
+        assert template.render([[{"role": "user", "content": str(n)}] for n in range(300)]) == [
+            str(n) for n in range(300)
+        ]
 
 
 def test_a_process_that_somebody_ended_is_started_again():
@@ -144,24 +181,38 @@ def test_long_conversations_go_in_portions(monkeypatch):
     for lengths in ([99, 1, 1], [100], [0] * 300, [500, 1, 98, 1, 1, 700], []):
         texts = [str(number % 10) * length for number, length in enumerate(lengths)]
         assert template.render([[{"role": "", "content": text}] for text in texts]) == texts
-    assert [len(some) for some in chat._portions([[{"role": "", "content": "a" * n}] for n in (99, 1, 1, 100, 3)])] == [2, 2, 1]
+    assert [
+        len(some) for some in chat._portions([[{"role": "", "content": "a" * n}] for n in (99, 1, 1, 100, 3)])
+    ] == [2, 2, 1]
 
 
 def test_threads_take_turns():
     template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda n: template.render([[{"role": "user", "content": str(n)}]] * 5), range(100)))
+        found = list(
+            threads.map(lambda n: template.render([[{"role": "user", "content": str(n)}]] * 5), range(100))
+        )
     assert found == [[str(n)] * 5 for n in range(100)]
 
 
 WALKS = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.__class__ }}", "{{ '' | attr('__class__') }}",
-    "{{ cycler.__init__.__globals__.os.popen('touch MARK') }}", "{{ lipsum.__globals__['os'].system('touch MARK') }}",
-    "{{ raise_exception.__globals__['sys'].modules['os'].system('touch MARK') }}", "{{ strftime_now.__globals__ }}",
-    "{{ namespace.__init__.__globals__ }}", "{{ self.__init__.__globals__ }}", "{{ '{0.__class__.__mro__}'.format('') }}",
-    "{% set f = ''.format %}{{ '{0.__class__}' | map('format', '') | list }}", "{{ ['{0.__class__}'] | map('attr', 'format') | first }}",
-    "{% include '/etc/passwd' %}", "{% import '/etc/passwd' as p %}", "{{ messages.append(1) }}", "{{ messages[0].update(role='x') }}",
-]  # fmt: skip
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__ }}",
+    "{{ '' | attr('__class__') }}",
+    "{{ cycler.__init__.__globals__.os.popen('touch MARK') }}",
+    "{{ lipsum.__globals__['os'].system('touch MARK') }}",
+    "{{ raise_exception.__globals__['sys'].modules['os'].system('touch MARK') }}",
+    "{{ strftime_now.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ '{0.__class__.__mro__}'.format('') }}",
+    "{% set f = ''.format %}{{ '{0.__class__}' | map('format', '') | list }}",
+    "{{ ['{0.__class__}'] | map('attr', 'format') | first }}",
+    "{% include '/etc/passwd' %}",
+    "{% import '/etc/passwd' as p %}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+]
 
 
 @pytest.mark.parametrize("text", WALKS)
@@ -181,7 +232,10 @@ def test_the_process_has_no_secrets_and_cannot_write_or_start_others(monkeypatch
     template.render([ASK])
     pid = template._process.pid
     assert b"canary" not in Path(f"/proc/{pid}/environ").read_bytes()
-    limits = {line[:26].strip(): line[26:].split()[:2] for line in Path(f"/proc/{pid}/limits").read_text().splitlines()}
+    limits = {
+        line[:26].strip(): line[26:].split()[:2]
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
+    }
     assert limits["Max file size"] == limits["Max processes"] == limits["Max core file size"] == ["0", "0"]
     assert limits["Max address space"] == [str(1 << 30)] * 2
 
@@ -200,9 +254,15 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("text", ["fine", "{% if messages[0].content == 'go' %}" + BOMBS["loops"] + "{% endif %}"], ids=["idle", "busy"])
+@pytest.mark.parametrize(
+    "text",
+    ["fine", "{% if messages[0].content == 'go' %}" + BOMBS["loops"] + "{% endif %}"],
+    ids=["idle", "busy"],
+)
 def test_the_process_does_not_outlive_a_killed_run(text):
-    with subprocess.Popen([sys.executable, "-c", FOREVER, text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", FOREVER, text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         child = os.pidfd_open(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
     assert select.select([child], [], [], 60)[0]  # a busy one until its time is over
@@ -217,6 +277,8 @@ def test_a_users_own_template_takes_no_width():
 
 def test_the_page_says_what_the_limits_are():
     page = " ".join((ROOT / "docs" / "security.md").read_text().split())
-    assert f"{chat.SECONDS:g} seconds of processor time, and {chat.SECONDS_EACH:g} more for each prompt" in page
+    assert (
+        f"{chat.SECONDS:g} seconds of processor time, and {chat.SECONDS_EACH:g} more for each prompt" in page
+    )
     assert f"{chat.LONGEST:,} characters longer than eight times the messages" in page
     assert chat.REPEATS == 8

@@ -1,4 +1,5 @@
-"""What others say is text: it decodes to what was said, whatever it holds, and no control token comes of it."""
+"""What others say is text: it decodes to what was said, whatever it holds, and no control token comes of
+it."""
 
 import json
 
@@ -13,24 +14,37 @@ from rlflow.data.controls import Controls, unwritable, without
 from rlflow.data.encode import TokenizerEncoder, Wording
 
 TOKENS = ["<eos>", "<|im_start|>", "<|im_end|>", "<think>"]
-TEMPLATE = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-            "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}")
-AS_JSON = "{% for m in messages %}{{ '<|im_start|>' + (m | tojson(ensure_ascii=True)) + '<|im_end|>\n' }}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+)
+AS_JSON = (
+    "{% for m in messages %}{{ '<|im_start|>' + (m | tojson(ensure_ascii=True)) + '<|im_end|>\n' "
+    "}}{% endfor %}"
+)
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 WORDS = {word: number for number, word in enumerate([*LETTERS, "im", "st", "<|", "|>", "ĠĠ"])}
 
 
 def of_bytes(**more):
-    """A tokenizer as Qwen's: control tokens stand beside the vocabulary, and so does one that is none, ``<b>``."""
-    inner = Tokenizer(models.BPE(vocab=WORDS, merges=[("i", "m"), ("s", "t"), ("<", "|"), ("|", ">"), ("Ġ", "Ġ")]))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    """A tokenizer as Qwen's: control tokens stand beside the vocabulary, and so does one that is none,
+    ``<b>``."""
+    inner = Tokenizer(
+        models.BPE(vocab=WORDS, merges=[("i", "m"), ("s", "t"), ("<", "|"), ("|", ">"), ("Ġ", "Ġ")])
+    )
+    inner.pre_tokenizer, inner.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     inner.add_special_tokens([AddedToken(token, special=True, **more) for token in TOKENS[:3]])
     inner.add_tokens([AddedToken("<think>", normalized=False), AddedToken("<b>", normalized=False)])
     return inner
 
 
 def of_pieces(scheme):
-    """A tokenizer as Gemma's or Llama's: control tokens stand in the vocabulary, bytes where a character has no token."""
+    """A tokenizer as Gemma's or Llama's: control tokens stand in the vocabulary, bytes where a character has
+    no token."""
     octets = [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {word: number for number, word in enumerate(["<unk>", *TOKENS, *octets, "▁", *"aimst"])}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -46,9 +60,17 @@ def wrapped(inner, template=TEMPLATE):
     return tokenizer
 
 
-KINDS = {"bytes": of_bytes(), "stripping": of_bytes(lstrip=True), "pieces": of_pieces("never"), "first": of_pieces("first")}
-SAID = st.lists(st.sampled_from([*TOKENS, "<b>", "<|im_", "start|>", "\ue000", "\\ue000", "\\", "a", "  ", "ü"]) | st.text(max_size=3),
-                max_size=6).map("".join)  # fmt: skip
+KINDS = {
+    "bytes": of_bytes(),
+    "stripping": of_bytes(lstrip=True),
+    "pieces": of_pieces("never"),
+    "first": of_pieces("first"),
+}
+SAID = st.lists(
+    st.sampled_from([*TOKENS, "<b>", "<|im_", "start|>", "\ue000", "\\ue000", "\\", "a", "  ", "ü"])
+    | st.text(max_size=3),
+    max_size=6,
+).map("".join)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
@@ -60,7 +82,9 @@ def test_any_text_decodes_to_itself_and_holds_no_control_token(kind, said):
     tokenizer = wrapped(KINDS[kind])
     controls = Controls(tokenizer, TEMPLATE)
     (hidden,), marks = controls.hidden([said])
-    (ids,) = controls.encoded([hidden], marks, lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts])
+    (ids,) = controls.encoded(
+        [hidden], marks, lambda texts: [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    )
     assert not set(ids) & set(controls.ids.values())
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == said
 
@@ -70,13 +94,18 @@ def test_text_without_control_tokens_has_the_tokenizers_own_ids():
     controls, texts = Controls(tokenizer, TEMPLATE), ["first <b> |im_start|>", "ü"]
     own = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     hidden, marks = controls.hidden(texts)
-    assert (hidden, controls.encoded(texts, marks, lambda given: [own[texts.index(text)] for text in given])) == (texts, own)
+    assert (
+        hidden,
+        controls.encoded(texts, marks, lambda given: [own[texts.index(text)] for text in given]),
+    ) == (texts, own)
 
 
 def test_tokens_beside_control_tokens_keep_their_ids():
     controls = Controls(wrapped(KINDS["bytes"]), TEMPLATE)
     assert set(controls.ids) == set(TOKENS), "one that the template writes is a control token too"
-    inner = Tokenizer.from_str(json.dumps(without(json.loads(KINDS["bytes"].to_str()), set(controls.ids.values()))))
+    inner = Tokenizer.from_str(
+        json.dumps(without(json.loads(KINDS["bytes"].to_str()), set(controls.ids.values())))
+    )
     assert inner.encode("<b>").ids == KINDS["bytes"].encode("<b>").ids
     assert inner.encode("<eos>").tokens == ["<", "e", "o", "s", ">"]
 
@@ -90,7 +119,9 @@ def test_no_space_is_put_between_text_and_what_was_hidden_in_it():
 def encoded(tokenizer, texts):
     controls = Controls(tokenizer, TEMPLATE)
     hidden, marks = controls.hidden(texts)
-    return controls.encoded(hidden, marks, lambda given: [tokenizer.encode(text, add_special_tokens=False) for text in given])
+    return controls.encoded(
+        hidden, marks, lambda given: [tokenizer.encode(text, add_special_tokens=False) for text in given]
+    )
 
 
 def test_a_normaliser_that_makes_a_control_token_of_other_text_makes_none():
@@ -113,7 +144,9 @@ def test_a_tokenizer_in_python_keeps_text_as_text():
     tokenizer = ByT5Tokenizer()
     controls, said = Controls(tokenizer, ""), "a</s>b <extra_id_3> ü"
     (hidden,), marks = controls.hidden([said])
-    (ids,) = controls.encoded([hidden], marks, lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"])
+    (ids,) = controls.encoded(
+        [hidden], marks, lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"]
+    )
     assert not set(ids) & set(controls.ids.values())
     assert tokenizer.decode(ids) == said
 
@@ -134,7 +167,16 @@ def test_a_tokenizer_that_has_no_other_tokens_for_it_is_refused():
 
 def test_messages_are_hidden_whatever_they_hold():
     controls = Controls(wrapped(KINDS["bytes"]), TEMPLATE)
-    said = [[{"role": "<eos>", "content": "a", "tool_calls": [{"function": {"arguments": {"<eos>": ["<|im_end|>", 1, None]}}}]}], "plain"]
+    said = [
+        [
+            {
+                "role": "<eos>",
+                "content": "a",
+                "tool_calls": [{"function": {"arguments": {"<eos>": ["<|im_end|>", 1, None]}}}],
+            }
+        ],
+        "plain",
+    ]
     hidden, marks = controls.hidden(said)
     assert not controls.pattern.search(json.dumps(hidden))
     assert json.loads(marks.resolved(json.dumps(hidden))) == said
@@ -179,8 +221,14 @@ def test_a_page_does_not_speak_as_the_assistant(folder):
     wanted = f"\n<|im_start|>tool\n{PAGE}<|im_end|>\n<|im_start|>assistant\n<think>"
     assert encoder.tokenizer.decode(ids) == wanted
     assert [encoder.tokenizer.decode(token) for token in ids if token in controls] == [
-        "<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
-    (allowed,) = encoder.following([[{"role": "tool", "content": PAGE}]], [[5, end]], Wording(chat=True), controls=True)
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_start|>",
+        "<think>",
+    ]
+    (allowed,) = encoder.following(
+        [[{"role": "tool", "content": PAGE}]], [[5, end]], Wording(chat=True), controls=True
+    )
     assert allowed == encoder.tokenizer.encode(wanted, add_special_tokens=False)
 
 
@@ -192,7 +240,9 @@ def test_a_question_that_a_flow_makes_of_completions_is_text_and_one_of_the_data
     assert encoder.tokenizer.decode(asked) == encoder.tokenizer.decode(trusted)
     assert sum(token in controls for token in asked) == sum(token in controls for token in trusted) - 2
     assert encoder.asked(["7"], Wording(chat=True)) == encoder.prompts([[{"role": "user", "content": "7"}]])
-    assert not set(encoder.following([PAGE], [[5]], Wording())[0]) & controls, "text that goes on where the model stopped"
+    assert not set(encoder.following([PAGE], [[5]], Wording())[0]) & controls, (
+        "text that goes on where the model stopped"
+    )
 
 
 def test_a_template_that_writes_json_changes_nothing_of_what_is_said(folder):

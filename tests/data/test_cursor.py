@@ -66,13 +66,20 @@ def test_resuming_on_other_data_or_another_seed_is_refused():
         prompts_of(numbered(5), seed=2).load(state)
 
 
-# -- records that cannot be used ---------------------------------------------------------------------------------------------------
+# -- records that cannot be used
+# ---------------------------------------------------------------------------------------------------
 
 
 def holed(count: int, bad: set[int]) -> Dataset:
     """Records of which some ask nothing."""
-    return Dataset("holed", [Record("" if n in bad else f"question {n}", str(n), place=Place("d.jsonl", n + 1)) for n in range(count)],
-                   ByteEncoder())
+    return Dataset(
+        "holed",
+        [
+            Record("" if n in bad else f"question {n}", str(n), place=Place("d.jsonl", n + 1))
+            for n in range(count)
+        ],
+        ByteEncoder(),
+    )
 
 
 @st.composite
@@ -81,9 +88,16 @@ def holes(draw):
     return count, draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
 
 
-@given(holes(), st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=6), st.sampled_from([-1.0, 9.0]))
+@given(
+    holes(),
+    st.lists(st.integers(0, 9), max_size=6),
+    st.lists(st.integers(0, 9), max_size=6),
+    st.sampled_from([-1.0, 9.0]),
+)
 @settings(max_examples=100, deadline=None)
-def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whatever_was_checked(case, before, after, seconds):
+def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whatever_was_checked(
+    case, before, after, seconds
+):
     count, bad = case
     data = holed(count, bad)
     straight, stopped = prompts_of(data, seed=5), prompts_of(data, seed=5)
@@ -110,14 +124,17 @@ def test_each_epoch_serves_every_good_record_once_at_its_place_in_the_order(case
     order = answers(whole.take(2 * count))
     batch = cursor.take(2 * (count - len(bad)))
     assert list(zip(batch.axis.keys[:, 0].tolist(), answers(batch), strict=True)) == [
-        (position, record) for position, record in enumerate(order) if record not in bad]
+        (position, record) for position, record in enumerate(order) if record not in bad
+    ]
 
 
 def test_what_is_passed_over_is_told_once_and_counted_each_time():
     cursor = prompts_of(holed(4, {1, 3}))
     start = cursor.state()
     cursor.take(4)  # both good ones, twice
-    assert sorted(str(fault) for fault in cursor.untold()) == [f"d.jsonl:{line} is left out: its prompt is empty" for line in (2, 4)]
+    assert sorted(str(fault) for fault in cursor.untold()) == [
+        f"d.jsonl:{line} is left out: its prompt is empty" for line in (2, 4)
+    ]
     skipped = cursor.position - 4
     assert cursor.left_out(start) == {Figure(Of.LEFT_OUT, "empty"): float(skipped)}
     assert skipped in (2, 3, 4)
@@ -151,7 +168,11 @@ def test_nothing_to_draw_from_is_an_error():
         prompts_of(numbered(0))
 
 
-@given(st.lists(st.integers(0, 30), min_size=12, max_size=60), st.sampled_from([0.1, 0.3, 1, 4]), st.integers(0, 3))
+@given(
+    st.lists(st.integers(0, 30), min_size=12, max_size=60),
+    st.sampled_from([0.1, 0.3, 1, 4]),
+    st.integers(0, 3),
+)
 @settings(max_examples=60, deadline=None)
 def test_held_out_questions_do_not_train_however_often_they_are_repeated(numbers, share, seed):
     numbers = [*numbers, *range(100, 106)]
@@ -181,15 +202,20 @@ def test_a_share_puts_a_question_on_the_same_side_whatever_seed_drew_it():
 
 def test_growing_the_data_moves_no_question_across_the_split():
     small, large = numbered(60).split(0.25)[1], numbered(120).split(0.25)[1]
-    assert {r.question for r in small.records} == {r.question for r in large.records} & {f"question {n}" for n in range(60)}
+    assert {r.question for r in small.records} == {r.question for r in large.records} & {
+        f"question {n}" for n in range(60)
+    }
 
 
-# -- prompt_id ---------------------------------------------------------------------------------------------------------------------
+# -- prompt_id
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_says_which_record_of_the_file_it_is_from_whatever_is_left_out(tmp_path):
     file = tmp_path / "d.jsonl"
-    lines = [json.dumps({"prompt": "long " * (9 if n == 4 else 1) + str(n), "answer": str(n)}) for n in range(30)]
+    lines = [
+        json.dumps({"prompt": "long " * (9 if n == 4 else 1) + str(n), "answer": str(n)}) for n in range(30)
+    ]
     file.write_text("\n\n".join([*lines[:7], "no record", "3", '{"answer": "no prompt"}', *lines[10:]]))
     data = replace(open_data(file, bad="skip", max_prompt=20), numbered=True)
     training, held_out = data.split(5, seed=1)
@@ -205,7 +231,9 @@ def test_a_row_says_which_record_of_the_file_it_is_from_whatever_is_left_out(tmp
 
 def test_pairs_of_several_sources_are_numbered_within_their_source():
     def part(name, count):
-        return Dataset(name, [Record(f"{name}{n}", None, ("good", "bad"), number=n) for n in range(count)], ByteEncoder())
+        return Dataset(
+            name, [Record(f"{name}{n}", None, ("good", "bad"), number=n) for n in range(count)], ByteEncoder()
+        )
 
     data = replace(mixed({"a": part("a", 3), "b": part("b", 2)}), numbered=True)
     batch = data.batch(range(5))

@@ -61,7 +61,13 @@ def test_a_field_within_a_field_is_read(tmp_path):
 def test_lengths_are_summed_up_by_the_middle_one_and_that_of_ninety_five_in_a_hundred(tmp_path, count, high):
     data = open_data(write(tmp_path, [{"prompt": "x" * length} for length in range(count, 0, -1)]))
     shown = preview(data, 0).prompts
-    assert (shown.count, shown.shortest, shown.median, shown.longest_of_95, shown.longest) == (count, 1, (count + 1) // 2, high, count)
+    assert (shown.count, shown.shortest, shown.median, shown.longest_of_95, shown.longest) == (
+        count,
+        1,
+        (count + 1) // 2,
+        high,
+        count,
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -94,4 +100,6 @@ def test_a_task_has_rows_that_stand_in_no_file(tmp_path):
 
 def test_pairs_of_equal_responses_are_said(tmp_path):
     pairs = [{"prompt": "a", "chosen": "b", "rejected": other} for other in "bc"]
-    assert preview(open_data(write(tmp_path, pairs)), 0).equal_pairs.startswith("1 of 2 pairs have the same ids in both responses")
+    assert preview(open_data(write(tmp_path, pairs)), 0).equal_pairs.startswith(
+        "1 of 2 pairs have the same ids in both responses"
+    )

@@ -10,8 +10,17 @@ from rlflow import PlanError
 from rlflow.data.data_spec import parse_source, parse_sources
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
-PATHS = st.sampled_from(["a.jsonl", "some/b.v2.parquet", "a:b.jsonl", "x y=z/c.jsonl", "reasoning_gym:chain_sum", "chain_sum",
-                         "with space.jsonl"])
+PATHS = st.sampled_from(
+    [
+        "a.jsonl",
+        "some/b.v2.parquet",
+        "a:b.jsonl",
+        "x y=z/c.jsonl",
+        "reasoning_gym:chain_sum",
+        "chain_sum",
+        "with space.jsonl",
+    ]
+)
 
 
 @given(PATHS, st.none() | NAMES, st.none() | st.decimals("0.001", 1000, places=3))
@@ -24,8 +33,16 @@ def test_a_text_made_of_name_path_and_weight_is_read_back(path, name, weight):
     assert parse_source(source.at(f"/other/{path}")).weight == source.weight
 
 
-@pytest.mark.parametrize(("written", "name"), [("some/gsm8k.parquet", "gsm8k"), ("train.v2.jsonl:2", "train.v2"), ("some/folder", "folder"),
-                                               ("reasoning_gym:chain_sum:0.3", "chain_sum"), ("sums=a.jsonl", "sums")])
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("some/gsm8k.parquet", "gsm8k"),
+        ("train.v2.jsonl:2", "train.v2"),
+        ("some/folder", "folder"),
+        ("reasoning_gym:chain_sum:0.3", "chain_sum"),
+        ("sums=a.jsonl", "sums"),
+    ],
+)
 def test_a_source_is_called_by_its_files_stem_or_as_it_is_named(written, name):
     assert parse_source(written).name == name
 

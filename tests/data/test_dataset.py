@@ -14,7 +14,11 @@ def named(name, **fields):
 
 
 def test_each_of_several_sources_says_whose_records_it_has():
-    parts = {"a": named("a.parquet", answer="reward_model.ground_truth"), "b": named("b.jsonl", prompt="input"), "c": named("c.jsonl")}
+    parts = {
+        "a": named("a.parquet", answer="reward_model.ground_truth"),
+        "b": named("b.jsonl", prompt="input"),
+        "c": named("c.jsonl"),
+    }
     both = Dataset("both", [Record("q", "a")], ByteEncoder(), parts=parts)
     assert both.recognised.splitlines() == [parts["a"].recognised, parts["b"].recognised]
     assert "as verl has them: answer from 'reward_model.ground_truth'" in parts["a"].recognised
@@ -27,14 +31,20 @@ def test_a_scorer_is_known_by_sixteen_digits():
 
 
 def of(questions):
-    return Dataset("sums", [Record(f"{number} + 1 =", str(number + 1)) for number in range(questions)], ByteEncoder())
+    return Dataset(
+        "sums", [Record(f"{number} + 1 =", str(number + 1)) for number in range(questions)], ByteEncoder()
+    )
 
 
-@pytest.mark.parametrize(("questions", "held_out", "out"), [(40, 1e-9, 1), (40, 1, 1), (40, 7, 7), (2, 1e-9, 1), (40, 39, 39)])
+@pytest.mark.parametrize(
+    ("questions", "held_out", "out"), [(40, 1e-9, 1), (40, 1, 1), (40, 7, 7), (2, 1e-9, 1), (40, 39, 39)]
+)
 def test_of_a_share_at_least_one_question_is_held_out_and_of_a_count_so_many(questions, held_out, out):
     training, others = of(questions).split(held_out, 0)
     assert (len(training.records), len(others.records)) == (questions - out, out)
-    assert {record.question for record in others.records}.isdisjoint(record.question for record in training.records)
+    assert {record.question for record in others.records}.isdisjoint(
+        record.question for record in training.records
+    )
 
 
 @pytest.mark.parametrize("held_out", [40, 1.0, -1])

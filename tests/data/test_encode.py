@@ -1,5 +1,5 @@
-"""What stands between turns, for templates in the forms of eight families of models: prompt, reply and what follows have the ids that the
-template gives the conversation, wherever the reply ended."""
+"""What stands between turns, for templates in the forms of eight families of models: prompt, reply and what
+follows have the ids that the template gives the conversation, wherever the reply ended."""
 
 import json
 from dataclasses import dataclass, field
@@ -30,54 +30,104 @@ class Family:
 
 FAMILIES = {
     "chatml": Family(
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
+        "}}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<|endoftext|>", "<|im_end|>"), "<|im_end|>", named=("<|endoftext|>",)),
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        ("<|endoftext|>", "<|im_end|>"),
+        "<|im_end|>",
+        named=("<|endoftext|>",),
+    ),
     "gemma": Family(
-        "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n'"
-        " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
-        ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"), ("<eos>", "<end_of_turn>"), "<end_of_turn>", more={"bos_token": "<bos>"}),
+        "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == "
+        "'assistant' else m['role']) + '\n'"
+        " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<start_of_turn>model\n' }}{% endif %}",
+        ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        ("<eos>", "<end_of_turn>"),
+        "<end_of_turn>",
+        more={"bos_token": "<bos>"},
+    ),
     "llama 3": Family(
-        "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim"
-        " + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
-        ("<|end_of_text|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"),
-        ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"), "<|eot_id|>", more={"bos_token": "<|begin_of_text|>"}),
+        "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + "
+        "'<|end_header_id|>\n\n' + m['content'] | trim"
+        " + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        (
+            "<|end_of_text|>",
+            "<|begin_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eom_id|>",
+            "<|eot_id|>",
+        ),
+        ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+        "<|eot_id|>",
+        more={"bos_token": "<|begin_of_text|>"},
+    ),
     "phi": Family(
         "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
-        ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"), ("<|endoftext|>", "<|end|>"), "<|end|>", strips=True),
+        ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        ("<|endoftext|>", "<|end|>"),
+        "<|end|>",
+        strips=True,
+    ),
     "mistral": Family(
-        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + '[/INST]' }}"
+        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + "
+        "'[/INST]' }}"
         "{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}",
-        ("</s>", "<s>", "[INST]", "[/INST]"), ("</s>",), "</s>", lead=" ", more={"bos_token": "<s>"}),
+        ("</s>", "<s>", "[INST]", "[/INST]"),
+        ("</s>",),
+        "</s>",
+        lead=" ",
+        more={"bos_token": "<s>"},
+    ),
     "glm": Family(
         "[gMASK]<sop>{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
         ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>"),
-        ("<|endoftext|>", "<|user|>", "<|observation|>"), "<|user|>", inserted=("<|endoftext|>", "<|observation|>")),
+        ("<|endoftext|>", "<|user|>", "<|observation|>"),
+        "<|user|>",
+        inserted=("<|endoftext|>", "<|observation|>"),
+    ),
     "thought": Family(
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
+        "}}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
-        ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"), ("<|endoftext|>", "<|im_end|>"), "<|im_end|>",
-        thought="<think>\n"),
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+        ("<|endoftext|>", "<|im_end|>"),
+        "<|im_end|>",
+        thought="<think>\n",
+    ),
     "no end": Family(
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
-        ("<eos>",), ("<eos>",), inserted=("<eos>",)),
-}  # fmt: skip
+        ("<eos>",),
+        ("<eos>",),
+        inserted=("<eos>",),
+    ),
+}
 
 
 def made(family, folder):
     """A folder with a tokenizer of the family, a token for each byte, and the configs of a model."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True, rstrip=family.strips) for token in family.tokens])
+    inner.pre_tokenizer, inner.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    inner.add_special_tokens(
+        [AddedToken(token, special=True, rstrip=family.strips) for token in family.tokens]
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=family.tokens[0], **family.more)
     tokenizer.chat_template = family.template
     tokenizer.save_pretrained(folder)
     named = [tokenizer.convert_tokens_to_ids(token) for token in family.named or family.ends]
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": tokenizer.eos_token_id}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "eos_token_id": tokenizer.eos_token_id})
+    )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
     return TokenizerEncoder(folder)
 
@@ -97,15 +147,20 @@ def family_of(tmp_path_factory):
 
 ASK, AGAIN = [{"role": "user", "content": "2+2?"}], [{"role": "user", "content": "why"}]
 QUICK = ("gemma", "phi", "glm", "no end")  # each starts a process that renders
-CASES = [pytest.param(name, end, id=f"{name} {end or 'cut'}", marks=[] if name in QUICK else pytest.mark.slow)
-         for name, family in FAMILIES.items() for end in (*family.ends, "")]  # fmt: skip
+CASES = [
+    pytest.param(name, end, id=f"{name} {end or 'cut'}", marks=[] if name in QUICK else pytest.mark.slow)
+    for name, family in FAMILIES.items()
+    for end in (*family.ends, "")
+]
 EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 
 
 def conversation(family, encoder, *later):
     """The ids of the template, by transformers, of a question, a reply and later messages."""
     said = {"role": "assistant", "content": f"{family.thought}so 4"}
-    return encoder.tokenizer.apply_chat_template([*ASK, said, *later], add_generation_prompt=True, return_dict=False)
+    return encoder.tokenizer.apply_chat_template(
+        [*ASK, said, *later], add_generation_prompt=True, return_dict=False
+    )
 
 
 def without_end(family, encoder):
@@ -116,7 +171,11 @@ def without_end(family, encoder):
 def test_prompt_reply_and_what_follows_are_the_templates_ids(family_of, name, end):
     family, encoder = family_of(name)
     ids = encoder.tokenizer.convert_tokens_to_ids
-    prompt, said, wanted = encoder.prompts([ASK])[0], without_end(family, encoder), conversation(family, encoder, *AGAIN)
+    prompt, said, wanted = (
+        encoder.prompts([ASK])[0],
+        without_end(family, encoder),
+        conversation(family, encoder, *AGAIN),
+    )
     place = len(prompt + said)
     if end in family.inserted:
         wanted.insert(place, ids(end))
@@ -136,7 +195,9 @@ def test_rows_of_the_data_end_as_the_template_ends_a_reply(family_of, name):
     if family.own:
         assert prompt + row == wanted[: len(prompt + row)]
     assert row[-1] == ids(family.own or family.tokens[0])
-    assert encoder.responses([said], chat=False)[0][-1] == ids(family.tokens[0]), "plain text ends in the tokenizer's end of text"
+    assert encoder.responses([said], chat=False)[0][-1] == ids(family.tokens[0]), (
+        "plain text ends in the tokenizer's end of text"
+    )
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -151,8 +212,13 @@ def test_turns_of_the_data_are_those_that_would_be_sampled(family_of, name):
 
 def test_what_begins_the_next_turn_ends_a_reply_where_that_turn_is_of_its_role(family_of):
     _, encoder = family_of("glm")
-    tool, observed = [{"role": "observation", "content": "4"}], encoder.tokenizer.convert_tokens_to_ids("<|observation|>")
-    cut, ended, other = encoder.following([tool] * 3, [[5], [5, observed], [5, encoder.ends.of_chat]], Wording(chat=True))
+    tool, observed = (
+        [{"role": "observation", "content": "4"}],
+        encoder.tokenizer.convert_tokens_to_ids("<|observation|>"),
+    )
+    cut, ended, other = encoder.following(
+        [tool] * 3, [[5], [5, observed], [5, encoder.ends.of_chat]], Wording(chat=True)
+    )
     assert cut == other == [observed, *ended]
 
 
@@ -167,7 +233,9 @@ def test_all_ends_of_a_folder_are_one_set(family_of, name):
 def test_a_template_that_alters_a_reply_has_no_row_of_several_turns(family_of):
     _, encoder = family_of("gemma")
     with pytest.raises(PlanError, match="writes earlier turns otherwise") as caught:
-        encoder.turns(ASK, [{"role": "assistant", "content": " 4 "}, *AGAIN, {"role": "assistant", "content": "add"}])
+        encoder.turns(
+            ASK, [{"role": "assistant", "content": " 4 "}, *AGAIN, {"role": "assistant", "content": "add"}]
+        )
     assert "a completion of its own" in str(caught.value)
 
 

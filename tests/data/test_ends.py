@@ -1,4 +1,5 @@
-"""What ends a reply of a model: of chat template, configs and tokenizer together, and where they contradict each other."""
+"""What ends a reply of a model: of chat template, configs and tokenizer together, and where they contradict
+each other."""
 
 import json
 from pathlib import Path
@@ -17,11 +18,15 @@ def folder(make_tokenizer, tmp_path):
 
     def write(template=None, generation=None, config=1):
         make_tokenizer(tmp_path, chat=False)
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": config, "pad_token_id": 0}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": "llama", "eos_token_id": config, "pad_token_id": 0})
+        )
         if template is not None:
             (tmp_path / "chat_template.jinja").write_text(template)
         if generation is not None:
-            (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 7, "eos_token_id": generation}))
+            (tmp_path / "generation_config.json").write_text(
+                json.dumps({"top_k": 7, "eos_token_id": generation})
+            )
         return tmp_path
 
     return write
@@ -43,7 +48,9 @@ def test_a_change_of_a_file_is_seen(folder):
     assert ends_of(folder(generation=[1, 200])).ids == (1, 200)
 
 
-@pytest.mark.parametrize(("config", "generation", "served"), [(1, [1, 7], (1, 7)), ([1, 5], None, (1, 5)), (None, None, (1,))])
+@pytest.mark.parametrize(
+    ("config", "generation", "served"), [(1, [1, 7], (1, 7)), ([1, 5], None, (1, 5)), (None, None, (1,))]
+)
 def test_sources_that_agree_are_no_problem_and_no_file_is_written(folder, config, generation, served):
     ends = ends_of(folder(None, generation, config))
     assert ends.served == served
@@ -65,7 +72,11 @@ def test_an_end_that_sampling_elsewhere_does_not_know_is_told_with_both_sides_an
     ends = ends_of(folder(ENDED, [1, 7]))
     (problem,) = ends.problems
     assert problem.severity == "warning"
-    assert problem.found == "chat template: <bos> (0); generation_config.json: <eos> (1), 7; config.json: <eos> (1); tokenizer: <eos> (1)"
+    assert (
+        problem.found
+        == "chat template: <bos> (0); generation_config.json: <eos> (1), 7; config.json: <eos> (1); "
+        "tokenizer: <eos> (1)"
+    )
     assert f'"eos_token_id": [0, 1, 7] in {ends.folder / "generation_config.json"}' in problem.remedy
     assert ends_of(folder(ENDED, [0, 1, 7])).problems == []
 
@@ -73,7 +84,10 @@ def test_an_end_that_sampling_elsewhere_does_not_know_is_told_with_both_sides_an
 def test_what_is_written_names_every_end_and_keeps_the_rest(folder):
     ends = ends_of(folder(ENDED, [1, 7]))
     assert json.loads(ends.written(files(ends.folder))["generation_config.json"]) == {
-        "pad_token_id": 0, "top_k": 7, "eos_token_id": [0, 1, 7]}
+        "pad_token_id": 0,
+        "top_k": 7,
+        "eos_token_id": [0, 1, 7],
+    }
 
 
 def test_a_template_without_an_end_is_told(folder):

@@ -1,4 +1,5 @@
-"""Records that no model can be given are found, each with its line and its cause, one by one and together alike."""
+"""Records that no model can be given are found, each with its line and its cause, one by one and together
+alike."""
 
 import json
 
@@ -18,12 +19,17 @@ from rlflow.errors import Place
 
 def asked(*prompts, room=Room(), encoder=None, responses=()):  # noqa: B008  (immutable)
     """A data set whose records stand in lines of a file, counted from 1."""
-    records = [Record(prompt, "1", responses, place=Place("d.jsonl", line)) for line, prompt in enumerate(prompts, 1)]
+    records = [
+        Record(prompt, "1", responses, place=Place("d.jsonl", line)) for line, prompt in enumerate(prompts, 1)
+    ]
     return Dataset("d.jsonl", records, encoder or ByteEncoder(), room=room)
 
 
 def found(data, index=None):
-    return {str(fault.place): fault.cause for fault in data.faulty(range(len(data)) if index is None else index).values()}
+    return {
+        str(fault.place): fault.cause
+        for fault in data.faulty(range(len(data)) if index is None else index).values()
+    }
 
 
 class Counting(ByteEncoder):
@@ -44,17 +50,33 @@ class Counting(ByteEncoder):
 
 
 def test_each_cause_is_found_with_its_line(tokenizer):
-    data = asked("2+2=", "", " \n", ({"role": "tool", "content": "x"},), "y" * 60, encoder=open_encoder(tokenizer), room=Room(40))
+    data = asked(
+        "2+2=",
+        "",
+        " \n",
+        ({"role": "tool", "content": "x"},),
+        "y" * 60,
+        encoder=open_encoder(tokenizer),
+        room=Room(40),
+    )
     data = Dataset(data.name, data.records, data.encoder, Wording(chat=True), room=data.room)
-    assert found(data) == {"d.jsonl:2": "empty", "d.jsonl:3": "empty", "d.jsonl:4": "wording", "d.jsonl:5": "too_long"}
+    assert found(data) == {
+        "d.jsonl:2": "empty",
+        "d.jsonl:3": "empty",
+        "d.jsonl:4": "wording",
+        "d.jsonl:5": "too_long",
+    }
     faults = list(data.faulty(range(5)).values())
     assert [str(fault) for fault in faults] == [
-        "d.jsonl:2 is left out: its prompt is empty", "d.jsonl:3 is left out: its prompt is empty",
+        "d.jsonl:2 is left out: its prompt is empty",
+        "d.jsonl:3 is left out: its prompt is empty",
         f"d.jsonl:4 is left out: the chat template of {tokenizer} refuses a prompt: no tools here",
         "d.jsonl:5 is left out: it is too long (78 tokens)",
     ]
-    assert spoken(faults) == ("2 without a prompt (d.jsonl:2, :3); 1 refused by the tokenizer or its chat template (d.jsonl:4); "
-                              "1 too long, the longest of 78 tokens (d.jsonl:5)")
+    assert spoken(faults) == (
+        "2 without a prompt (d.jsonl:2, :3); 1 refused by the tokenizer or its chat template (d.jsonl:4); "
+        "1 too long, the longest of 78 tokens (d.jsonl:5)"
+    )
 
 
 def open_encoder(folder):
@@ -67,7 +89,12 @@ PROMPTS = st.lists(st.sampled_from(["", " ", "a", "abcd", "abcde", "abcdefghi", 
 
 
 @settings(max_examples=60, deadline=None)
-@given(PROMPTS, st.sampled_from([None, 4, 5]), st.sampled_from([None, 8, 10]), st.sampled_from([(), ("x",), ("x", "wxyz")]))
+@given(
+    PROMPTS,
+    st.sampled_from([None, 4, 5]),
+    st.sampled_from([None, 8, 10]),
+    st.sampled_from([(), ("x",), ("x", "wxyz")]),
+)
 def test_records_judged_alone_and_together_have_the_same_faults(prompts, prompt, whole, responses):
     data = asked(*prompts, room=Room(prompt, whole), responses=responses)
     together = found(data)
@@ -84,7 +111,10 @@ def test_a_text_that_must_be_too_long_is_never_encoded():
     data = asked("short", "x" * 5_000_000, "y" * 21, "z" * 20, room=Room(10), encoder=encoder)
     faults = data.faulty(range(4))
     assert {i: (fault.cause, fault.tokens) for i, fault in faults.items()} == {
-        1: ("too_long", 2_500_000), 2: ("too_long", 11), 3: ("too_long", 20)}
+        1: ("too_long", 2_500_000),
+        2: ("too_long", 11),
+        3: ("too_long", 20),
+    }
     assert encoder.given == 20  # which may be ten tokens, and is encoded to know
 
 
@@ -146,20 +176,34 @@ def test_the_error_tells_the_first_of_each_kind_in_full_and_then_all_lines():
         "  found:    a text of 6 characters\n"
         "  expected: at most 4 tokens of a prompt (256 positions)\n"
         "12 of 13 records of d.jsonl cannot be used\n"
-        "  found:    11 without a prompt (d.jsonl:1, :3, :5, :6, :7, :8, :9, :10, …); 1 too long, the longest of 6 tokens (d.jsonl:4)\n"
+        "  found:    11 without a prompt (d.jsonl:1, :3, :5, :6, :7, :8, :9, :10, …); 1 too long, the "
+        "longest of 6 tokens (d.jsonl:4)\n"
         "  expected: at most 4 tokens of a prompt (256 positions)\n"
-        "  remedy:   correct them; or --bad-records skip leaves them out and counts them, --data.max_prompt 4 drops what is too long")
+        "  remedy:   correct them; or --bad-records skip leaves them out and counts them, "
+        "--data.max_prompt 4 drops what is too long"
+    )
 
 
-# -- lines that are no record ------------------------------------------------------------------------------------------------------
+# -- lines that are no record
+# ------------------------------------------------------------------------------------------------------
 
-LINES = ['{"prompt": "a", "n": 1}', '{"prompt": "x"', '{"prompt": "b", "n": 2}', "[1]", '{"n": 3}', '{"prompt": "c", "n": 1e2}',
-         '{"prompt": "d", "n": 99999999999999999999}', '{"prompt": "e", "n": 5}']
+LINES = [
+    '{"prompt": "a", "n": 1}',
+    '{"prompt": "x"',
+    '{"prompt": "b", "n": 2}',
+    "[1]",
+    '{"n": 3}',
+    '{"prompt": "c", "n": 1e2}',
+    '{"prompt": "d", "n": 99999999999999999999}',
+    '{"prompt": "e", "n": 5}',
+]
 
 
 def test_bad_lines_stop_with_their_places_or_are_left_out(jsonl):
     path = jsonl(*LINES)
-    with pytest.raises(PlanError, match=r"5 of 8 records of .*\n  found:    5 unreadable \(.*:2, :4, :5, :6, :7\)") as caught:
+    with pytest.raises(
+        PlanError, match=r"5 of 8 records of .*\n  found:    5 unreadable \(.*:2, :4, :5, :6, :7\)"
+    ) as caught:
         open_data(path, columns={"n": row("int64")})
     assert caught.value.problems[0].place.line == 2
     assert "--bad-records skip" in str(caught.value)
@@ -180,7 +224,10 @@ def test_a_bad_first_line_is_left_out_like_any_other(jsonl):
 
 
 def test_the_limit_for_prompts_does_not_count_responses(jsonl):
-    data = open_data(jsonl({"prompt": "abc", "completion": "x" * 50}, {"prompt": "abcdef", "completion": "y"}), max_prompt=5)
+    data = open_data(
+        jsonl({"prompt": "abc", "completion": "x" * 50}, {"prompt": "abcdef", "completion": "y"}),
+        max_prompt=5,
+    )
     assert (len(data), data.dropped) == (1, 1)
 
 

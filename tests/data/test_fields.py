@@ -1,4 +1,5 @@
-"""What is read of a record: messages with all their keys, and numbers that no dtype of a column has room for."""
+"""What is read of a record: messages with all their keys, and numbers that no dtype of a column has room
+for."""
 
 import json
 from contextlib import nullcontext
@@ -24,7 +25,9 @@ def record(fields, filled=False):
 
 def test_messages_are_read_with_all_their_keys():
     assert record({"prompt": [ASKED, CALL, RESULT]}).prompt == (ASKED, CALL, RESULT)
-    assert record({"prompt": [ASKED], "completion": [CALL, RESULT, SAID]}).responses == ((CALL, RESULT, SAID),)
+    assert record({"prompt": [ASKED], "completion": [CALL, RESULT, SAID]}).responses == (
+        (CALL, RESULT, SAID),
+    )
     assert record({"prompt": "1+1?", "chosen": [CALL], "rejected": [SAID]}).responses == ((CALL,), "2")
     whole = record({"chosen": [ASKED, CALL], "rejected": [ASKED, SAID]})
     assert (whole.prompt, whole.responses) == ((ASKED,), ((CALL,), "2"))
@@ -42,23 +45,39 @@ def test_what_arrow_fills_in_is_taken_out_of_a_message_and_what_a_file_says_is_k
     assert message["tool_calls"] == [ADD if filled else filling]
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("prompt", [ASKED | {"image": b"b"}]), ("completion", [CALL | {"image": b"b"}]), ("chosen", [SAID | {"image": b"b"}]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", [ASKED | {"image": b"b"}]),
+        ("completion", [CALL | {"image": b"b"}]),
+        ("chosen", [SAID | {"image": b"b"}]),
+    ],
+)
 def test_a_key_of_a_message_that_cannot_be_carried_is_named_with_its_place(field, value):
     fields = {"prompt": "1+1?", **({"rejected": "3"} if field == "chosen" else {}), field: value}
-    with pytest.raises(PlanError, match=f"data:1: message 1 of the field '{field}' is none: its 'image' cannot be carried: bytes"):
+    with pytest.raises(
+        PlanError,
+        match=f"data:1: message 1 of the field '{field}' is none: its 'image' cannot be carried: bytes",
+    ):
         record(fields)
 
 
 @pytest.mark.parametrize(
     ("value", "family", "answer"),
     [
-        (2**63 - 1, "int", False), (2**63, "int", True), (-(2**63), "int", False), (-(2**63) - 1, "int", True),
-        (2**127 - 1, "float", False), (2**127, "float", True), (-(2**127), "float", True), (1e300, "float", False),
+        (2**63 - 1, "int", False),
+        (2**63, "int", True),
+        (-(2**63), "int", False),
+        (-(2**63) - 1, "int", True),
+        (2**127 - 1, "float", False),
+        (2**127, "float", True),
+        (-(2**127), "float", True),
+        (1e300, "float", False),
     ],
 )
 def test_an_integer_may_be_too_large_for_its_column(tmp_path, value, family, answer):
     (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "p", "number": value}) + "\n")
     with pytest.raises(PlanError, match="the field 'number' is") if answer else nullcontext():
-        open_data(tmp_path / "data.jsonl", columns={"number": row({"int": "int64", "float": "float32"}[family])}).batch([0])
+        open_data(
+            tmp_path / "data.jsonl", columns={"number": row({"int": "int64", "float": "float32"}[family])}
+        ).batch([0])

@@ -9,13 +9,23 @@ from hypothesis import strategies as st
 from rlflow import PlanError
 from rlflow.data.frozen import frozen, thawed
 
-PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=4)
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+)
 MARKS = st.sampled_from(["__tuple__", "__set__", "__dict__", "__x"])
 KEYS = st.text(max_size=3) | MARKS | st.integers(-9, 9) | st.tuples(st.integers(0, 3))
 VALUES = st.recursive(
     PLAIN,
-    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
-    | st.sets(st.integers(-9, 9) | st.text(max_size=2), max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.sets(st.integers(-9, 9) | st.text(max_size=2), max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -39,7 +49,10 @@ def test_what_is_frozen_thaws_to_what_it_was(value):
 
 
 def test_plain_values_and_lists_stay_as_they_are_in_json():
-    assert frozen({"question": ["1", 2, None, True], "n": 0.5}) == {"question": ["1", 2, None, True], "n": 0.5}
+    assert frozen({"question": ["1", 2, None, True], "n": 0.5}) == {
+        "question": ["1", 2, None, True],
+        "n": 0.5,
+    }
     assert frozen((1, {2})) == {"__tuple__": [1, {"__set__": [2]}]}
     assert frozen({1: "a"}) == {"__dict__": [[1, "a"]]}
 

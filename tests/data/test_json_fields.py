@@ -19,7 +19,7 @@ from rlflow.data.json_fields import Wanted, choose_fields, given_back, packed
 from rlflow.rewards import RewardPool, bind, parse_reward
 from rlflow.rewards.reward_spec import wanted
 
-FILE = '''
+FILE = """
 import asyncio
 
 def typed(completion, label, meta, spare="none"):
@@ -30,9 +30,12 @@ def misspelled(completion, lable): return 1.0
 async def later(completion, label):
     await asyncio.sleep(0)
     return {"score": label[0]}
-'''
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-                      lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)  # fmt: skip
+"""
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    records = [{"prompt": f"q{i}", "answer": "1", "label": [i, None], "meta": {"a": {"b": 2 * i}}} for i in range(4)]
+    records = [
+        {"prompt": f"q{i}", "answer": "1", "label": [i, None], "meta": {"a": {"b": 2 * i}}} for i in range(4)
+    ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(tmp_path / "d.jsonl")
 
@@ -69,7 +74,10 @@ def completions(batch):
 def test_a_parameter_that_no_column_has_is_a_field_of_the_data_as_the_value_that_it_is(pool, file, data):
     scores = judged(pool, data, f"{file}:typed")
     assert scores.values.tolist() == [0, 1, 2, 3]
-    assert {key: numbers.tolist() for key, numbers in scores.others.items()} == {"depth": [0, 2, 4, 6], "spare": [1] * 4}
+    assert {key: numbers.tolist() for key, numbers in scores.others.items()} == {
+        "depth": [0, 2, 4, 6],
+        "spare": [1] * 4,
+    }
 
 
 def test_a_field_is_mapped_by_the_name_of_the_parameter(pool, file, data):
@@ -83,7 +91,11 @@ def test_the_rest_of_a_function_gets_all_fields(pool, file, data):
 
 
 def test_a_column_goes_before_a_field_and_what_no_reward_asks_for_is_not_carried(file, data):
-    assert [name for name in open_data(data, wanted=Wanted({"answer": True, "prompt": True})).columns if "." in name] == []
+    assert [
+        name
+        for name in open_data(data, wanted=Wanted({"answer": True, "prompt": True})).columns
+        if "." in name
+    ] == []
     assert open_data(data).digest == open_data(data, wanted=Wanted({"answer": True})).digest
     assert field_column("label") in open_data(data, wanted=Wanted({"label": True})).columns
 
@@ -96,10 +108,17 @@ def test_a_field_that_a_record_lacks_is_refused_with_its_line_and_left_out_where
     assert [given_back({field_column("label"): text}) for text in column] == [{"label": [0, None]}, {}]
 
 
-def test_an_unknown_parameter_is_refused_with_the_place_of_the_function_and_the_fields_of_the_data(file, data, tmp_path):
-    with pytest.raises(FlowError, match=r"needs column 'lable'(.|\n)*judge.py:8(.|\n)*fields of the data prompt, answer, label, meta"
-                                        r"(.|\n)*--data.lable label"):
-        rlflow.run("grpo", backend="null", data=data, reward=f"{file}:misspelled", out=str(tmp_path), held_out=0)
+def test_an_unknown_parameter_is_refused_with_the_place_of_the_function_and_the_fields_of_the_data(
+    file, data, tmp_path
+):
+    with pytest.raises(
+        FlowError,
+        match=r"needs column 'lable'(.|\n)*judge.py:8(.|\n)*fields of the data prompt, answer, label, meta"
+        r"(.|\n)*--data.lable label",
+    ):
+        rlflow.run(
+            "grpo", backend="null", data=data, reward=f"{file}:misspelled", out=str(tmp_path), held_out=0
+        )
 
 
 def test_an_async_function_is_awaited(pool, file, data):
@@ -117,7 +136,8 @@ def test_what_json_can_say_is_given_back_as_it_was(value):
 def test_the_rest_keeps_every_field_that_is_no_column(record, columns):
     chosen = choose_fields([record], Wanted(everything=True), {}, columns)
     assert given_back({column: packed(record, source) for column, source in chosen.columns.items()}) == {
-        name: value for name, value in record.items() if name not in columns}
+        name: value for name, value in record.items() if name not in columns
+    }
 
 
 def test_check_knows_the_fields_of_a_file_that_is_named(file, data):

@@ -33,11 +33,15 @@ def sources(draw):
     for name in "abc"[: draw(st.integers(2, 3))]:
         count = draw(st.integers(1, 6))
         parts[name] = part(name, count, draw(st.sets(st.integers(0, count - 1), max_size=count - 1)))
-    weights = draw(st.none() | st.fixed_dictionaries(dict.fromkeys(parts, st.fractions("1/10", 10, max_denominator=10))))
+    weights = draw(
+        st.none() | st.fixed_dictionaries(dict.fromkeys(parts, st.fractions("1/10", 10, max_denominator=10)))
+    )
     return parts, weights
 
 
-@given(sources(), st.lists(st.integers(0, 9), max_size=5), st.lists(st.integers(0, 9), max_size=5), st.booleans())
+@given(
+    sources(), st.lists(st.integers(0, 9), max_size=5), st.lists(st.integers(0, 9), max_size=5), st.booleans()
+)
 @settings(max_examples=80, deadline=None)
 def test_a_resumed_cursor_goes_on_as_if_never_stopped(case, before, after, checked):
     data = mixed(*case)
@@ -74,10 +78,22 @@ def test_usable_rows_are_shared_by_the_weights_and_each_source_is_gone_through_i
 
 
 def test_an_order_is_the_sources_own_whatever_stands_beside_it():
-    alone = [prompt for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40)) if source == "a"]
-    other = [prompt for _, source, prompt in drawn(prompts_of(mixed({"c": part("c", 2), "a": part("a", 9)}), 3).take(40)) if source == "a"]
+    alone = [
+        prompt
+        for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
+        if source == "a"
+    ]
+    other = [
+        prompt
+        for _, source, prompt in drawn(prompts_of(mixed({"c": part("c", 2), "a": part("a", 9)}), 3).take(40))
+        if source == "a"
+    ]
     assert alone[:9] == other[:9]
-    twin = [prompt for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40)) if source == "b"]
+    twin = [
+        prompt
+        for _, source, prompt in drawn(prompts_of(mixed({"a": part("a", 9), "b": part("b", 9)}), 3).take(40))
+        if source == "b"
+    ]
     assert [prompt[2:] for prompt in alone[:9]] != [prompt[2:] for prompt in twin[:9]]
 
 
@@ -113,7 +129,9 @@ def test_texts_that_a_source_has_not_are_empty_and_numbers_are_refused():
     assert data.columns["level"] == text
     assert data.batch(range(4))["level"] == ["hard", "hard", "", ""]
     assert "level" not in data.sources["b"].columns
-    numbers = Dataset("n", [Record("q", "1", (), {"weight": 1.0})], ByteEncoder(), declared={"weight": row("float32")})
+    numbers = Dataset(
+        "n", [Record("q", "1", (), {"weight": 1.0})], ByteEncoder(), declared={"weight": row("float32")}
+    )
     with pytest.raises(PlanError, match="the source 'b' has no 'weight'"):
         mixed({"n": numbers, "b": other})
 
@@ -140,7 +158,9 @@ def test_each_source_holds_out_its_share_and_no_question_stands_on_both_sides():
     counts = fifths(data, 16)
     assert counts == {"a": 12, "b": 4}
     training, held_out = data.split(counts)
-    assert not {record.question for record in training.records} & {record.question for record in held_out.records}
+    assert not {record.question for record in training.records} & {
+        record.question for record in held_out.records
+    }
     assert len(training) + len(held_out) == len(data)
     found = Counter(record.more[SOURCE] for record in held_out.records)
     assert found["a"] >= 12
@@ -150,6 +170,11 @@ def test_each_source_holds_out_its_share_and_no_question_stands_on_both_sides():
 
 def test_a_source_that_is_held_out_whole_is_an_error_that_names_it():
     same = [Record("both", "1")]
-    data = mixed({"a": Dataset("a", [*part("a", 40).records, *same], ByteEncoder()), "b": Dataset("b", same, ByteEncoder())})
+    data = mixed(
+        {
+            "a": Dataset("a", [*part("a", 40).records, *same], ByteEncoder()),
+            "b": Dataset("b", same, ByteEncoder()),
+        }
+    )
     with pytest.raises(PlanError, match="nothing of the source 'b' is left"):
         prompts_of(data.split({"a": 40, "b": 0})[0])

@@ -1,4 +1,5 @@
-"""Pairs whose two responses are the same tokens are found, by their ids, and data of no others are refused."""
+"""Pairs whose two responses are the same tokens are found, by their ids, and data of no others are
+refused."""
 
 import pytest
 
@@ -6,20 +7,34 @@ from rlflow.data import open_data
 from rlflow.data.pairs import check_pairs, equal_pairs, told
 from rlflow.errors import PlanError
 
-SAYS = [{"role": "assistant", "content": "look"}, {"role": "user", "content": "seen"}, {"role": "assistant", "content": "so"}]
-PAIRS = [("a", "a"), ("a", "b"), (SAYS, SAYS), (SAYS, [*SAYS[:2], {"role": "assistant", "content": "no"}]), ("", "")]
+SAYS = [
+    {"role": "assistant", "content": "look"},
+    {"role": "user", "content": "seen"},
+    {"role": "assistant", "content": "so"},
+]
+PAIRS = [
+    ("a", "a"),
+    ("a", "b"),
+    (SAYS, SAYS),
+    (SAYS, [*SAYS[:2], {"role": "assistant", "content": "no"}]),
+    ("", ""),
+]
 
 
 @pytest.fixture
 def pairs(jsonl):
-    return open_data(jsonl(*({"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in PAIRS)))
+    return open_data(
+        jsonl(*({"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in PAIRS))
+    )
 
 
 @pytest.mark.parametrize("seconds", [60, -1])
 def test_pairs_of_equal_responses_are_found_with_their_places(pairs, seconds):
     equal = equal_pairs(pairs, seconds)
     assert [record.number for record in equal] == [0, 2, 4]
-    assert told(pairs, equal).startswith("3 of 5 pairs have the same ids in both responses, so that they teach nothing (")
+    assert told(pairs, equal).startswith(
+        "3 of 5 pairs have the same ids in both responses, so that they teach nothing ("
+    )
     assert told(pairs, equal).endswith("data.jsonl:1, :3, :5)")
     check_pairs(pairs, equal)
 
@@ -45,9 +60,15 @@ def test_a_response_that_cannot_be_encoded_is_equal_to_none(pairs):
 
 
 def test_data_of_equal_pairs_alone_are_refused_with_the_fields_that_were_read(jsonl):
-    path = jsonl({"prompt": "p", "better": "a", "rejected": "a"}, {"prompt": "q", "better": "b", "rejected": "b"})
+    path = jsonl(
+        {"prompt": "p", "better": "a", "rejected": "a"}, {"prompt": "q", "better": "b", "rejected": "b"}
+    )
     data = open_data(path, fields={"chosen": "better"})
-    with pytest.raises(PlanError, match=r"jsonl:1: all 2 pairs of (.*) have the same ids in both responses\n(.*)'better' and 'rejected'"):
+    with pytest.raises(
+        PlanError,
+        match=r"jsonl:1: all 2 pairs of (.*) have the same ids in both responses\n(.*)'better' and "
+        r"'rejected'",
+    ):
         check_pairs(data, equal_pairs(data))
     check_pairs(data, equal_pairs(data)[:1])
 

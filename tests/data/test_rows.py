@@ -25,7 +25,9 @@ def test_plain_text_gets_the_first_token_and_no_last_one(jsonl, tokenizer):
     assert data.worded == ""
 
 
-def test_a_prompt_is_a_chat_where_the_tokenizer_has_a_template_and_plain_text_elsewhere(jsonl, tokenizer, tmp_path, make_tokenizer):
+def test_a_prompt_is_a_chat_where_the_tokenizer_has_a_template_and_plain_text_elsewhere(
+    jsonl, tokenizer, tmp_path, make_tokenizer
+):
     bare, path = make_tokenizer(tmp_path / "bare", chat=False), jsonl({"prompt": "2+2="})
     assert decoded(tokenizer, open_data(path, tokenizer=tokenizer).batch([0])) == "<user>2+2=\n<assistant>"
     assert decoded(bare, open_data(path, tokenizer=bare).batch([0])) == "<bos>2+2="
@@ -49,7 +51,11 @@ def test_a_template_and_a_chat_word_the_prompt_and_leave_the_column_alone(jsonl,
 
 
 def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
-    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "2+2"}]
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "2+2"},
+    ]
     data = open_data(jsonl({"prompt": turns}, {"prompt": turns[:1]}), tokenizer=tokenizer)
     batch = data.batch([0, 1])
     assert decoded(tokenizer, batch) == "<user>hi\n<assistant>yes?\n<user>2+2\n<assistant>"
@@ -59,20 +65,32 @@ def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
 def test_the_prompt_as_a_model_reads_it_is_the_text_of_its_ids_where_a_reward_wants_it(jsonl, tokenizer):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2="}]
     wanted = Wanted(model_prompt=True)
-    chats = [open_data(jsonl({"prompt": prompt}), tokenizer=tokenizer, wanted=wanted) for prompt in (turns, "2+2=")]
-    plain = open_data(jsonl({"prompt": "2+2="}), tokenizer=tokenizer, chat=False, template="Q: {prompt}\nA:", wanted=wanted)
-    both = mixed({"a": chats[0], "b": open_data(jsonl({"prompt": "3+3="}, name="b.jsonl"), tokenizer=tokenizer)})
+    chats = [
+        open_data(jsonl({"prompt": prompt}), tokenizer=tokenizer, wanted=wanted) for prompt in (turns, "2+2=")
+    ]
+    plain = open_data(
+        jsonl({"prompt": "2+2="}), tokenizer=tokenizer, chat=False, template="Q: {prompt}\nA:", wanted=wanted
+    )
+    both = mixed(
+        {"a": chats[0], "b": open_data(jsonl({"prompt": "3+3="}, name="b.jsonl"), tokenizer=tokenizer)}
+    )
     assert chats[0].batch([0])[MODEL_PROMPT] == ["<system>Add.\n<user>2+2=\n<assistant>"]
-    assert [data.batch([0])[MODEL_PROMPT][0] for data in (*chats, both)] == [decoded(tokenizer, data.batch([0])) for data in (*chats, both)]
+    assert [data.batch([0])[MODEL_PROMPT][0] for data in (*chats, both)] == [
+        decoded(tokenizer, data.batch([0])) for data in (*chats, both)
+    ]
     assert f"<bos>{plain.batch([0])[MODEL_PROMPT][0]}" == decoded(tokenizer, plain.batch([0]))
     assert both.batch([1])[MODEL_PROMPT] == ["<user>3+3=\n<assistant>"]
-    assert open_data(jsonl({"prompt": turns}), wanted=wanted).batch([0])[MODEL_PROMPT] == ["system: Add.\nuser: 2+2=\nassistant: "]
+    assert open_data(jsonl({"prompt": turns}), wanted=wanted).batch([0])[MODEL_PROMPT] == [
+        "system: Add.\nuser: 2+2=\nassistant: "
+    ]
     for data in (*chats, plain, both):
         assert set(data.columns) == set(data.batch([0]).columns)
     assert MODEL_PROMPT not in open_data(jsonl({"prompt": turns}), tokenizer=tokenizer).batch([0])
 
 
-def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_template(jsonl, tmp_path, make_tokenizer):
+def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_template(
+    jsonl, tmp_path, make_tokenizer
+):
     bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
     ask = {"role": "user", "content": "2+2="}
     path = jsonl({"prompt": [ask]}, {"prompt": "3+3="})
@@ -81,7 +99,10 @@ def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_t
     assert "plain text, since the tokenizer of" in data.worded
     texts = open_data(jsonl({"prompt": "2+2="}, {"prompt": "3+3="}), tokenizer=bare)
     assert data.batch([0, 1])["prompt_tokens"].tolist() == texts.batch([0, 1])["prompt_tokens"].tolist()
-    for conversation in ([{"role": "system", "content": "Add."}, ask], [{"role": "assistant", "content": "hi"}]):
+    for conversation in (
+        [{"role": "system", "content": "Add."}, ask],
+        [{"role": "assistant", "content": "hi"}],
+    ):
         with pytest.raises(PlanError, match="has no chat template"):
             open_data(jsonl({"prompt": conversation}), tokenizer=bare)
 
@@ -107,7 +128,10 @@ def test_without_a_tokenizer_prompts_are_their_bytes(jsonl):
 
 
 def test_completions_arrive_as_rows_that_can_be_trained_on(jsonl, tokenizer):
-    path = jsonl({"prompt": "a", "completion": "bcd"}, {"prompt": "a", "completion": [{"role": "assistant", "content": ""}]})
+    path = jsonl(
+        {"prompt": "a", "completion": "bcd"},
+        {"prompt": "a", "completion": [{"role": "assistant", "content": ""}]},
+    )
     data = open_data(path, tokenizer=tokenizer)
     batch = data.batch([0, 1], start=5)
     assert [decoded(tokenizer, batch, "tokens", row) for row in (0, 1)] == ["bcd<eos>", "<eos>"]
@@ -120,7 +144,9 @@ def test_completions_arrive_as_rows_that_can_be_trained_on(jsonl, tokenizer):
 
 
 def test_pairs_arrive_as_two_adjacent_rows_chosen_first(jsonl):
-    data = open_data(jsonl(*({"prompt": f"p{n}", "chosen": f"good{n}", "rejected": f"b{n}"} for n in range(3))))
+    data = open_data(
+        jsonl(*({"prompt": f"p{n}", "chosen": f"good{n}", "rejected": f"b{n}"} for n in range(3)))
+    )
     batch = data.batch([2, 0], start=7)
     assert len(data) == 3
     assert batch["completion"] == ["good2", "b2", "good0", "b0"]
@@ -144,7 +170,11 @@ def test_pairs_of_whole_conversations_hold_their_prompt(jsonl, tokenizer):
         open_data(jsonl({**pair, "rejected": [{"role": "user", "content": "how?"}, pair["rejected"][1]]}))
 
 
-SAYS = [{"role": "assistant", "content": "look"}, {"role": "user", "content": "seen 3"}, {"role": "assistant", "content": "three"}]
+SAYS = [
+    {"role": "assistant", "content": "look"},
+    {"role": "user", "content": "seen 3"},
+    {"role": "assistant", "content": "three"},
+]
 
 
 def test_what_the_assistant_is_told_within_a_response_is_a_hole_of_the_mask(jsonl, tokenizer):
@@ -166,7 +196,8 @@ def test_turns_without_a_tokenizer_are_their_bytes(jsonl):
 
 
 CALLING = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}[{{ c.name }} {{ c.arguments | tojson }}]"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}[{{ "
+    "c.name }} {{ c.arguments | tojson }}]"
     "{% endfor %}{{ '(' ~ m.name ~ ')' if m.name is defined else '' }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -185,21 +216,34 @@ def test_a_template_is_given_whole_messages_of_prompts_completions_and_pairs(jso
 
     prompt = open_data(jsonl({"prompt": [asked, CALLS, result]}), tokenizer=folder).batch([0])
     assert decoded(folder, prompt) == wanted(asked, CALLS, result, opens=True)
-    for record, said in (({"completion": [CALLS, result, last]}, [[CALLS, result, last]]), ({"completion": [CALLS]}, [[CALLS]]),
-                         ({"chosen": [CALLS], "rejected": "2"}, [[CALLS], [last]])):  # fmt: skip
+    for record, said in (
+        ({"completion": [CALLS, result, last]}, [[CALLS, result, last]]),
+        ({"completion": [CALLS]}, [[CALLS]]),
+        ({"chosen": [CALLS], "rejected": "2"}, [[CALLS], [last]]),
+    ):
         batch = open_data(jsonl({"prompt": [asked], **record}), tokenizer=folder).batch([0])
         for at, messages in enumerate(said):
-            assert decoded(folder, batch, row=at) + decoded(folder, batch, "tokens", at) == wanted(asked, *messages)
+            assert decoded(folder, batch, row=at) + decoded(folder, batch, "tokens", at) == wanted(
+                asked, *messages
+            )
 
 
 def test_a_call_that_a_template_writes_otherwise_than_a_reply_is_refused(jsonl, make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
-    (folder / "chat_template.jinja").write_text(CALLING.replace("<eos>", "{{ '<call>' if m.tool_calls else '<eos>' }}"))
-    with pytest.raises(PlanError, match=r"ends a message with content, role, tool_calls otherwise than a plain reply\n(.*)<call>"):
+    (folder / "chat_template.jinja").write_text(
+        CALLING.replace("<eos>", "{{ '<call>' if m.tool_calls else '<eos>' }}")
+    )
+    with pytest.raises(
+        PlanError,
+        match=r"ends a message with content, role, tool_calls otherwise than a plain reply\n(.*)<call>",
+    ):
         open_data(jsonl({"prompt": "p", "completion": [CALLS]}), tokenizer=folder).batch([0])
 
 
-THINKING = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ '<think>' if thinking else '<think></think>' }}"
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ '<think>' if "
+    "thinking else '<think></think>' }}"
+)
 
 
 @pytest.mark.parametrize(("thinking", "end"), [(True, "<think>"), (False, "<think></think>")])
@@ -208,16 +252,33 @@ def test_a_template_gets_variables(jsonl, make_tokenizer, tmp_path, thinking, en
     (folder / "chat_template.jinja").write_text(THINKING)
     data = open_data(jsonl({"prompt": "p"}), tokenizer=folder, template_kwargs=variables)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    wanted = tokenizer.apply_chat_template([{"role": "user", "content": "p"}], add_generation_prompt=True, tokenize=False, **variables)
+    wanted = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "p"}], add_generation_prompt=True, tokenize=False, **variables
+    )
     assert decoded(folder, data.batch([0])) == wanted == f"<user>p<assistant>{end}"
     assert f", thinking = {str(thinking).lower()} (" in data.worded
 
 
-@pytest.mark.parametrize(("variables", "chat", "says"), [
-    ({"thinkin": False}, None, "'template_kwargs' has no effect: the chat template of (.*) reads no 'thinkin'"),
-    ({"thinking": False}, False, "'template_kwargs' has no effect on this data: its prompts are plain text and chat is off"),
-    ({"messages": []}, None, "'template_kwargs' has 'messages', which rlflow itself gives the chat template"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "chat", "says"),
+    [
+        (
+            {"thinkin": False},
+            None,
+            "'template_kwargs' has no effect: the chat template of (.*) reads no 'thinkin'",
+        ),
+        (
+            {"thinking": False},
+            False,
+            "'template_kwargs' has no effect on this data: its prompts are plain text and chat is off",
+        ),
+        (
+            {"messages": []},
+            None,
+            "'template_kwargs' has 'messages', which rlflow itself gives the chat template",
+        ),
+    ],
+)
 def test_variables_that_change_nothing_are_refused(jsonl, make_tokenizer, tmp_path, variables, chat, says):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(THINKING)
@@ -238,7 +299,9 @@ def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer
 
 def test_a_conversation_that_repeats_its_prompt_gives_what_is_said_last(jsonl, tokenizer):
     whole = [{"role": "user", "content": "p"}, *SAYS]
-    assert open_data(jsonl({"prompt": "p", "completion": whole}), tokenizer=tokenizer).batch([0])["completion"] == ["three"]
+    assert open_data(jsonl({"prompt": "p", "completion": whole}), tokenizer=tokenizer).batch([0])[
+        "completion"
+    ] == ["three"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +325,9 @@ def test_no_rows_have_the_same_columns_as_some(jsonl, record):
     assert len(data.batch([])) == 0
 
 
-@pytest.mark.parametrize(("sampled", "between"), [([5, 6], "\n<user>why\n<assistant>"), ([5, 1], "\n<user>why\n<assistant>")])
+@pytest.mark.parametrize(
+    ("sampled", "between"), [([5, 6], "\n<user>why\n<assistant>"), ([5, 1], "\n<user>why\n<assistant>")]
+)
 def test_a_turn_after_a_response_is_what_the_template_writes_between(tokenizer, sampled, between):
     encoder = TokenizerEncoder(tokenizer)
     chat = encoder.following(["why"], [sampled], Wording(chat=True))
@@ -273,8 +338,10 @@ def test_a_turn_after_a_response_is_what_the_template_writes_between(tokenizer, 
 def test_the_token_that_ended_a_response_is_not_written_twice(make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}")
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' "
+        "%}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
     encoder = TokenizerEncoder(folder)
     stopped, cut = encoder.following(["why"] * 2, [[5, 1], [5, 6]], Wording(chat=True))
     assert cut == [1, *stopped]
@@ -282,7 +349,9 @@ def test_the_token_that_ended_a_response_is_not_written_twice(make_tokenizer, tm
 
 def test_a_template_that_rewrites_earlier_turns_cannot_follow(make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ messages | length }}{{ m['content'] }}{% endfor %}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ messages | length }}{{ m['content'] }}{% endfor %}"
+    )
     with pytest.raises(PlanError, match="writes earlier turns otherwise"):
         TokenizerEncoder(folder).following(["why"], [[5]], Wording(chat=True))
 

@@ -18,7 +18,13 @@ def test_after_any_number_of_turns_each_count_is_within_the_bound_of_its_share(w
     counts = [0] * len(weights)
     for turn, source in enumerate(islice(turns(weights, counts), 200), 1):
         counts[source] += 1
-        assert max(abs(weight / sum(weights) * turn - count) for weight, count in zip(weights, counts, strict=True)) <= bound
+        assert (
+            max(
+                abs(weight / sum(weights) * turn - count)
+                for weight, count in zip(weights, counts, strict=True)
+            )
+            <= bound
+        )
 
 
 @given(WEIGHTS, st.integers(0, 60))
@@ -30,4 +36,15 @@ def test_turns_go_on_from_their_counts_as_if_never_stopped(weights, cut):
 
 
 def test_the_turns_of_two_weights_are_known():
-    assert list(islice(turns([Fraction(7, 10), Fraction(3, 10)], [0, 0]), 10)) == [0, 1, 0, 0, 0, 1, 0, 0, 1, 0]
+    assert list(islice(turns([Fraction(7, 10), Fraction(3, 10)], [0, 0]), 10)) == [
+        0,
+        1,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+    ]

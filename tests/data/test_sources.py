@@ -24,12 +24,20 @@ def test_jsonl_skips_blank_lines_and_a_byte_order_mark(tmp_path):
     assert questions(open_data(path)) == ["a", "b"]
 
 
-CALLS = [{"function": {"name": "add", "arguments": {"a": 1}}}, {"function": {"name": "look", "arguments": {"at": "x"}}}]
-MESSAGES = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": CALLS},
-            {"role": "tool", "content": "2", "name": "add"}]  # fmt: skip
+CALLS = [
+    {"function": {"name": "add", "arguments": {"a": 1}}},
+    {"function": {"name": "look", "arguments": {"at": "x"}}},
+]
+MESSAGES = [
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": "", "tool_calls": CALLS},
+    {"role": "tool", "content": "2", "name": "add"},
+]
 
 
-@pytest.mark.parametrize("rows", [ROWS, [{"prompt": MESSAGES, "answer": "2"}, {"prompt": MESSAGES[:1], "answer": "3"}]])
+@pytest.mark.parametrize(
+    "rows", [ROWS, [{"prompt": MESSAGES, "answer": "2"}, {"prompt": MESSAGES[:1], "answer": "3"}]]
+)
 def test_all_formats_give_the_same_records(tmp_path, jsonl, rows):
     import datasets
 
@@ -39,7 +47,10 @@ def test_all_formats_give_the_same_records(tmp_path, jsonl, rows):
     (tmp_path / "hub").mkdir()
     pyarrow.parquet.write_table(table, tmp_path / "hub" / "train-00000-of-00001.parquet")
     pyarrow.parquet.write_table(table.slice(0, 2), tmp_path / "hub" / "test-00000-of-00001.parquet")
-    of_all = [open_data(path) for path in (jsonl(*rows), tmp_path / "d.parquet", tmp_path / "saved", tmp_path / "hub")]
+    of_all = [
+        open_data(path)
+        for path in (jsonl(*rows), tmp_path / "d.parquet", tmp_path / "saved", tmp_path / "hub")
+    ]
     assert {data.digest for data in of_all} == {of_all[0].digest}
     assert len(open_data(tmp_path / "hub", split="test")) == 2
 
@@ -47,7 +58,9 @@ def test_all_formats_give_the_same_records(tmp_path, jsonl, rows):
 def test_a_saved_dictionary_of_splits_gives_train_or_the_one_asked_for(tmp_path):
     import datasets
 
-    parts = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:2]))
+    parts = datasets.DatasetDict(
+        train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:2])
+    )
     parts.save_to_disk(str(tmp_path / "saved"))
     assert len(open_data(tmp_path / "saved")) == 6
     assert len(open_data(tmp_path / "saved", split="test")) == 2
@@ -73,10 +86,22 @@ def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
         ('{"prompt": 5}', "is no prompt: int 5"),
         ('{"prompt": []}', "is no prompt: list"),
         ('{"prompt": ["hello"]}', "message 1 of the field 'prompt' is none: str in place of a message"),
-        ('{"prompt": [{"role": "user"}]}', "message 1 of the field 'prompt' is none: its 'content' is missing, not a text"),
-        ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "its 'content' is list, not a text"),
-        ('{"prompt": [{"role": "user", "content": "a"}, {"role": 7, "content": "a"}]}', "message 2 (.*) its 'role' is int, not a text"),
-        ('{"prompt": [{"role": "user", "content": "a", "name": "\\ud800"}]}', "its 'name' cannot be carried: it is not valid Unicode"),
+        (
+            '{"prompt": [{"role": "user"}]}',
+            "message 1 of the field 'prompt' is none: its 'content' is missing, not a text",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}',
+            "its 'content' is list, not a text",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": "a"}, {"role": 7, "content": "a"}]}',
+            "message 2 (.*) its 'role' is int, not a text",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": "a", "name": "\\ud800"}]}',
+            "its 'name' cannot be carried: it is not valid Unicode",
+        ),
         ('{"prompt": "\\ud800"}', "not valid Unicode"),
         ("[" * 100_000, "not valid JSON"),
     ],
@@ -122,7 +147,9 @@ def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
 
 def test_fields_are_mapped_by_name_by_habit_and_into_objects(jsonl):
     path = jsonl({"question": "q", "reward_model": {"ground_truth": 7}, "tests": ["assert f(1)"], "level": 3})
-    data = open_data(path, fields={"answer": "reward_model.ground_truth"}, columns={"tests": text, "level": row("int64")})
+    data = open_data(
+        path, fields={"answer": "reward_model.ground_truth"}, columns={"tests": text, "level": row("int64")}
+    )
     batch = data.batch([0])
     assert data.fields["prompt"] == "question"
     assert batch["answer"] == ["7"]
@@ -139,7 +166,10 @@ def test_numbers_without_a_dtype_are_float32(jsonl):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"fields": {"prompt": "questoin"}}, r"no field 'questoin'(.|\n)*nearest: +question(.|\n)*--data\.prompt question"),
+        (
+            {"fields": {"prompt": "questoin"}},
+            r"no field 'questoin'(.|\n)*nearest: +question(.|\n)*--data\.prompt question",
+        ),
         ({"fields": {"promt": "question"}}, r"'promt' is no column(.|\n)*nearest: +prompt"),
         ({"columns": {"tests": text}}, r"no field 'tests'(.|\n)*found: +fields question, answer, level"),
         ({"columns": {"level": row("bool")}}, "is int 3"),
@@ -178,15 +208,20 @@ def test_a_task_has_at_least_one_question(size):
 def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
     one, other, same = (open_data("chain_sum", task={"size": 40}, seed=seed) for seed in (1, 2, 1))
     assert one.digest == same.digest != other.digest
-    assert open_data("chain_sum", task={"size": 40}, seed=1).records is same.records  # those of the last draw are not drawn again
-    small = open_data("reasoning_gym:chain_sum", task={"size": 300, "min_terms": 2, "max_terms": 2, "max_digits": 1})
+    # those of the last draw are not drawn again
+    assert open_data("chain_sum", task={"size": 40}, seed=1).records is same.records
+    small = open_data(
+        "reasoning_gym:chain_sum", task={"size": 300, "min_terms": 2, "max_terms": 2, "max_digits": 1}
+    )
     assert len(set(questions(small))) == len(small) < 300
     assert len(small) + small.doubles == 300
     assert set(small.columns) == {"prompt", "answer", "prompt_tokens", "entry"}
 
 
 def test_a_column_that_a_task_does_not_give_is_refused():
-    with pytest.raises(PlanError, match=r"gives no column 'level'(.|\n)*found: +prompt, answer, entry(.|\n)*a field 'level'"):
+    with pytest.raises(
+        PlanError, match=r"gives no column 'level'(.|\n)*found: +prompt, answer, entry(.|\n)*a field 'level'"
+    ):
         open_data("chain_sum", columns={"level": row("int64")})
     assert open_data("chain_sum", task={"size": 2}, columns={"entry": text}).columns["entry"] == text
 
@@ -216,6 +251,8 @@ def run_python():
     import subprocess
 
     def run(code: str) -> str:
-        return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path("/")).stdout
+        return subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path("/")
+        ).stdout
 
     return run

@@ -13,7 +13,13 @@ def tokenizer():
     backend = Tokenizer(models.WordLevel(words, unk_token="<"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.Fuse()
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
-    made.add_tokens([AddedToken("<answer>", special=True), AddedToken("<end>", special=True), AddedToken("<think>", special=False)])
+    made.add_tokens(
+        [
+            AddedToken("<answer>", special=True),
+            AddedToken("<end>", special=True),
+            AddedToken("<think>", special=False),
+        ]
+    )
     return made
 
 
@@ -21,13 +27,19 @@ def test_special_tokens_are_those_that_the_tokenizer_marks(tokenizer):
     assert special_tokens(tokenizer) == {0: "<pad>", 1: "<eos>", 7: "<answer>", 8: "<end>"}
 
 
-@pytest.mark.parametrize(("ids", "said", "bare"), [
-    ([7, 2, 8, 1], "<answer>7<end>", "7"),  # it ends in a token of its own
-    ([7, 2, 8], "<answer>7<end>", "7"),  # it was cut
-    ([2, 0, 0], "7", "7"), ([2, 0, 1], "7", "7"), ([2, 1, 0], "7", "7"),  # padding
-    ([9, 2, 7, 3, 1], "<think>7<answer>8", "<think>78"),  # what is added and not special is always there
-    ([1], "", ""), ([], "", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "said", "bare"),
+    [
+        ([7, 2, 8, 1], "<answer>7<end>", "7"),  # it ends in a token of its own
+        ([7, 2, 8], "<answer>7<end>", "7"),  # it was cut
+        ([2, 0, 0], "7", "7"),
+        ([2, 0, 1], "7", "7"),
+        ([2, 1, 0], "7", "7"),  # padding
+        ([9, 2, 7, 3, 1], "<think>7<answer>8", "<think>78"),  # what is added and not special is always there
+        ([1], "", ""),
+        ([], "", ""),
+    ],
+)
 def test_what_is_inside_a_response_is_text_and_its_end_and_padding_are_none(tokenizer, ids, said, bare):
     assert completions(tokenizer, [ids], [1]) == [said]
     assert completions(tokenizer, [ids], [1], bare=True) == [bare]

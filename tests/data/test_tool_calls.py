@@ -36,8 +36,13 @@ def calls(template, text, **more):
     ("template", "text", "names"),
     [
         ("… <tool_call> …", "I add.\n<tool_call>\n" + json.dumps(ADD) + "\n</tool_call>", ["add"]),
-        ("… <tool_call> …", f"<tool_call>{json.dumps(ADD)}</tool_call> and <tool_call>{json.dumps(ADD)}</tool_call>", ["add", "add"]),
-        ("… <tool_call> …", f"<tool_call>{json.dumps(ADD)}", ["add"]),  # the end mark may be the stop string of the turn
+        (
+            "… <tool_call> …",
+            f"<tool_call>{json.dumps(ADD)}</tool_call> and <tool_call>{json.dumps(ADD)}</tool_call>",
+            ["add", "add"],
+        ),
+        # the end mark may be the stop string of the turn
+        ("… <tool_call> …", f"<tool_call>{json.dumps(ADD)}", ["add"]),
         ("… <tool_call> …", "It is 3.", []),
         ("… [TOOL_CALLS] …", f"[TOOL_CALLS] [{json.dumps(ADD)}, {json.dumps(ADD)}]", ["add", "add"]),
         ("… ipython …", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ["add"]),
@@ -66,7 +71,9 @@ def test_a_family_whose_calls_are_not_known_is_refused():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "the call is no JSON"), ("[3]", "a call is an object with the name of a tool"), ('{"name": 3}', "a call is an object"),
+        ("{", "the call is no JSON"),
+        ("[3]", "a call is an object with the name of a tool"),
+        ('{"name": 3}', "a call is an object"),
         ('{"name": "add", "arguments": [1]}', "the arguments of add are no object"),
         ('{"name": "add", "arguments": "{"}', "the arguments of add are no object"),
     ],
@@ -77,7 +84,9 @@ def test_what_is_no_call_says_why(text, problem):
 
 
 def test_arguments_may_be_json_in_a_text_or_missing():
-    assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [ToolCall("add", {"a": 1})]
+    assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [
+        ToolCall("add", {"a": 1})
+    ]
     assert list(parsed('{"name": "now"}')) == [ToolCall("now", {})]
 
 

@@ -1,4 +1,5 @@
-"""Whether a template can carry tools is judged by the files of a model folder, as the tokenizer that is loaded from them judges it."""
+"""Whether a template can carry tools is judged by the files of a model folder, as the tokenizer that is
+loaded from them judges it."""
 
 import json
 
@@ -14,9 +15,23 @@ pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is s
 TEMPLATE = """{%- if tools %}{{ bos_token + eos_token }}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>.
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}}]
-PARSES = {"start_anchor": "<assistant>", "fields": {"content": {}, "tool_calls": {"open": "<call>", "close": "</call>", "content": "json",
-                                                                                 "repeats": True}}}  # fmt: skip
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
+PARSES = {
+    "start_anchor": "<assistant>",
+    "fields": {
+        "content": {},
+        "tool_calls": {"open": "<call>", "close": "</call>", "content": "json", "repeats": True},
+    },
+}
 
 
 def in_jinja(folder, text):
@@ -49,7 +64,9 @@ def plain(make_tokenizer, tmp_path):
     return make_tokenizer(tmp_path / "model", chat=False)
 
 
-@pytest.mark.parametrize("written", [in_jinja, in_config, several_in_config, several_in_files, file_before_config])
+@pytest.mark.parametrize(
+    "written", [in_jinja, in_config, several_in_config, several_in_files, file_before_config]
+)
 def test_the_template_of_the_files_is_that_of_the_tokenizer(plain, written):
     written(plain, TEMPLATE)
     told = TokenizerEncoder(plain).with_tools(TOOLS)
@@ -65,9 +82,18 @@ def test_the_template_of_the_files_is_that_of_the_tokenizer(plain, written):
     [
         (TEMPLATE.replace("if tools", "if false"), "says nothing of tools"),
         (TEMPLATE.replace("<tool_call>", "[call]"), "how models of .* write a call of a tool is not known"),
-        (TEMPLATE.replace("{%- for", "{{ messages | length }}{%- for"), "writes earlier turns otherwise once later ones come"),
-        (TEMPLATE.replace("}}</", "}}{{ raise_exception('no tools') if message.role == 'tool' }}</"), "refuses a prompt: no tools"),
-        (TEMPLATE.replace(">{{ message.content", ">{{ message.content if message.role != 'tool' "), "does not write what a tool answers"),
+        (
+            TEMPLATE.replace("{%- for", "{{ messages | length }}{%- for"),
+            "writes earlier turns otherwise once later ones come",
+        ),
+        (
+            TEMPLATE.replace("}}</", "}}{{ raise_exception('no tools') if message.role == 'tool' }}</"),
+            "refuses a prompt: no tools",
+        ),
+        (
+            TEMPLATE.replace(">{{ message.content", ">{{ message.content if message.role != 'tool' "),
+            "does not write what a tool answers",
+        ),
     ],
 )
 def test_files_and_tokenizer_are_refused_alike(plain, template, says):
@@ -87,7 +113,9 @@ def test_the_files_of_a_folder_are_judged_with_the_variables_of_the_run(plain):
 
 
 def test_a_folder_without_a_template_is_refused(plain):
-    with pytest.raises(PlanError, match="tools are told of by a chat template, and the tokenizer of .*model has none"):
+    with pytest.raises(
+        PlanError, match="tools are told of by a chat template, and the tokenizer of .*model has none"
+    ):
         check_folder(plain, TOOLS)
 
 

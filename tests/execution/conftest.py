@@ -20,8 +20,12 @@ from rlflow.training.protocols import ModelSpec
 
 
 def prompts_at(start, count):
-    batch = Batch.of(prompt=[f"p{i}" for i in range(count)], answer=["a"] * count, prompt_tokens=[[i, 1] for i in range(count)],
-                     prompt_id=torch.arange(start, start + count) % 7)
+    batch = Batch.of(
+        prompt=[f"p{i}" for i in range(count)],
+        answer=["a"] * count,
+        prompt_tokens=[[i, 1] for i in range(count)],
+        prompt_id=torch.arange(start, start + count) % 7,
+    )
     return Batch(Axis.fresh(count, start), batch.data)
 
 
@@ -59,7 +63,9 @@ class Learner(Trainer):
 
 def digest(batch):
     """A digest of every column: a lost, doubled or moved row changes it."""
-    text = repr([(name, str(data.kind), data.padded(batch.axis)) for name, data in sorted(batch.data.items())])
+    text = repr(
+        [(name, str(data.kind), data.padded(batch.axis)) for name, data in sorted(batch.data.items())]
+    )
     return hashlib.sha256(f"{batch.axis.keys.tolist()}{text}".encode()).hexdigest()
 
 
@@ -71,7 +77,9 @@ class World:
         self.stream = Stream()
         names = flow.parameters.roles
         models = {name: Model(trainer(), generator(ModelSpec(None))) for name in names if name != "reward"}
-        self.engine = LocalEngine(models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {})
+        self.engine = LocalEngine(
+            models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {}
+        )
         self.executor = Executor(self.engine, lanes)
         self.lanes = lanes
 
@@ -87,11 +95,17 @@ class World:
 
     def eager(self, count):
         hp = {"hp": self.hp} if self.hp is not None else {}
-        return self.flow(self.stream.take(count), **{name: Role(name, self.engine) for name in self.flow.parameters.roles}, **hp)
+        return self.flow(
+            self.stream.take(count),
+            **{name: Role(name, self.engine) for name in self.flow.parameters.roles},
+            **hp,
+        )
 
     @property
     def learned(self):
-        return {name: model.trainer.learned for name, model in self.engine.models.items() if model.trainer.learned}
+        return {
+            name: model.trainer.learned for name, model in self.engine.models.items() if model.trainer.learned
+        }
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""A moving-average baseline, a controller of entropy, a schedule of its bonus: what a run computes as it goes says how it samples."""
+"""A moving-average baseline, a controller of entropy, a schedule of its bonus: what a run computes as it goes
+says how it samples."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -46,7 +47,10 @@ def above(scores, mask, temperature, *, baseline: Annotated[float, Ge(-10)]):
 
 @loss(new=("logprobs", "entropy"))
 def policy_loss(new, logprobs, advantages, weights, policy_version, *, bonus: Annotated[float, Ge(0)]):
-    return -weights * (new.logprobs - logprobs).exp() * advantages - bonus * new.entropy, {"bonus": bonus, "version": policy_version}
+    return -weights * (new.logprobs - logprobs).exp() * advantages - bonus * new.entropy, {
+        "bonus": bonus,
+        "version": policy_version,
+    }
 
 
 @flow(state=lambda hp: {"baseline": 0.0} | ({"heat": 1.0} if hp.controlled else {}))

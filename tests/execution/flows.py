@@ -1,8 +1,22 @@
-"""Flows that use what an algorithm may use: repetition, state, a greedy baseline, chance, every dispatch mode, warm-up."""
+"""Flows that use what an algorithm may use: repetition, state, a greedy baseline, chance, every dispatch
+mode, warm-up."""
 
 import torch
 
-from rlflow import ALL, RANK0, choose, flow, group_mean, loss, place_last, repeat, row, scalar, stage, truncated_weights
+from rlflow import (
+    ALL,
+    RANK0,
+    choose,
+    flow,
+    group_mean,
+    loss,
+    place_last,
+    repeat,
+    row,
+    scalar,
+    stage,
+    truncated_weights,
+)
 
 
 @loss
@@ -167,7 +181,8 @@ def fading_loss(new, logprobs, advantages, policy_version, iteration, progress):
 
 @flow
 def clocked(prompts, actor, reward):
-    """The iteration and the progress are read before anything is sampled, in the body of a repeat, by a stage for all rows, by a loss."""
+    """The iteration and the progress are read before anything is sampled, in the body of a repeat, by a stage
+    for all rows, by a loss."""
 
     def body(fresh):
         rows = actor.generate(fresh, samples=3, max_tokens=5)

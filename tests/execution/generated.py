@@ -1,4 +1,5 @@
-"""Flows of drawn shapes: rows that are asked, chosen and joined in any order that the contract allows, and then learned from."""
+"""Flows of drawn shapes: rows that are asked, chosen and joined in any order that the contract allows, and
+then learned from."""
 
 import random
 import time
@@ -6,16 +7,35 @@ import time
 import torch
 from hypothesis import strategies as st
 
-from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, row, stage, text, token, truncated_weights
+from rlflow import (
+    ask,
+    choose,
+    concat,
+    flow,
+    group,
+    group_mean,
+    loss,
+    repeat,
+    row,
+    stage,
+    text,
+    token,
+    truncated_weights,
+)
 from rlflow.execution.account import WITH_GROUP
 from rlflow.training.loss_rows import broken_columns, group_of, with_groups
 
-STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "joined", "up")  # what a shape's steps are drawn from
+# what a shape's steps are drawn from
+STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "joined", "up")
 SHAPES = {
-    "source": st.sampled_from(["prompts", "chosen", "groups", "picked", "kept"]), "samples": st.integers(2, 3),
-    "steps": st.lists(st.sampled_from(STEPS), max_size=4), "modulus": st.integers(2, 5), "of_groups": st.booleans(),
-    "twice": st.booleans(), "minibatch": st.sampled_from([None, 3]),
-}  # fmt: skip
+    "source": st.sampled_from(["prompts", "chosen", "groups", "picked", "kept"]),
+    "samples": st.integers(2, 3),
+    "steps": st.lists(st.sampled_from(STEPS), max_size=4),
+    "modulus": st.integers(2, 5),
+    "of_groups": st.booleans(),
+    "twice": st.booleans(),
+    "minibatch": st.sampled_from([None, 3]),
+}
 
 
 @loss(unrewarded="rows of a drawn flow may be thrown away")
@@ -75,8 +95,8 @@ def without(rows, *names):
 
 
 def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
-    """A flow. source: what is sampled from: the prompts, chosen ones, or a `repeat` of groups or of prompts; twice: whether an update
-    learns from the first rows too."""
+    """A flow. source: what is sampled from: the prompts, chosen ones, or a `repeat` of groups or of prompts;
+    twice: whether an update learns from the first rows too."""
 
     def first(prompts, actor, reward):
         rows = actor.generate(prompts, samples=samples, max_tokens=5)
@@ -92,7 +112,12 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
 
             return repeat(body, prompts, groups=2, tries=2)
         if source == "kept":
-            prompts = repeat(lambda fresh: choose(fresh | of_prompts(fresh, modulus=modulus), "coin"), prompts, groups=2, tries=2)
+            prompts = repeat(
+                lambda fresh: choose(fresh | of_prompts(fresh, modulus=modulus), "coin"),
+                prompts,
+                groups=2,
+                tries=2,
+            )
         elif source == "chosen":
             prompts = choose(prompts | of_prompts(prompts, modulus=modulus), "coin")
         return first(prompts, actor, reward)
@@ -107,17 +132,31 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
     def chosen(rows, step):
         if step == "coin":
             return choose(without(rows, "coin") | of_rows(rows, modulus=modulus), "coin")
-        return choose(rows, top="scores", count=1 if step == "best" else 3, per="group" if step == "best" else "batch")
+        return choose(
+            rows, top="scores", count=1 if step == "best" else 3, per="group" if step == "best" else "batch"
+        )
 
     def applied(rows, before, step, actor, reward):
         """The rows after a step, and those that it began with where the step can go back to them."""
         if step in ("coin", "best", "top"):
             return chosen(rows, step), rows if before is None else before
         if step in ("join", "joined"):
-            names = ("prompt", "answer", "prompt_tokens", "tokens", "mask", "completion", "sampled_logprobs", "scores", "temperature",
-                     "policy_version")
+            names = (
+                "prompt",
+                "answer",
+                "prompt_tokens",
+                "tokens",
+                "mask",
+                "completion",
+                "sampled_logprobs",
+                "scores",
+                "temperature",
+                "policy_version",
+            )
             parts = [batch.select(*names) for batch in (rows, before) if batch is not None]
-            return (concat(*(parts if step == "join" else reversed(parts))) if len(parts) == 2 else rows), None
+            return (
+                concat(*(parts if step == "join" else reversed(parts))) if len(parts) == 2 else rows
+            ), None
         if step == "up":
             return (without(before, "value") | mean_score(rows), None) if before is not None else (rows, None)
         more = actor.generate(without(asked(rows, step), "scores"), samples=2, max_tokens=4)
@@ -133,7 +172,9 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
             batch |= worth_of(batch, modulus=modulus)
             batch |= actor.logprobs(batch)
             batch |= truncated_weights(batch, cap=2.0)
-            actor.update(batch, likelihood_of_groups if of_groups and not number else likelihood, minibatch=minibatch)
+            actor.update(
+                batch, likelihood_of_groups if of_groups and not number else likelihood, minibatch=minibatch
+            )
 
     return generated
 
@@ -183,14 +224,18 @@ class Seen:
 
     @property
     def learned(self):
-        """Tokens of each row that an update learned from, by its path, but for what another update learned from before."""
+        """Tokens of each row that an update learned from, by its path, but for what another update learned
+        from before."""
         found = {}
         for batch, of in self.batches:
             broken = broken_columns(batch, of)
             broken = with_groups(broken, group_of(batch), WITH_GROUP) if of.rows == "group" else broken
             lengths = batch.data["tokens"].lengths.tolist()
-            found |= {tuple(path): length for path, length, bad in zip(batch.axis.keys.tolist(), lengths, broken.tolist(), strict=True)
-                      if not bad}
+            found |= {
+                tuple(path): length
+                for path, length, bad in zip(batch.axis.keys.tolist(), lengths, broken.tolist(), strict=True)
+                if not bad
+            }
         return found
 
 
@@ -200,19 +245,29 @@ def total(counts):
 
 
 def assert_counted(accounts, seen):
-    """What the generator gave, all of it and nothing twice, is what the accounts have as sampled, and that is what they have as fates.
-    Prompts that a `repeat` chose are counted beside, without tokens."""
+    """What the generator gave, all of it and nothing twice, is what the accounts have as sampled, and that is
+    what they have as fates. Prompts that a `repeat` chose are counted beside, without tokens."""
     assert all(account.closes for account in accounts)
-    sampled = total(count for account in accounts for source, count in account.sampled.items() if ".generate" in source)
+    sampled = total(
+        count for account in accounts for source, count in account.sampled.items() if ".generate" in source
+    )
     assert sampled == (seen.rows, seen.tokens)
-    ends = [(end, count) for account in accounts for (source, end), count in account.ends.items() if ".generate" in source]
-    opened = total(count for account in accounts for source, count in account.opened.items() if ".generate" in source)
+    ends = [
+        (end, count)
+        for account in accounts
+        for (source, end), count in account.ends.items()
+        if ".generate" in source
+    ]
+    opened = total(
+        count for account in accounts for source, count in account.opened.items() if ".generate" in source
+    )
     assert total(count for _, count in ends) == (sampled[0] + opened[0], sampled[1] + opened[1])
     assert all(end.node for end, _ in ends)
 
 
 def assert_numbered(batch):
-    """A row has a path of its own, and the rows of a group are adjacent and share its number, which no other group has."""
+    """A row has a path of its own, and the rows of a group are adjacent and share its number, which no other
+    group has."""
     paths = batch.axis.keys.tolist()
     assert len(set(map(tuple, paths))) == len(paths)
     if "group" in batch:

@@ -1,8 +1,23 @@
-"""Flows whose rows have a history: rows that are asked, chosen, joined, and columns that come up to the rows that asked."""
+"""Flows whose rows have a history: rows that are asked, chosen, joined, and columns that come up to the rows
+that asked."""
 
 import torch
 
-from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, row, stage, text, token, truncated_weights
+from rlflow import (
+    ask,
+    choose,
+    concat,
+    flow,
+    group,
+    group_mean,
+    loss,
+    repeat,
+    row,
+    stage,
+    text,
+    token,
+    truncated_weights,
+)
 
 
 @loss
@@ -18,8 +33,14 @@ def likelihood(new, mask):
 @stage(gives={"question": text})
 def ask_verifier(prompt, completion):
     """As a chat, of several messages."""
-    return [[{"role": "user", "content": p}, {"role": "assistant", "content": c}, {"role": "user", "content": "Is that right?"}]
-            for p, c in zip(prompt, completion, strict=True)]  # fmt: skip
+    return [
+        [
+            {"role": "user", "content": p},
+            {"role": "assistant", "content": c},
+            {"role": "user", "content": "Is that right?"},
+        ]
+        for p, c in zip(prompt, completion, strict=True)
+    ]
 
 
 @stage(gives={"question": text})
@@ -35,7 +56,11 @@ def mean_verdict(scores, group):
 @stage(gives={"told": row("float32")})
 def told(prompt_id, iteration, progress):
     """A number that says which record a row is from, and when."""
-    return prompt_id + 0.1 * iteration + progress, {"prompt_id": prompt_id.float(), "iteration": iteration, "progress": progress}
+    return prompt_id + 0.1 * iteration + progress, {
+        "prompt_id": prompt_id.float(),
+        "iteration": iteration,
+        "progress": progress,
+    }
 
 
 @stage(gives={"paid": row("float32")})
@@ -91,7 +116,9 @@ def second_attempt(prompts, actor, reward):
     """The evaluation of two attempts: what the last one scores."""
     first = actor.generate(prompts, samples=2, max_tokens=4)
     first = choose(first | reward(first), top="scores", count=1, per="group")
-    last = actor.generate(ask(first | ask_again(first, word="again"), "question"), max_tokens=4, temperature=0.5)
+    last = actor.generate(
+        ask(first | ask_again(first, word="again"), "question"), max_tokens=4, temperature=0.5
+    )
     return last | reward(last)
 
 
@@ -104,7 +131,12 @@ def correction(prompts, actor, reward):
     second |= reward(second)
     first |= centred(first)
     second |= second_pay(second)
-    both = concat(first.select("prompt_tokens", "tokens", "mask", "sampled_logprobs", "advantages", "policy_version", "prompt_id"), second)
+    both = concat(
+        first.select(
+            "prompt_tokens", "tokens", "mask", "sampled_logprobs", "advantages", "policy_version", "prompt_id"
+        ),
+        second,
+    )
     told(both)
     both |= actor.logprobs(both)
     both |= truncated_weights(both, cap=2.0)
@@ -229,10 +261,13 @@ def half(mask):
 
 @flow
 def redone(prompts, actor, reward):
-    """The second half of each answer is sampled again, and once more after a word that follows the whole answer."""
+    """The second half of each answer is sampled again, and once more after a word that follows the whole
+    answer."""
     first = actor.generate(prompts, samples=2, max_tokens=6)
     again = actor.generate(ask(first | half(first), tokens_until="half"), samples=2, max_tokens=5)
-    last = actor.generate(ask(again | ask_again(again, word="check:"), "question", after="tokens"), max_tokens=4)
+    last = actor.generate(
+        ask(again | ask_again(again, word="check:"), "question", after="tokens"), max_tokens=4
+    )
     last |= reward(last)
     last |= second_pay(last)
     last |= actor.logprobs(last)

@@ -40,7 +40,9 @@ def some_missing(scores, *, modulus):
 
 @stage(gives="keep", rows="group")
 def some_groups(scores, group, *, bar):
-    first = torch.cat([torch.ones(1, dtype=torch.bool), group[1:] != group[:-1]]) if len(group) else group.bool()
+    first = (
+        torch.cat([torch.ones(1, dtype=torch.bool), group[1:] != group[:-1]]) if len(group) else group.bool()
+    )
     return (scores[first] > bar)[torch.cumsum(first.long(), 0) - 1]
 
 
@@ -85,9 +87,16 @@ def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries, mask
 
 
 FLOWS = {
-    "samples": st.integers(2, 3), "modulus": st.integers(1, 5), "of_groups": st.booleans(), "after": st.integers(0, 1),
-    "baseline": st.booleans(), "bar": st.sampled_from([0.0, 0.5, 0.9]), "groups": st.integers(0, 4), "tries": st.integers(1, 3),
-    "masks": st.booleans(), "puts": st.booleans(),
+    "samples": st.integers(2, 3),
+    "modulus": st.integers(1, 5),
+    "of_groups": st.booleans(),
+    "after": st.integers(0, 1),
+    "baseline": st.booleans(),
+    "bar": st.sampled_from([0.0, 0.5, 0.9]),
+    "groups": st.integers(0, 4),
+    "tries": st.integers(1, 3),
+    "masks": st.booleans(),
+    "puts": st.booleans(),
 }
 
 
@@ -110,7 +119,11 @@ def test_sums_close_whatever_the_flow(world, shape, prompts):
         assert account.of(Fate.TRAINED).rows == 0
         return
     assert account.of(Fate.TRAINED, "actor.update").rows == keyed(outcome.metrics).get("actor.update/rows", 0)
-    cause = [count.rows for (_, end), count in account.ends.items() if end.node == "actor.update" and end.fate is Fate.LEFT_OUT]
+    cause = [
+        count.rows
+        for (_, end), count in account.ends.items()
+        if end.node == "actor.update" and end.fate is Fate.LEFT_OUT
+    ]
     if not shape["after"]:
         assert sum(cause) == keyed(outcome.metrics)["actor.update/left_out"]
     if shape["baseline"]:
@@ -146,8 +159,9 @@ def test_a_row_that_only_asked_is_read_and_one_whose_question_was_too_long_is_le
     run = world(second_only)
     run.engine.asking = Asking(longest=len(b"again 9.1"))
     account = run.compiled(12).account  # two of these have a longer number
-    assert {end: count.rows for (source, end), count in account.ends.items() if source == "actor.generate"} == {
-        End(Fate.READ, "again"): 20, End(Fate.LEFT_OUT, "ask", "asked too long", "data.max_prompt=9"): 4}
+    assert {
+        end: count.rows for (source, end), count in account.ends.items() if source == "actor.generate"
+    } == {End(Fate.READ, "again"): 20, End(Fate.LEFT_OUT, "ask", "asked too long", "data.max_prompt=9"): 4}
     assert account.closes
 
 
@@ -223,4 +237,7 @@ def test_sums_close_along_any_history_whichever_nodes_are_late(world, shape, pro
         generated.assert_numbered(batch)
     assert compiled.learned == eager.learned
     if not {"join", "joined"} & set(shape["steps"]):  # a joined row is sampled at another path
-        assert generated.total(account.of(Fate.TRAINED) for account in accounts) == (len(seen.learned), sum(seen.learned.values()))
+        assert generated.total(account.of(Fate.TRAINED) for account in accounts) == (
+            len(seen.learned),
+            sum(seen.learned.values()),
+        )

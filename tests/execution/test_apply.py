@@ -17,11 +17,16 @@ def asked_as_messages(prompt):
 
 
 def applied(stage, *prompts):
-    rows, tallies = apply_stage(stage, Batch(Axis.fresh(len(prompts)), Batch.of(prompt=list(prompts)).data), {}, 0)
+    rows, tallies = apply_stage(
+        stage, Batch(Axis.fresh(len(prompts)), Batch.of(prompt=list(prompts)).data), {}, 0
+    )
     return rows["question"], {name: tally.total for name, tally in tallies.items()}
 
 
 def test_characters_that_no_tokenizer_takes_are_replaced_and_counted():
     assert applied(asked, "a", "b \ud83c c\0") == (["sound", "b \ufffd c\ufffd"], {"replaced": 2.0})
-    assert applied(asked_as_messages, "\ud800") == ([[{"role": "user", "content": "\ufffd"}]], {"replaced": 1.0})
+    assert applied(asked_as_messages, "\ud800") == (
+        [[{"role": "user", "content": "\ufffd"}]],
+        {"replaced": 1.0},
+    )
     assert applied(asked, "a", "🎉") == (["sound", "🎉"], {})

@@ -12,7 +12,15 @@ from rlflow.author.signature import read
 from rlflow.execution.computed import as_numbers, with_numbers
 
 
-def bounded(scores, *, plain, share: Annotated[float, Gt(0), Le(1)] = 0.5, maybe: float | None = None, count: int = 1, small=2):
+def bounded(
+    scores,
+    *,
+    plain,
+    share: Annotated[float, Gt(0), Le(1)] = 0.5,
+    maybe: float | None = None,
+    count: int = 1,
+    small=2,
+):
     return scores
 
 
@@ -20,7 +28,10 @@ SIGNATURE = read(bounded)
 
 
 def batch(**numbers):
-    columns = {f"setting.{name}": Data(Kind(Level.SCALAR, "float32"), torch.tensor(value)) for name, value in numbers.items()}
+    columns = {
+        f"setting.{name}": Data(Kind(Level.SCALAR, "float32"), torch.tensor(value))
+        for name, value in numbers.items()
+    }
     rows = Batch.of(scores=torch.zeros(2))
     return Batch(rows.axis, rows.data | columns)
 
@@ -33,10 +44,15 @@ def test_numbers_take_their_places_among_the_settings_and_leave_the_batch():
     assert with_numbers({"count": 3}, same, SIGNATURE) == ({"count": 3}, same)
 
 
-@pytest.mark.parametrize(("name", "value", "says"), [
-    ("share", 0.0, r"setting 'share': found 0, expected float > 0 and <= 1"), ("share", 1.5, "found 1.5"),
-    ("share", float("nan"), "expected a finite number"), ("plain", float("inf"), "expected a finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("share", 0.0, r"setting 'share': found 0, expected float > 0 and <= 1"),
+        ("share", 1.5, "found 1.5"),
+        ("share", float("nan"), "expected a finite number"),
+        ("plain", float("inf"), "expected a finite number"),
+    ],
+)
 def test_a_number_out_of_the_range_of_its_annotation_is_refused(name, value, says):
     with pytest.raises(ValueError, match=says):
         with_numbers({}, batch(**{name: value}), SIGNATURE)
@@ -44,8 +60,10 @@ def test_a_number_out_of_the_range_of_its_annotation_is_refused(name, value, say
         as_numbers({name: torch.tensor(value)}, SIGNATURE.takes_float, SIGNATURE)
 
 
-@pytest.mark.parametrize(("name", "value", "fits"), [("temperature", 0.0, True), ("temperature", -1.0, False), ("top_p", 1.0, True),
-                                                     ("top_p", 0.0, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "fits"),
+    [("temperature", 0.0, True), ("temperature", -1.0, False), ("top_p", 1.0, True), ("top_p", 0.0, False)],
+)
 def test_what_generate_computes_has_the_range_that_it_has_as_a_value(name, value, fits):
     if fits:
         assert with_numbers({}, batch(**{name: value}), None)[0] == {name: value}

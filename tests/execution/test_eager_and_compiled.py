@@ -1,4 +1,5 @@
-"""One text, two ways to run it: flows called on real batches and compiled flows learn from the same rows with the same chance."""
+"""One text, two ways to run it: flows called on real batches and compiled flows learn from the same rows with
+the same chance."""
 
 import dataclasses
 from pathlib import Path
@@ -189,7 +190,8 @@ def test_a_trainer_gets_the_settings_of_the_update_and_those_of_the_loss_each_on
     ran_both_ways(world, f, iterations=1, trainer=Noting)
     own = {"cap": 0.5, "slope": 3.0} if together else {"cap": 0.5}
     assert [{name: value for name, value in options.items() if name != "seed"} for options in given] == [
-        {"epochs": 1, "minibatch": None, "mean": 2, **own}] * 2  # fmt: skip
+        {"epochs": 1, "minibatch": None, "mean": 2, **own}
+    ] * 2
 
 
 def test_state_is_as_it_was_after_an_eager_iteration_that_raised(world, flows, learner):
@@ -224,7 +226,8 @@ def test_only_the_run_gives_its_own_columns(world, flows, prompts, name):
         actor.logprobs(batch, gives=name)
 
 
-# -- settings that are computed ----------------------------------------------------------------------------------------------------
+# -- settings that are computed
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("controlled", [True, False])
@@ -264,7 +267,9 @@ def wild_flow(by, of):
     @flow
     def unbounded(prompts, actor, reward):
         number = wild(prompts, by=by)["wild"]
-        batch = actor.generate(prompts, max_tokens=3, **({of: number} if of in ("temperature", "top_p") else {}))
+        batch = actor.generate(
+            prompts, max_tokens=3, **({of: number} if of in ("temperature", "top_p") else {})
+        )
         batch |= reward(batch)
         batch |= scaled(batch, factor=number if of == "factor" else 1.0)
         actor.update(batch, scaled_loss, factor=number if of == "loss" else 1.0)
@@ -272,12 +277,20 @@ def wild_flow(by, of):
     return unbounded
 
 
-@pytest.mark.parametrize(("by", "of", "node", "says"), [
-    (-1.0, "temperature", "actor.generate", "setting 'temperature': found -1, expected a number of at least 0"),
-    (2.0, "top_p", "actor.generate", "setting 'top_p': found 2, expected a number above 0 and at most 1"),
-    (float("inf"), "factor", "scaled", "setting 'factor': found inf, expected a finite number"),
-    (float("nan"), "loss", "actor.update", "setting 'factor': found nan, expected a finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("by", "of", "node", "says"),
+    [
+        (
+            -1.0,
+            "temperature",
+            "actor.generate",
+            "setting 'temperature': found -1, expected a number of at least 0",
+        ),
+        (2.0, "top_p", "actor.generate", "setting 'top_p': found 2, expected a number above 0 and at most 1"),
+        (float("inf"), "factor", "scaled", "setting 'factor': found inf, expected a finite number"),
+        (float("nan"), "loss", "actor.update", "setting 'factor': found nan, expected a finite number"),
+    ],
+)
 def test_a_computed_setting_out_of_its_range_is_an_error_at_its_line(world, by, of, node, says):
     compiled, eager = (world(wild_flow(by, of)) for _ in range(2))
     compiled.engine.iteration = eager.engine.iteration = 1
@@ -297,7 +310,9 @@ def test_a_flag_takes_the_place_of_a_computed_setting():
     generate = compile_flow(EMA.ema, options=TraceOptions(sampling=sampling)).graph.by_name["actor.generate"]
     assert [item.parameter for item in generate.inputs] == ["prompt_tokens"]
     assert generate.settings.temperature == 0.7
-    generate = compile_flow(EMA.ema, options=TraceOptions(sampling={"actor.generate": {"top_k": 3}})).graph.by_name["actor.generate"]
+    generate = compile_flow(
+        EMA.ema, options=TraceOptions(sampling={"actor.generate": {"top_k": 3}})
+    ).graph.by_name["actor.generate"]
     assert [item.parameter for item in generate.inputs] == ["prompt_tokens", "setting.temperature"]
     assert generate.settings.temperature is None
 
@@ -336,7 +351,9 @@ def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too(
     torn = load(TESTS / "compiler" / "check" / "fixtures" / "torn_groups.py")
     actor = Role("actor", world(flows.remax).engine)
     batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)
-    more = Batch.of(scores=[1.0, 0.0, 1.0, 1.0], right=[True, False, True, True], kinds={"right": row("bool")})
+    more = Batch.of(
+        scores=[1.0, 0.0, 1.0, 1.0], right=[True, False, True, True], kinds={"right": row("bool")}
+    )
     batch |= Batch(batch.axis, more.data)
     with pytest.raises(FlowError, match=r"'over_groups' works on groups, and where='right' leaves it parts"):
         actor.update(batch, (torn.likelihood, torn.over_groups), where=(None, "right"))

@@ -13,9 +13,13 @@ def engine(scores):
     return LocalEngine({}, {"reward": lambda batch: (scores[: len(batch)], {})}, 0, lambda count: None)
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [(torch.float64, "float64"), (torch.float32, "float32"), (torch.int64, "float32")])
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(torch.float64, "float64"), (torch.float32, "float32"), (torch.int64, "float32")]
+)
 def test_scores_are_float32_but_in_a_run_of_float64(dtype, kept):
-    rows, metrics = engine(torch.tensor([1, 2], dtype=dtype)).reward("reward", Batch.of(completion=["a", "b"]))
+    rows, metrics = engine(torch.tensor([1, 2], dtype=dtype)).reward(
+        "reward", Batch.of(completion=["a", "b"])
+    )
     assert rows.columns["scores"].dtype == kept
     assert (metrics["mean"].value, metrics["missing"].value) == (1.5, 0.0)
 
@@ -25,7 +29,11 @@ def test_rows_whose_episodes_failed_are_judged_by_nobody():
     rows, metrics = engine(torch.tensor([1.0, 3.0, 9.0])).reward("reward", batch)
     assert rows["scores"].isnan().tolist() == [False, True, False]
     assert rows["scores"][[0, 2]].tolist() == [1.0, 3.0]
-    assert {name: tally.value for name, tally in metrics.items()} == {"mean": 2.0, Figure(Of.MISSING, "timeout"): 1.0, "missing": 1.0}
+    assert {name: tally.value for name, tally in metrics.items()} == {
+        "mean": 2.0,
+        Figure(Of.MISSING, "timeout"): 1.0,
+        "missing": 1.0,
+    }
 
 
 def test_a_stage_with_side_effects_counts_as_an_update_of_the_role_that_it_is_given():

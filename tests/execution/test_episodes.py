@@ -1,4 +1,5 @@
-"""Rows that are sampled turn by turn: what the model said is trained on, what the environment said is a hole, and budgets hold."""
+"""Rows that are sampled turn by turn: what the model said is trained on, what the environment said is a hole,
+and budgets hold."""
 
 import json
 from contextlib import ExitStack, closing
@@ -22,8 +23,11 @@ from rlflow.training.protocols import ModelSpec, Sampling
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
 ASKING = Asking()
-SPEECH = Speech(lambda texts, sampled: ASKING.speak((), texts, sampled), lambda text: ASKING.encode((), [text])[0],
-                lambda rows: ASKING.decode((), rows))  # fmt: skip
+SPEECH = Speech(
+    lambda texts, sampled: ASKING.speak((), texts, sampled),
+    lambda text: ASKING.encode((), [text])[0],
+    lambda rows: ASKING.decode((), rows),
+)
 BLANK = {"reward": 0.0, "done": False, "says": ""}
 
 
@@ -32,10 +36,13 @@ def pools():
     """A function from bounds to a pool, each started once."""
     known = {}
     with ExitStack() as open_pools:
+
         def pool(name="Scripted", **bounds):
             key = (name, *sorted(bounds.items()))
             if key not in known:
-                known[key] = open_pools.enter_context(closing(EnvironmentPool(spec_of(name, parallel=1, seconds=5, **bounds))))
+                known[key] = open_pools.enter_context(
+                    closing(EnvironmentPool(spec_of(name, parallel=1, seconds=5, **bounds)))
+                )
             return known[key]
 
         yield pool
@@ -43,7 +50,9 @@ def pools():
 
 def prompts_of(scripts):
     """Prompts whose tokens are of different lengths."""
-    batch = Batch.of(prompt=list(scripts), prompt_tokens=[[7] * (1 + place % 3) for place in range(len(scripts))])
+    batch = Batch.of(
+        prompt=list(scripts), prompt_tokens=[[7] * (1 + place % 3) for place in range(len(scripts))]
+    )
     return Batch(Axis.fresh(len(scripts)), batch.data)
 
 
@@ -66,18 +75,31 @@ def pieces(rows, row):
 
 turns = st.builds(
     lambda says, reward, done: {**({"says": says} if says else {}), "reward": reward, "done": done},
-    st.text("ab", max_size=9), st.sampled_from([0.0, 1.0, -0.5]), st.booleans(),
+    st.text("ab", max_size=9),
+    st.sampled_from([0.0, 1.0, -0.5]),
+    st.booleans(),
 )
-scripts = st.builds(lambda played, reset: script(*played, **({"reset": reset} if reset else {})), st.lists(turns, max_size=4),
-                    st.sampled_from(["", "", "hi"]))  # fmt: skip
+scripts = st.builds(
+    lambda played, reset: script(*played, **({"reset": reset} if reset else {})),
+    st.lists(turns, max_size=4),
+    st.sampled_from(["", "", "hi"]),
+)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(scripts, min_size=1, max_size=4), st.integers(1, 24), st.integers(1, 3), st.sampled_from([3, 512]), st.integers(1, 2))
+@given(
+    st.lists(scripts, min_size=1, max_size=4),
+    st.integers(1, 24),
+    st.integers(1, 3),
+    st.sampled_from([3, 512]),
+    st.integers(1, 2),
+)
 def test_rows_have_what_was_said_and_keep_to_their_budgets(pools, texts, max_tokens, most, says, samples):
     pool = pools(turns=most, says=says)
     rows = sampled(pool, prompts_of(texts), Sampling(samples, max_tokens))
-    assert {*EPISODE_GIVES, "tokens", "mask", "sampled_logprobs", "policy_version", "group"} <= set(rows.columns)
+    assert {*EPISODE_GIVES, "tokens", "mask", "sampled_logprobs", "policy_version", "group"} <= set(
+        rows.columns
+    )
     lengths = rows.data["tokens"].lengths.tolist()
     for row, length in enumerate(lengths):
         one, told = rows.rows([row]), json.loads(texts[row // samples])
@@ -92,14 +114,19 @@ def test_rows_have_what_was_said_and_keep_to_their_budgets(pools, texts, max_tok
         assert spoken == list(range(int(one["turns"][0])))
         assert len(spoken) == len(episode["turns"]) <= most
         assert stretches[-1][0] >= 0  # nothing is said that nobody answers
-        heard = ([told["reset"]] if "reset" in episode else []) + [turn["says"] for turn in episode["turns"] if "says" in turn]
+        heard = ([told["reset"]] if "reset" in episode else []) + [
+            turn["says"] for turn in episode["turns"] if "says" in turn
+        ]
         assert [ids for turn, ids in stretches if turn < 0] == [list(text.encode())[:says] for text in heard]
         assert one["said"][0] == episode["turns"][-1]["said"]
         done = [{**BLANK, **turn} for turn in played[: len(spoken)]] + [BLANK] * (len(spoken) - len(played))
         assert float(one["episode_score"][0]) == sum(turn["reward"] for turn in done)
         assert float(one["turn_rewards"].sum()) == sum(turn["reward"] for turn in done)
-        ends = [place for place, turn in enumerate(one["turn"][0].tolist())
-                if turn >= 0 and (place + 1 == length or one["turn"][0, place + 1] != turn)]
+        ends = [
+            place
+            for place, turn in enumerate(one["turn"][0].tolist())
+            if turn >= 0 and (place + 1 == length or one["turn"][0, place + 1] != turn)
+        ]
         rewards = one["turn_rewards"][0]
         assert [float(rewards[place]) for place in ends] == [turn["reward"] for turn in done]
         last = done[-1]
@@ -124,20 +151,27 @@ def test_a_row_alone_is_the_row_beside_others(pools, texts, max_tokens):
         alone = sampled(pool, prompts.rows([place]), Sampling(2, max_tokens))
         beside = together.rows([2 * place, 2 * place + 1])
         for name in together.columns:
-            if name not in ("episode", "said", "completion"):  # the null backend's texts are none of its tokens'
-                assert alone.data[name].value == beside.data[name].value if isinstance(alone.data[name].value, tuple) else torch.equal(
-                    alone.data[name].value, beside.data[name].value), name
+            # the null backend's texts are none of its tokens'
+            if name not in ("episode", "said", "completion"):
+                assert (
+                    alone.data[name].value == beside.data[name].value
+                    if isinstance(alone.data[name].value, tuple)
+                    else torch.equal(alone.data[name].value, beside.data[name].value)
+                ), name
 
 
 def test_an_environment_that_says_nothing_changes_no_bit(pools):
     prompts, sampling = prompts_of([script()] * 5), Sampling(2, 9)
     rows = sampled(pools("Silent"), prompts, sampling)
     plain = Generator(ModelSpec(None), Generator.Settings(longest=6, tail=1.0)).generate(
-        prompts.select("prompt_tokens"), sampling, row_seeds(5, prompts.axis.repeat(2).keys))
+        prompts.select("prompt_tokens"), sampling, row_seeds(5, prompts.axis.repeat(2).keys)
+    )
     assert set(plain.columns) <= set(rows.columns)
     for name in plain.columns:
         one, other = plain.data[name], rows.data[name]
-        assert one.value == other.value if isinstance(one.value, tuple) else torch.equal(one.value, other.value), name
+        assert (
+            one.value == other.value if isinstance(one.value, tuple) else torch.equal(one.value, other.value)
+        ), name
     assert rows["turns"].tolist() == [1] * 10
     assert set(rows["failed"]) == {""}
 
@@ -149,8 +183,17 @@ def test_the_seed_of_an_environment_is_one_for_all_samples_of_a_prompt(pools):
 
 
 def test_a_failed_episode_has_its_cause_and_no_score(pools):
-    rows = sampled(pools(turns=3), prompts_of([script({"says": "x", "reward": 1.0}, {"raise": "no"}), script({"reward": 1.0}),
-                                               script(reset={"raise": "no"})]), Sampling(1, 40))  # fmt: skip
+    rows = sampled(
+        pools(turns=3),
+        prompts_of(
+            [
+                script({"says": "x", "reward": 1.0}, {"raise": "no"}),
+                script({"reward": 1.0}),
+                script(reset={"raise": "no"}),
+            ]
+        ),
+        Sampling(1, 40),
+    )
     assert rows["failed"] == ["raised", "", "raised"]
     assert rows["finish"] == ["failed", "stop", "failed"]
     assert rows["episode_score"].isnan().tolist() == [True, False, True]
@@ -160,7 +203,9 @@ def test_a_failed_episode_has_its_cause_and_no_score(pools):
 
 
 def test_a_score_of_the_environments_own_counts_in_place_of_the_rewards(pools):
-    rows = sampled(pools("Judged", turns=2), prompts_of([script({"reward": 1.0}, score=0.25)]), Sampling(1, 40))
+    rows = sampled(
+        pools("Judged", turns=2), prompts_of([script({"reward": 1.0}, score=0.25)]), Sampling(1, 40)
+    )
     assert rows["episode_score"].tolist() == [0.25]
     assert float(rows["turn_rewards"].sum()) == 1.0
 
@@ -178,11 +223,16 @@ def test_what_is_changed_of_what_an_environment_says_is_logged(pools):
     played = script({"says": "\ud83c\0"}, {"says": "abcdefgh"}, reset="\udc80")
     rows = sampled(pools(turns=3, says=4), prompts_of([played]), Sampling(1, 200))
     assert rows["failed"] == [""]
-    assert [turn.get("log", {}) for turn in json.loads(rows["episode"][0])["turns"]] == [{"replaced": 3.0, "cut": 1.0}, {"cut": 1.0}, {}]
+    assert [turn.get("log", {}) for turn in json.loads(rows["episode"][0])["turns"]] == [
+        {"replaced": 3.0, "cut": 1.0},
+        {"cut": 1.0},
+        {},
+    ]
 
 
 def test_budgets_of_rows_are_within_what_the_model_has_room_for(pools):
-    """No call may ask for more positions than the longest prompt and max_tokens: a row with a long context has few tokens left."""
+    """No call may ask for more positions than the longest prompt and max_tokens: a row with a long context
+    has few tokens left."""
     asked = []
     backend = Generator(ModelSpec(None), Generator.Settings(longest=30, tail=0.3))
 
@@ -190,8 +240,12 @@ def test_budgets_of_rows_are_within_what_the_model_has_room_for(pools):
         asked.append(int(prompts.data["prompt_tokens"].lengths.max()) + sampling.max_tokens)
         return backend.generate(prompts, sampling, seeds)
 
-    prompts = prompts_of([script({"says": "a" * 20}, {"says": "b"}), script({"says": "c"}, {"says": "d"}), script()])
+    prompts = prompts_of(
+        [script({"says": "a" * 20}, {"says": "b"}), script({"says": "c"}, {"says": "d"}), script()]
+    )
     sampling = Sampling(2, 60)
-    rows = Episodes(generate, pools(turns=3), sampling, SPEECH).sampled(prompts, row_seeds(1, prompts.axis.repeat(2).keys), 1)
+    rows = Episodes(generate, pools(turns=3), sampling, SPEECH).sampled(
+        prompts, row_seeds(1, prompts.axis.repeat(2).keys), 1
+    )
     assert max(asked) <= 3 + 60
     assert rows["turns"].tolist()[:2] == [3, 3] or "length" in rows["finish"]

@@ -47,7 +47,8 @@ def with_stage(made, gives="one"):
     return around
 
 
-# -- overlap -----------------------------------------------------------------------------------------------------------------------
+# -- overlap
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_independent_stages_run_at_the_same_time(world):
@@ -132,7 +133,8 @@ def three_loss(new, one, two, three):
     return new.logprobs * one[:, None] * two * three, {}
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------------------
+# -- errors
+# ------------------------------------------------------------------------------------------------------------
 
 
 def failure(world, made, gives="one", count=3):
@@ -156,7 +158,11 @@ def test_a_stage_that_raises_is_named_with_its_iteration_rows_shapes_and_cause(w
     assert (error.stage, error.iteration, error.rows, error.message) == ("breaks", 4, 6, "KeyError: 'lost'")
     assert isinstance(error.__cause__, KeyError)
     longest = int(error.columns["tokens"].rpartition(" ")[2].rstrip("]"))
-    assert error.columns == {"scores": "row float32 [6]", "tokens": f"token int64 [6, {longest}]", "completion": "text [6]"}
+    assert error.columns == {
+        "scores": "row float32 [6]",
+        "tokens": f"token int64 [6, {longest}]",
+        "completion": "text [6]",
+    }
     assert error.place.path == __file__
     assert not run.executor.store.columns
 
@@ -177,7 +183,11 @@ def test_an_eager_stage_that_raises_says_the_same(world):
 @pytest.mark.parametrize(
     ("gives", "result", "message"),
     [
-        (row("float32"), lambda scores: scores[1:], r"column 'one': found shape \[5\], expected \[6\] \(row level\)"),
+        (
+            row("float32"),
+            lambda scores: scores[1:],
+            r"column 'one': found shape \[5\], expected \[6\] \(row level\)",
+        ),
         (row("float32"), lambda scores: torch.cat([scores, scores]), r"found shape \[12\], expected \[6\]"),
         (row("float32"), lambda scores: scores[:, None], r"found shape \[6, 1\], expected \[6\]"),
         (row("float32"), lambda scores: scores > 0, "found dtype bool, expected float32"),
@@ -230,7 +240,9 @@ def test_token_columns_have_the_padded_shape_of_the_call(world):
         batch |= made(batch)
         actor.update(batch, advantage_loss)
 
-    with pytest.raises(StageError, match=r"column 'advantages': found shape \[6, \d\], expected \[6, \d\] \(token level\)"):
+    with pytest.raises(
+        StageError, match=r"column 'advantages': found shape \[6, \d\], expected \[6, \d\] \(token level\)"
+    ):
         world(f).compiled(3)
 
 
@@ -262,7 +274,10 @@ def test_rows_that_an_engine_loses_are_an_error_of_its_call(world, flows):
 def test_scores_are_one_per_row(world, flows):
     run = world(flows.remax)
     run.engine.scorers["reward"] = lambda batch: (torch.zeros(len(batch) + 1), {})
-    with pytest.raises(StageError, match=r"found scores of shape \[16\], expected \[15\]|found scores of shape \[6\], expected \[5\]"):
+    with pytest.raises(
+        StageError,
+        match=r"found scores of shape \[16\], expected \[15\]|found scores of shape \[6\], expected \[5\]",
+    ):
         run.compiled(5)
 
 
@@ -270,7 +285,13 @@ def test_metrics_of_a_stage_are_means_of_what_counts(world):
     @stage(gives={"one": row("float32")})
     def measured(scores, tokens, mask):
         noisy = torch.where(mask, 2.0, torch.nan)
-        return scores, {"tokens": noisy, "rows": scores, "number": 3, "score_max": scores, "missing": torch.tensor([torch.nan])}
+        return scores, {
+            "tokens": noisy,
+            "rows": scores,
+            "number": 3,
+            "score_max": scores,
+            "missing": torch.tensor([torch.nan]),
+        }
 
     run = world(with_stage(measured))
     metrics = keyed(run.compiled(3).metrics)
@@ -305,7 +326,9 @@ def test_an_undeclared_column_is_what_its_first_real_batch_shows(world):
     assert world(with_stage(own)).compiled(3).metrics[Figure(Of.UPDATE, "rows", "actor.update", "actor")] == 6
 
     made = stage(gives="one")(lambda scores: scores[:, None])
-    with pytest.raises(StageError, match=r"column 'one': found shape \[6, 1\], expected one value, 6 rows, or rows × tokens"):
+    with pytest.raises(
+        StageError, match=r"column 'one': found shape \[6, 1\], expected one value, 6 rows, or rows × tokens"
+    ):
         world(with_stage(made)).compiled(3)
 
 
@@ -336,7 +359,8 @@ def test_stages_may_write_into_what_they_are_given(world):
     assert all(value > 0 for value in seen)
 
 
-# -- stopping ----------------------------------------------------------------------------------------------------------------------
+# -- stopping
+# ------------------------------------------------------------------------------------------------------------
 
 
 @flow
@@ -369,7 +393,9 @@ def test_a_stop_within_an_update_lets_the_iteration_end_and_one_before_it_does_n
     run = world(twice, **({"trainer": Stops} if where == "update" else {"generator": StopsEarlier}))
     if where == "update":
         outcome = run.compiled(3)
-        assert {"actor.update", "actor.logprobs", "second", "critic.update"} <= {span.node for span in outcome.spans}
+        assert {"actor.update", "actor.logprobs", "second", "critic.update"} <= {
+            span.node for span in outcome.spans
+        }
         assert {name: len(rows) for name, rows in run.learned.items()} == {"actor": 1, "critic": 1}
     else:
         with pytest.raises(Stopped):
@@ -377,7 +403,8 @@ def test_a_stop_within_an_update_lets_the_iteration_end_and_one_before_it_does_n
         assert not run.learned
 
 
-# -- deadlines ---------------------------------------------------------------------------------------------------------------------
+# -- deadlines
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -435,8 +462,8 @@ def test_a_lane_works_on_after_one_of_its_stages_was_lost(world, stuck):
 
 
 def test_waiting_for_a_lane_is_not_running(world):
-    """The model lane is said to have room for two and has one thread: the second stage waits longer than it may run. While
-    it runs, time stands still."""
+    """The model lane is said to have room for two and has one thread: the second stage waits longer than it
+    may run. While it runs, time stands still."""
     never, ended = threading.Event(), []
 
     @stage(gives={"one": row("float32")}, on="actor")
@@ -488,7 +515,8 @@ def test_time_in_which_the_process_was_stopped_is_no_running(world):
     run.compiled(3)
 
 
-# -- what would end a program ------------------------------------------------------------------------------------------------------
+# -- what would end a program
+# ------------------------------------------------------------------------------------------------------
 
 
 class Ending(BaseException):
@@ -506,7 +534,9 @@ def own():
 ENDINGS = {"sys.exit": lambda: sys.exit(0), "ctrl-C": interrupt, "own": own}
 
 
-@pytest.mark.parametrize(("how", "says"), [("sys.exit", "SystemExit: 0"), ("ctrl-C", "KeyboardInterrupt"), ("own", "Ending: x")])
+@pytest.mark.parametrize(
+    ("how", "says"), [("sys.exit", "SystemExit: 0"), ("ctrl-C", "KeyboardInterrupt"), ("own", "Ending: x")]
+)
 def test_what_would_end_the_program_is_an_error_of_its_stage(world, how, says):
     @stage(gives={"one": row("float32")})
     def ends(scores):
@@ -515,7 +545,9 @@ def test_what_would_end_the_program_is_an_error_of_its_stage(world, how, says):
     error = failure(world, ends)
     line = ENDINGS[how].__code__.co_firstlineno + (how != "sys.exit")
     assert (error.stage, error.message) == (
-        "ends", f"{says} (raised by {Place(__file__, line)}); no stage may end the run: raise an error, or return")  # fmt: skip
+        "ends",
+        f"{says} (raised by {Place(__file__, line)}); no stage may end the run: raise an error, or return",
+    )
 
 
 def test_os_exit_of_a_stage_is_its_error_where_a_run_is_watched(world):
@@ -561,11 +593,14 @@ def test_a_child_that_a_stage_forks_does_not_go_on_with_the_run(world, leaving):
     run = world(with_stage(forks))
     for _ in range(2):
         run.compiled(3)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [int(leaving.__code__.co_names == ("int",))] * 2
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [
+        int(leaving.__code__.co_names == ("int",))
+    ] * 2
     assert len(run.learned["actor"]) == 2
 
 
-# -- the store ---------------------------------------------------------------------------------------------------------------------
+# -- the store
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_closed_store_stays_empty():
@@ -616,7 +651,16 @@ def watched_store(monkeypatch):
 
     def watching(store, node, batch, names):
         put(store, node, batch, names)
-        puts.append((node.id, {Column(node.id, o.name): batch.data[o.source].nbytes for o in node.outputs if o.name in names}))
+        puts.append(
+            (
+                node.id,
+                {
+                    Column(node.id, o.name): batch.data[o.source].nbytes
+                    for o in node.outputs
+                    if o.name in names
+                },
+            )
+        )
 
     monkeypatch.setattr(Store, "put", watching)
     return puts
@@ -631,13 +675,19 @@ def test_a_column_lies_in_the_store_until_its_last_reader_is_done_and_no_longer(
         live |= columns  # what it gives lies there beside what it reads
         peak = max(peak, sum(live.values()))
         done.add(node)
-        live = {column: size for column, size in live.items() if column in made.held_to_end or not made.readers[column] <= done}
+        live = {
+            column: size
+            for column, size in live.items()
+            if column in made.held_to_end or not made.readers[column] <= done
+        }
     assert run.executor.store.peak_bytes == peak
     assert peak < sum(size for _, columns in puts for size in columns.values())
 
 
 @pytest.mark.parametrize("name", ["in_line", "warm"])
-def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_recorded(world, flows, learner, name):
+def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_recorded(
+    world, flows, learner, name
+):
     seen = []
 
     class Looking(learner):

@@ -1,4 +1,5 @@
-"""What an update did not learn from, by cause: rows whose episodes failed are told apart from those whose columns are not finite."""
+"""What an update did not learn from, by cause: rows whose episodes failed are told apart from those whose
+columns are not finite."""
 
 import torch
 
@@ -23,7 +24,9 @@ def played(prompts, actor, reward):
 
 def test_a_row_that_its_failed_episode_left_without_a_score_is_told_by_that_cause():
     graph = compile_flow(played).graph
-    generate, update = (next(node for node in graph.nodes if node.op is op) for op in (Op.GENERATE, Op.UPDATE))
+    generate, update = (
+        next(node for node in graph.nodes if node.op is op) for op in (Op.GENERATE, Op.UPDATE)
+    )
     rows = Batch.of(tokens=[[1, 2], [3], [4, 5, 6], [7], [8, 9]])
     ledger = Ledger(graph, {generate.rows_axis: rows.axis})
     ledger.sampled(generate, rows)
@@ -32,5 +35,9 @@ def test_a_row_that_its_failed_episode_left_without_a_score_is_told_by_that_caus
     account = ledger.account()
     assert account.closes
     ends = {(end.fate, end.cause): (count.rows, count.tokens) for (_, end), count in account.ends.items()}
-    assert ends == {(Fate.TRAINED, ""): (1, 1), (Fate.LEFT_OUT, "episode failed: timeout"): (2, 3),
-                    (Fate.LEFT_OUT, "episode failed: raised"): (1, 3), (Fate.LEFT_OUT, "scores is not finite"): (1, 2)}  # fmt: skip
+    assert ends == {
+        (Fate.TRAINED, ""): (1, 1),
+        (Fate.LEFT_OUT, "episode failed: timeout"): (2, 3),
+        (Fate.LEFT_OUT, "episode failed: raised"): (1, 3),
+        (Fate.LEFT_OUT, "scores is not finite"): (1, 2),
+    }

@@ -1,4 +1,5 @@
-"""Rows of rows: asked, chosen, joined, and merged up; the same eagerly and compiled, with groups and chance that belong to the axis."""
+"""Rows of rows: asked, chosen, joined, and merged up; the same eagerly and compiled, with groups and chance
+that belong to the axis."""
 
 import re
 from pathlib import Path
@@ -86,8 +87,11 @@ def test_every_sampled_row_has_one_fate_along_its_history(world):
     assert account.of(Fate.TRAINED, "verifier.update").rows == 32
     account = world(LINEAGE.raft).compiled(3).account
     assert account.of(Fate.TRAINED).rows == 3
-    assert {(end.node, end.cause, end.setting): count.rows for (_, end), count in account.ends.items() if end.fate is Fate.LEFT_OUT} == {
-        ("choose", "not chosen", "count=1"): 9}
+    assert {
+        (end.node, end.cause, end.setting): count.rows
+        for (_, end), count in account.ends.items()
+        if end.fate is Fate.LEFT_OUT
+    } == {("choose", "not chosen", "count=1"): 9}
     account = world(LINEAGE.correction).compiled(3).account
     assert account.of(Fate.TRAINED, "actor.update").rows == 12
 
@@ -128,14 +132,21 @@ def test_what_goes_on_from_a_token_comes_up_as_a_value_at_that_token(world):
     assert torch.equal(values[mask & ~values.isnan()], mean)
 
 
-BYTES = {"prompt_tokens": [[1, 2], [3]], "tokens": [[104, 195, 164], [105, 106]], "completion": ["h\u00e4", "ij"]}
+BYTES = {
+    "prompt_tokens": [[1, 2], [3]],
+    "tokens": [[104, 195, 164], [105, 106]],
+    "completion": ["h\u00e4", "ij"],
+}
 
 
-@pytest.mark.parametrize(("until", "prompts", "lengths"), [
-    ([2, 0], [[1, 2, 104, 195], [3]], [2, 0]),
-    ([[True, False, True], [False, True]], [[1, 2], [1, 2, 104, 195], [3, 105]], [0, 2, 1]),
-    ([[False] * 3, [False] * 2], [], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("until", "prompts", "lengths"),
+    [
+        ([2, 0], [[1, 2, 104, 195], [3]], [2, 0]),
+        ([[True, False, True], [False, True]], [[1, 2], [1, 2, 104, 195], [3, 105]], [0, 2, 1]),
+        ([[False] * 3, [False] * 2], [], []),
+    ],
+)
 def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prompts, lengths):
     asked, places = cut_rows(Batch.of(BYTES, until=until))
     assert asked.data["prompt_tokens"].lists() == prompts
@@ -146,7 +157,9 @@ def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prom
 
 def test_more_tokens_than_a_row_has_are_refused():
     for number in (-1, 3):
-        with pytest.raises(ValueError, match=f"found {number} in a row of 2 tokens, expected at least 0 and at most all"):
+        with pytest.raises(
+            ValueError, match=f"found {number} in a row of 2 tokens, expected at least 0 and at most all"
+        ):
             cut_rows(Batch.of(BYTES, until=[1, number]))
 
 
@@ -177,7 +190,9 @@ def test_beginnings_that_are_too_long_are_left_out(world):
     assert asked.axis.cut.lengths.tolist() == [3, 2]
 
 
-def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_others_have_what_they_are_asked(world):
+def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_others_have_what_they_are_asked(
+    world,
+):
     seen = {}
 
     @flow
@@ -196,10 +211,20 @@ def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_oth
 def asking_again(tmp_path, given, **settings):
     """A run of a flow that asks again with ``given`` for the completion c."""
     source = (Path(__file__).parent / "lineage.py").read_text()
-    (tmp_path / "asks.py").write_text(source.replace('return [f"{word} {c}" for c in completion]', f"return [{given} for c in completion]"))
+    (tmp_path / "asks.py").write_text(
+        source.replace('return [f"{word} {c}" for c in completion]', f"return [{given} for c in completion]")
+    )
     (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 2)
-    return rlflow.run(f"{tmp_path}/asks.py::correction", iterations=1, prompts=2, held_out=0, out=str(tmp_path),
-                      data=f"{tmp_path}/sums.jsonl", reward="task", **settings)
+    return rlflow.run(
+        f"{tmp_path}/asks.py::correction",
+        iterations=1,
+        prompts=2,
+        held_out=0,
+        out=str(tmp_path),
+        data=f"{tmp_path}/sums.jsonl",
+        reward="task",
+        **settings,
+    )
 
 
 def test_messages_for_a_model_without_a_template_are_refused_at_the_line_of_the_flow(tmp_path):
@@ -209,10 +234,15 @@ def test_messages_for_a_model_without_a_template_are_refused_at_the_line_of_the_
     assert Path(problem.place.path).name == "asks.py"
 
 
-@pytest.mark.parametrize(("given", "names"), [
-    ("[{'rol': 'user', 'content': c}]", "{'rol': 'user'"), ("[]", "[]"), ("[{'role': 'user', 'content': c}, 7]", "found 7 in row 0"),
-    ("7", "found 7 in row 0"),
-])
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("[{'rol': 'user', 'content': c}]", "{'rol': 'user'"),
+        ("[]", "[]"),
+        ("[{'role': 'user', 'content': c}, 7]", "found 7 in row 0"),
+        ("7", "found 7 in row 0"),
+    ],
+)
 def test_what_is_neither_a_text_nor_messages_is_said_with_its_row(tmp_path, given, names):
     with pytest.raises(StageError, match=re.escape(names)) as caught:
         asking_again(tmp_path, given, backend="null")

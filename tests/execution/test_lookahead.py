@@ -1,5 +1,6 @@
-"""Sampling ahead of the weights: numbers decide what samples with which weights, no row is lost or doubled, and a run that is cut goes on
-the same. On one process, with an engine that keeps what its generator would otherwise lose: the version to sample with."""
+"""Sampling ahead of the weights: numbers decide what samples with which weights, no row is lost or doubled,
+and a run that is cut goes on the same. On one process, with an engine that keeps what its generator would
+otherwise lose: the version to sample with."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -118,7 +119,8 @@ class Versions(LocalEngine):
 
 
 class Run:
-    """A run that samples ahead, an iteration at a time; ``told``: what each had to say, or why it was skipped."""
+    """A run that samples ahead, an iteration at a time; ``told``: what each had to say, or why it was
+    skipped."""
 
     def __init__(self, world, flow, staleness, learner, iterations=ITERATIONS, hp=None):
         rows = self.rows = []
@@ -134,7 +136,9 @@ class Run:
         engine = self.engine = self.world.engine
         self.engine.__class__ = Versions
         self.plan = plan(self.world.program)
-        self.ahead = Ahead(self.plan, self.engine, self.world.lanes, self.world.stream, staleness, iterations, PROMPTS)
+        self.ahead = Ahead(
+            self.plan, self.engine, self.world.lanes, self.world.stream, staleness, iterations, PROMPTS
+        )
         self.told, self.accounts = {}, {}
 
     def steps(self, first=0, last=ITERATIONS):
@@ -162,7 +166,11 @@ class Run:
         self.ahead.restore(state, files)
 
     def total(self, name):
-        return sum(metrics.get(f"repeat.body/{name}", 0) for metrics in self.told.values() if not isinstance(metrics, str))
+        return sum(
+            metrics.get(f"repeat.body/{name}", 0)
+            for metrics in self.told.values()
+            if not isinstance(metrics, str)
+        )
 
     def trained(self, loss="policy_loss"):
         return [tuple(key) for _, name, keys, _ in self.rows for key in keys if name == loss]
@@ -197,8 +205,12 @@ def wanted(prompts, positions, bar):
     return set((scores.amin(1) > bar).nonzero()[:, 0].tolist())
 
 
-@pytest.mark.parametrize(("staleness", "groups", "drops"), [(1, 3, True), (2, 3, False), (2, 1, True), (6, 3, False)])
-def test_kept_groups_are_trained_on_once_or_dropped_and_within_the_bound(run, prompts, staleness, groups, drops):
+@pytest.mark.parametrize(
+    ("staleness", "groups", "drops"), [(1, 3, True), (2, 3, False), (2, 1, True), (6, 3, False)]
+)
+def test_kept_groups_are_trained_on_once_or_dropped_and_within_the_bound(
+    run, prompts, staleness, groups, drops
+):
     made = run(kept, staleness, hp=Settings(groups=groups)).steps()
     assert all(version >= number - staleness for number, version in made.oldest().items())
     assert all(len(version) == 1 for *_, versions in made.rows for version in versions)
@@ -237,9 +249,15 @@ def test_prompts_that_something_else_reads_are_taken_in_every_iteration(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 3])
-@pytest.mark.parametrize(("flow", "hp", "skips"), [
-    (kept, Settings(), False), (kept, Settings(groups=5, tries=1, bar=0.6), True), (beside, Settings(), False), (plain, None, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flow", "hp", "skips"),
+    [
+        (kept, Settings(), False),
+        (kept, Settings(groups=5, tries=1, bar=0.6), True),
+        (beside, Settings(), False),
+        (plain, None, False),
+    ],
+)
 def test_cut_at_any_iteration_it_goes_on_the_same(run, flow, hp, skips, staleness):
     whole, saves = run(flow, staleness, hp=hp), {}
     for number in range(ITERATIONS):
@@ -284,7 +302,10 @@ def test_rows_whose_score_is_missing_are_left_out_and_no_others(run, staleness):
 
 def test_a_group_whose_score_is_missing_is_not_kept_and_no_other_is_lost(run, prompts):
     made = run(kept, 2)
-    made.engine.scorers["reward"] = lambda batch: (torch.where(batch.axis.keys[:, 0] % 3 == 0, torch.nan, Score()(batch)[0]), {})
+    made.engine.scorers["reward"] = lambda batch: (
+        torch.where(batch.axis.keys[:, 0] % 3 == 0, torch.nan, Score()(batch)[0]),
+        {},
+    )
     made.steps()
     found = {position for position in wanted(prompts, made.world.stream.position, 0.2) if position % 3}
     trained = {position for position, _ in made.trained()}
@@ -342,7 +363,8 @@ def test_a_run_that_is_cut_counts_every_row_of_any_flow_once(run, shape, stalene
     resumed.steps(cut, 4)
     assert begun.rows + resumed.rows == whole.rows
     assert [account.as_json() for account in (begun.accounts | resumed.accounts).values()] == [
-        account.as_json() for account in whole.accounts.values()]  # fmt: skip
+        account.as_json() for account in whole.accounts.values()
+    ]
 
 
 @pytest.mark.parametrize("staleness", [1, 2])

@@ -1,4 +1,5 @@
-"""Updates of one step are measured after it, on a few of their rows; those of several steps have measured themselves."""
+"""Updates of one step are measured after it, on a few of their rows; those of several steps have measured
+themselves."""
 
 import pytest
 import torch
@@ -21,7 +22,10 @@ class Certain:
     def forward(self, batch, want):
         self.asked.append((len(batch), want))
         lengths = batch.data["tokens"].lengths
-        return Batch(batch.axis, {"logprobs": Data(standard_kind("logprobs"), torch.full((int(lengths.sum()),), NOW), lengths)})
+        return Batch(
+            batch.axis,
+            {"logprobs": Data(standard_kind("logprobs"), torch.full((int(lengths.sum()),), NOW), lengths)},
+        )
 
 
 @pytest.fixture
@@ -31,13 +35,25 @@ def trainer():
 
 def measured(trainer, steps=1.0, moved=0.0, **columns):
     count = 10
-    batch = Batch.of(prompt_tokens=[[1]] * count, tokens=[[2, 3]] * count, mask=[[True, i % 2 == 0] for i in range(count)], **columns)
+    batch = Batch.of(
+        prompt_tokens=[[1]] * count,
+        tokens=[[2, 3]] * count,
+        mask=[[True, i % 2 == 0] for i in range(count)],
+        **columns,
+    )
     engine = LocalEngine({"actor": Model(trainer=trainer)}, {}, 0, lambda number: None)
-    return after_one_step(engine, "actor", batch, known({"steps": steps} | ({MOVED: moved} if moved is not None else {})), CallOptions())
+    return after_one_step(
+        engine,
+        "actor",
+        batch,
+        known({"steps": steps} | ({MOVED: moved} if moved is not None else {})),
+        CallOptions(),
+    )
 
 
 def test_after_one_step_the_mean_change_of_a_token_is_measured_on_rows_from_all_over_the_update(trainer):
-    before = [[-1.0 if i in (0, 3, 6, 9) else 7.0, -2.0] for i in range(10)]  # every third row is computed, and of 3 and 9 one token counts
+    # every third row is computed, and of 3 and 9 one token counts
+    before = [[-1.0 if i in (0, 3, 6, 9) else 7.0, -2.0] for i in range(10)]
     metrics = measured(trainer, logprobs=before)
     assert metrics[MOVED].value == pytest.approx((4 * 2.0 + 2 * 1.0) / 6)
     assert trainer.asked == [(ROWS, ("logprobs",))]
@@ -47,10 +63,15 @@ def test_after_one_step_the_mean_change_of_a_token_is_measured_on_rows_from_all_
 BEFORE = [[-1.0, -1.0]] * 10
 
 
-@pytest.mark.parametrize(("options", "kept"), [
-    ({"steps": 2.0, "moved": 0.25, "logprobs": BEFORE}, 0.25), ({"steps": 0.0, "logprobs": BEFORE}, 0.0), ({}, 0.0),
-    ({"moved": None, "logprobs": BEFORE}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"steps": 2.0, "moved": 0.25, "logprobs": BEFORE}, 0.25),
+        ({"steps": 0.0, "logprobs": BEFORE}, 0.0),
+        ({}, 0.0),
+        ({"moved": None, "logprobs": BEFORE}, None),
+    ],
+)
 def test_other_updates_are_left_as_they_are(trainer, options, kept):
     metrics = measured(trainer, **options)
     assert (metrics[MOVED].value if MOVED in metrics else None) == kept

@@ -22,20 +22,38 @@ from rlflow.errors import PlanError
 from rlflow.execution.mover import MemoryMover
 
 CACHE, GRADIENT = ModelPart("actor", "generator", "cache"), ModelPart("actor", "trainer", "gradient")
-SIZES = {ModelPart(role, half, what): size for role, half, what, size in [
-    ("actor", "trainer", "weights", 4), ("actor", "trainer", "optimizer", 8), ("actor", "generator", "weights", 4),
-    ("critic", "trainer", "weights", 4), ("critic", "trainer", "optimizer", 8), ("reference", "trainer", "weights", 4),
-]}  # fmt: skip
-CALLS = [("weights", syncing("actor")), ("sample", sampling("actor")), ("logprobs", computing("actor")), ("ref", computing("reference")),
-         ("values", computing("critic")), ("critic", learning("critic")), ("actor", learning("actor"))]  # fmt: skip
+SIZES = {
+    ModelPart(role, half, what): size
+    for role, half, what, size in [
+        ("actor", "trainer", "weights", 4),
+        ("actor", "trainer", "optimizer", 8),
+        ("actor", "generator", "weights", 4),
+        ("critic", "trainer", "weights", 4),
+        ("critic", "trainer", "optimizer", 8),
+        ("reference", "trainer", "weights", 4),
+    ]
+}
+CALLS = [
+    ("weights", syncing("actor")),
+    ("sample", sampling("actor")),
+    ("logprobs", computing("actor")),
+    ("ref", computing("reference")),
+    ("values", computing("critic")),
+    ("critic", learning("critic")),
+    ("actor", learning("actor")),
+]
 BESIDE = [("saved", copying("actor")), ("saved too", copying("critic"))]
 
 
 def course(limit):
     def moments(calls):
         passing = {CACHE: 5, GRADIENT: 4}
-        return tuple(MemoryStep(step, needs.intersection(SIZES), {part: passing[part] for part in needs.intersection(passing)})
-                     for step, needs in calls)  # fmt: skip
+        return tuple(
+            MemoryStep(
+                step, needs.intersection(SIZES), {part: passing[part] for part in needs.intersection(passing)}
+            )
+            for step, needs in calls
+        )
 
     made = MemorySchedule("all", moments(CALLS), SIZES, {}, limit, beside=moments(BESIDE))
     return replace(made, awake=fewest(made))
@@ -48,7 +66,9 @@ class Rank:
         self.course, self.there, self.moved = course(limit), set(), []
         self.keeper = MemoryMover(self.course)
         for role, half in dict.fromkeys((part.role, part.half) for part in SIZES):
-            self.there |= parts(role, half, *(part.what for part in SIZES if (part.role, part.half) == (role, half)))
+            self.there |= parts(
+                role, half, *(part.what for part in SIZES if (part.role, part.half) == (role, half))
+            )
             self.keeper.loaded(role, half, Half(self, role, half))
         assert not self.there
 
@@ -88,10 +108,16 @@ def test_an_iteration_takes_the_moves_that_were_planned(limit):
     for _, needs in CALLS:
         rank.call(needs)
     assert sorted(rank.moved) == sorted((move.part, move.away) for move in rank.course.moves)
-    assert rank.keeper.told() == {"residency/moves": len(rank.moved), "residency/bytes": sum(SIZES[part] for part, _ in rank.moved)}
+    assert rank.keeper.told() == {
+        "residency/moves": len(rank.moved),
+        "residency/bytes": sum(SIZES[part] for part, _ in rank.moved),
+    }
 
 
-@given(st.sampled_from([16, 18, 20, 24, 28]), st.lists(st.sampled_from([needs for _, needs in (*CALLS, *BESIDE)]), max_size=30))
+@given(
+    st.sampled_from([16, 18, 20, 24, 28]),
+    st.lists(st.sampled_from([needs for _, needs in (*CALLS, *BESIDE)]), max_size=30),
+)
 def test_calls_out_of_turn_never_pass_the_limit(limit, calls):
     rank = Rank(limit)
     for needs in calls:

@@ -1,4 +1,5 @@
-"""The null backend: columns are functions of the row key, so a digest shows a lost, a doubled and a moved row."""
+"""The null backend: columns are functions of the row key, so a digest shows a lost, a doubled and a moved
+row."""
 
 import time
 
@@ -17,7 +18,16 @@ def sampled(prompts):
 
 
 def test_the_columns_are_those_of_the_verb(sampled):
-    assert {"tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version", "group"} == set(sampled.columns)
+    assert {
+        "tokens",
+        "mask",
+        "completion",
+        "finish",
+        "sampled_logprobs",
+        "temperature",
+        "policy_version",
+        "group",
+    } == set(sampled.columns)
     lengths = sampled.data["tokens"].lengths
     assert 1 <= int(lengths.min()) <= int(lengths.max()) <= 7
     assert all(end == "stop" for end, n in zip(sampled["finish"], lengths.tolist(), strict=True) if n < 7)
@@ -57,13 +67,16 @@ def test_log_probs_are_those_of_sampling(sampled, prompts):
 
 
 def test_a_response_goes_on_where_it_was_cut(prompts):
-    """What is sampled after the first three tokens is what stood there, so that turns of an episode differ."""
+    """What is sampled after the first three tokens is what stood there, so that turns of an episode
+    differ."""
     whole = Generator(ModelSpec(None)).generate(prompts(0, 6), Sampling(max_tokens=7), [0] * 6)
     rows = [index for index, length in enumerate(whole.data["tokens"].lengths.tolist()) if length > 4]
     begun = [[index, 1, *whole["tokens"][index, :3].tolist()] for index in rows]
     later = Batch(prompts(0, 6).axis.take(torch.tensor(rows)), Batch.of(prompt_tokens=begun).data)
-    assert torch.equal(Generator(ModelSpec(None)).generate(later, Sampling(max_tokens=1), [0] * len(rows))["tokens"],
-                       whole["tokens"][rows, 3:4])
+    assert torch.equal(
+        Generator(ModelSpec(None)).generate(later, Sampling(max_tokens=1), [0] * len(rows))["tokens"],
+        whole["tokens"][rows, 3:4],
+    )
 
 
 def test_other_positions_of_the_data_give_other_rows(prompts):
@@ -96,7 +109,10 @@ def test_an_update_takes_the_time_that_is_asked_for(prompts, sampled, shares):
     if shares:
         trainer.update_shares(sampled, likelihood, [], "tokens", {})
     else:
-        trainer.update(Batch(sampled.axis, {**sampled.data, **Batch.of(prompt_tokens=[[1]] * len(sampled)).data}), likelihood)
+        trainer.update(
+            Batch(sampled.axis, {**sampled.data, **Batch.of(prompt_tokens=[[1]] * len(sampled)).data}),
+            likelihood,
+        )
     assert time.monotonic() - began >= 0.05
 
 

@@ -1,4 +1,5 @@
-"""Tokens that a stage's own mask leaves out, and rows that a stage puts in the place of others, in the account of an iteration."""
+"""Tokens that a stage's own mask leaves out, and rows that a stage puts in the place of others, in the
+account of an iteration."""
 
 import json
 
@@ -72,7 +73,8 @@ def even(group):
 
 @flow
 def repeated(prompts, actor, reward):
-    """Of three prompts the groups of the first and the last are kept, and one is surplus; of each group one row is replaced."""
+    """Of three prompts the groups of the first and the last are kept, and one is surplus; of each group one
+    row is replaced."""
 
     def body(prompts):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
@@ -116,7 +118,9 @@ def test_masked_tokens_are_left_out_by_the_stage_and_their_rows_trained_on(world
     found = account(world, masked)
     sampled = found.sampled["actor.generate"]
     assert found.ends["actor.generate", TRAINED] == Count(3, 6, 6)
-    assert found.ends["actor.generate", End(Fate.LEFT_OUT, "first_token", "masked")] == Count(0, 0, sampled.tokens - 6)
+    assert found.ends["actor.generate", End(Fate.LEFT_OUT, "first_token", "masked")] == Count(
+        0, 0, sampled.tokens - 6
+    )
     assert f"left out at first_token: masked: {sampled.tokens - 6} tokens" in fates_text(found)
 
 
@@ -126,7 +130,9 @@ def test_rows_that_a_stage_put_in_the_place_of_others_are_its_own(world):
     assert found.ends["swap", TRAINED].rows == 3
     assert found.ends["actor.generate", TRAINED].rows == 3
     assert found.ends["actor.generate", End(Fate.LEFT_OUT, "swap", "replaced")].rows == 3
-    assert f"swap: 3 rows of {found.placed['swap'].tokens} tokens in the place of sampled ones" in fates_text(found)
+    assert f"swap: 3 rows of {found.placed['swap'].tokens} tokens in the place of sampled ones" in fates_text(
+        found
+    )
 
 
 def test_they_are_so_where_rows_are_scored_chunk_by_chunk(world):
@@ -139,7 +145,10 @@ def test_they_are_so_where_rows_are_scored_chunk_by_chunk(world):
 def test_they_are_so_where_some_are_chosen_of_them(world):
     found = account(world, chosen)
     assert {(source, end.fate, end.cause): count.rows for (source, end), count in found.ends.items()} == {
-        ("swap", Fate.TRAINED, ""): 3, ("actor.generate", Fate.LEFT_OUT, "replaced"): 3, ("actor.generate", Fate.LEFT_OUT, "not chosen"): 3}
+        ("swap", Fate.TRAINED, ""): 3,
+        ("actor.generate", Fate.LEFT_OUT, "replaced"): 3,
+        ("actor.generate", Fate.LEFT_OUT, "not chosen"): 3,
+    }
 
 
 def test_rows_of_a_stage_that_no_update_is_given_replace_nothing(world):
@@ -153,13 +162,20 @@ def test_rows_that_a_stage_in_a_repeat_put_in_the_place_of_others_are_its_own(wo
     found = outcome.account
     assert found.closes
     assert (found.sampled["actor.generate"][:2], found.placed["swap"][:2]) == ((3, 6), (0, 3))
-    assert {(source, end.fate, end.node, end.cause): count[:2] for (source, end), count in found.ends.items()} == {
+    assert {
+        (source, end.fate, end.node, end.cause): count[:2] for (source, end), count in found.ends.items()
+    } == {
         ("actor.generate", Fate.LEFT_OUT, "swap", "replaced"): (0, 3),
-        ("actor.generate", Fate.LEFT_OUT, "repeat.body", "not kept"): (1, 1), ("swap", Fate.LEFT_OUT, "repeat.body", "not kept"): (0, 1),
-        ("actor.generate", Fate.SURPLUS, "repeat.body", ""): (1, 1), ("swap", Fate.SURPLUS, "repeat.body", ""): (0, 1),
-        ("actor.generate", Fate.TRAINED, "actor.update", ""): (1, 1), ("swap", Fate.TRAINED, "actor.update", ""): (0, 1)}
-    assert {figure.name: value for figure, value in outcome.metrics.items() if figure.node == "repeat.body"} == {
-        "tries": 1.0, "kept": 1.0, "seen": 3.0, "surplus": 1.0}
+        ("actor.generate", Fate.LEFT_OUT, "repeat.body", "not kept"): (1, 1),
+        ("swap", Fate.LEFT_OUT, "repeat.body", "not kept"): (0, 1),
+        ("actor.generate", Fate.SURPLUS, "repeat.body", ""): (1, 1),
+        ("swap", Fate.SURPLUS, "repeat.body", ""): (0, 1),
+        ("actor.generate", Fate.TRAINED, "actor.update", ""): (1, 1),
+        ("swap", Fate.TRAINED, "actor.update", ""): (0, 1),
+    }
+    assert {
+        figure.name: value for figure, value in outcome.metrics.items() if figure.node == "repeat.body"
+    } == {"tries": 1.0, "kept": 1.0, "seen": 3.0, "surplus": 1.0}
 
 
 def test_a_repeat_in_which_every_row_is_replaced_and_rows_are_chosen_keeps_its_figures(world):
@@ -168,8 +184,11 @@ def test_a_repeat_in_which_every_row_is_replaced_and_rows_are_chosen_keeps_its_f
     assert found.closes
     assert (found.sampled["actor.generate"][:2], found.placed["shift"][:2]) == ((3, 6), (2, 4))
     assert {(source, end.fate, end.cause): count[:2] for (source, end), count in found.ends.items()} == {
-        ("actor.generate", Fate.LEFT_OUT, "replaced"): (2, 4), ("actor.generate", Fate.LEFT_OUT, "not chosen"): (1, 2),
-        ("shift", Fate.SURPLUS, ""): (1, 2), ("shift", Fate.TRAINED, ""): (1, 2)}  # fmt: skip
+        ("actor.generate", Fate.LEFT_OUT, "replaced"): (2, 4),
+        ("actor.generate", Fate.LEFT_OUT, "not chosen"): (1, 2),
+        ("shift", Fate.SURPLUS, ""): (1, 2),
+        ("shift", Fate.TRAINED, ""): (1, 2),
+    }
 
 
 FLOW = """
@@ -209,10 +228,20 @@ def test_ranks_count_them_alike_and_what_is_carried_on_keeps_its_source(tmp_path
     file.write_text(FLOW)
     small = {"backend": "null", "prompts": 3, "iterations": 3, "out": str(tmp_path), "threads": 1}
     kinds = ({}, {"pools": "all=2@threads"}, {"pools": "train=1@threads,rollout=2@threads", "staleness": 1})
-    runs = [rlflow.run(str(file), name=str(number), **small, **more).folder for number, more in enumerate(kinds)]
-    alone, ranks, ahead = ([json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()] for folder in runs)
+    runs = [
+        rlflow.run(str(file), name=str(number), **small, **more).folder for number, more in enumerate(kinds)
+    ]
+    alone, ranks, ahead = (
+        [json.loads(line) for line in (folder / "fates.jsonl").read_text().splitlines()] for folder in runs
+    )
     assert alone == ranks
-    assert all(Account.from_json(line).closes and Account.from_json(line).placed["swap"].rows for line in (*alone, ahead[0]))
-    assert {(end["source"], end["fate"]) for line in ahead for end in line["fates"]} >= {("swap", "carried on"), ("swap", "trained")}
+    assert all(
+        Account.from_json(line).closes and Account.from_json(line).placed["swap"].rows
+        for line in (*alone, ahead[0])
+    )
+    assert {(end["source"], end["fate"]) for line in ahead for end in line["fates"]} >= {
+        ("swap", "carried on"),
+        ("swap", "trained"),
+    }
     assert all(Account.from_json(line).closes for line in ahead)
     assert [list(line["opened"]) for line in ahead] == [[], ["actor.generate", "swap"], []]

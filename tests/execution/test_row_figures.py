@@ -35,13 +35,23 @@ def tokens(*values):
 def test_the_same_weights_have_no_divergence_and_no_mismatch():
     same = tokens([-1.0, -2.0], [-0.5], [-1.0, -9.0], [-3.0])
     found = health(records(mask=MASK, logprobs=same, sampled_logprobs=same, ref_logprobs=same))
-    assert (found["policy/kl_reference"], found["policy/kl_sampler"], found["policy/mismatch_max"]) == (0.0, 0.0, 0.0)
-    assert found["policy/entropy"] == pytest.approx((1 + 2 + 0.5 + 1 + 3) / 5)  # the hole of the mask counts for nothing
+    assert (found["policy/kl_reference"], found["policy/kl_sampler"], found["policy/mismatch_max"]) == (
+        0.0,
+        0.0,
+        0.0,
+    )
+    # the hole of the mask counts for nothing
+    assert found["policy/entropy"] == pytest.approx((1 + 2 + 0.5 + 1 + 3) / 5)
 
 
 def test_a_mismatch_is_the_largest_of_a_token_under_the_mask():
-    found = health(records(mask=MASK, logprobs=tokens([-1.0, -2.0], [-0.5], [-1.0, 0.0], [-3.0]),
-                           sampled_logprobs=tokens([-1.0, -2.5], [-0.5], [-1.0, 99.0], [-3.0])))
+    found = health(
+        records(
+            mask=MASK,
+            logprobs=tokens([-1.0, -2.0], [-0.5], [-1.0, 0.0], [-3.0]),
+            sampled_logprobs=tokens([-1.0, -2.5], [-0.5], [-1.0, 99.0], [-3.0]),
+        )
+    )
     assert found["policy/mismatch_max"] == pytest.approx(0.5)
     assert found["policy/mismatch_mean"] == pytest.approx(0.5 / 5)
     assert found["policy/mismatch_factor"] == pytest.approx((math.exp(0.5) + 4) / 5)
@@ -52,50 +62,78 @@ def test_a_critic_that_knows_the_returns_explains_them_and_a_constant_explains_n
     returns = tokens([1.0, 2.0], [3.0], [4.0, 0.0], [5.0])
     assert health(records(mask=MASK, values=returns, returns=returns))["critic/explained_variance"] == 1.0
     flat = tokens([1.0, 1.0], [1.0], [1.0, 0.0], [1.0])
-    assert health(records(mask=MASK, values=flat, returns=returns))["critic/explained_variance"] == pytest.approx(0.0)
+    assert health(records(mask=MASK, values=flat, returns=returns))[
+        "critic/explained_variance"
+    ] == pytest.approx(0.0)
 
 
 def test_groups_of_equal_scores_carry_no_signal_and_missing_ones_are_counted():
     found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, math.nan, math.nan]))
     assert found["reward/missing_rate"] == pytest.approx(3 / 8)
-    assert found["reward/flat_groups"] == pytest.approx(3 / 4)  # one score alone, or none, compares with nothing
+    # one score alone, or none, compares with nothing
+    assert found["reward/flat_groups"] == pytest.approx(3 / 4)
     assert (found["reward/lowest"], found["reward/highest"]) == (0.0, 1.0)
 
 
 def test_groups_are_even_where_their_scores_differ_by_less_than_a_tenth_of_the_width_of_all():
     found = health(records(scores=[1.0, 0.98, 0.0, 0.05, 0.0, 1.0, 0.5, 0.52]))
     assert found["reward/flat_groups"] == 0
-    assert (found["reward/even_groups"], found["reward/even_lowest"], found["reward/even_highest"]) == (3 / 4, 1 / 4, 1 / 4)
+    assert (found["reward/even_groups"], found["reward/even_lowest"], found["reward/even_highest"]) == (
+        3 / 4,
+        1 / 4,
+        1 / 4,
+    )
     assert found["reward/uneven_mean"] == 0.5
     alike = health(records(scores=[0.5] * 8))
     assert (alike["reward/even_groups"], "reward/uneven_mean" in alike) == (1.0, False)
 
 
 def test_the_funnel_of_rows_goes_from_scores_to_groups_that_differ_to_rows_that_ended():
-    found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 0.0],
-                           finish=["length", "stop", "stop", "length", "stop", "stop", "stop", "stop"]))
+    found = health(
+        records(
+            scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 0.0],
+            finish=["length", "stop", "stop", "length", "stop", "stop", "stop", "stop"],
+        )
+    )
     assert [found[f"funnel/rows_{name}"] for name in ("scored", "mixed", "untruncated")] == [7, 4, 3]
 
 
 TWO = JudgedRecords({"task": "scores of task", "style": "scores of style"})
 
 
-@pytest.mark.parametrize("names", [("scores of task", "scores of style"), ("scores of style", "scores of task")])
+@pytest.mark.parametrize(
+    "names", [("scores of task", "scores of style"), ("scores of style", "scores of task")]
+)
 def test_of_several_rewards_each_has_its_figures_and_a_group_is_flat_in_all(names):
     task, style = [1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0]
     columns = dict(zip(names, (task, style) if names[0].endswith("task") else (style, task), strict=True))
     found = health(records(scores=[*columns.values()][-1], **columns), TWO)
-    assert (found["reward/flat_groups"], found["reward/even_groups"]) == (2 / 4, 2 / 4)  # the first, and the one with a single score
-    assert (found["reward/missing_rate"], found["task/missing_rate"], found["style/missing_rate"]) == (1 / 8, 1 / 8, 0.0)
-    assert (found["task/lowest"], found["task/highest"], found["style/lowest"], found["style/highest"]) == (0.0, 1.0, 2.0, 3.0)
+    # the first, and the one with a single score
+    assert (found["reward/flat_groups"], found["reward/even_groups"]) == (2 / 4, 2 / 4)
+    assert (found["reward/missing_rate"], found["task/missing_rate"], found["style/missing_rate"]) == (
+        1 / 8,
+        1 / 8,
+        0.0,
+    )
+    assert (found["task/lowest"], found["task/highest"], found["style/lowest"], found["style/highest"]) == (
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+    )
     assert "reward/lowest" not in found
     assert (found["funnel/rows_scored"], found["funnel/rows_mixed"]) == (7, 4)
 
 
-@pytest.mark.parametrize(("advantages", "flat"), [
-    ([[0.0, 0.0], [0.0], [1.0, 9.0], [1.0]], 1.0), ([[0.0, 0.0], [0.0], [1.0, 9.0], [2.0]], 0.5),
-    ([[0.0, 0.5], [0.0], [1.0, 1.0], [1.0]], 0.5), ([[3.0, 3.0], [3.0 + 1e-9], [1.0, 1.0], [1.0]], 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("advantages", "flat"),
+    [
+        ([[0.0, 0.0], [0.0], [1.0, 9.0], [1.0]], 1.0),
+        ([[0.0, 0.0], [0.0], [1.0, 9.0], [2.0]], 0.5),
+        ([[0.0, 0.5], [0.0], [1.0, 1.0], [1.0]], 0.5),
+        ([[3.0, 3.0], [3.0 + 1e-9], [1.0, 1.0], [1.0]], 1.0),
+    ],
+)
 def test_a_group_is_flat_where_nothing_differs_that_the_update_reads(advantages, flat):
     read = JudgedRecords(learned=("learned 0",))
     found = health(records(scores=[0.0, 1.0, 0.0, 0.0], mask=MASK, **{"learned 0": advantages}), read)
@@ -110,7 +148,10 @@ def test_lengths_and_truncation():
 
 def test_nothing_recorded_has_no_metrics_and_empty_batches_divide_by_nothing():
     assert health({}) == {}
-    empty = {name: Batch(Axis.fresh(0).repeat(2), {name: data}) for name, data in Batch.of(scores=[], finish=[]).data.items()}
+    empty = {
+        name: Batch(Axis.fresh(0).repeat(2), {name: data})
+        for name, data in Batch.of(scores=[], finish=[]).data.items()
+    }
     assert health(empty) == {}
 
 
@@ -123,12 +164,28 @@ def test_of_several_trained_roles_each_has_its_own_figures_under_its_name(world)
         lengths = records[role]["tokens"].data["tokens"].lengths
         assert health[f"{role}/response/length"] == pytest.approx(float(lengths.double().mean()))
         assert 1 <= health[f"{role}/response/length"] <= longest
-        assert {f"{role}/policy/entropy", f"{role}/policy/mismatch_max", f"{role}/reward/missing_rate"} <= health.keys()
+        assert {
+            f"{role}/policy/entropy",
+            f"{role}/policy/mismatch_max",
+            f"{role}/reward/missing_rate",
+        } <= health.keys()
     assert len(records["verifier"]["tokens"]) == 2 * len(records["solver"]["tokens"])
 
 
 def test_what_an_environment_logs_is_its_own_whatever_it_is_called():
-    turns = json.dumps({"turns": [{"log": {"turns": 9.0, "reward/missing_rate": 1.0, "failed": 4.0}}, {"log": {"turns": 7.0}}]})
+    turns = json.dumps(
+        {
+            "turns": [
+                {"log": {"turns": 9.0, "reward/missing_rate": 1.0, "failed": 4.0}},
+                {"log": {"turns": 7.0}},
+            ]
+        }
+    )
     found = measured.health(records(episode=[turns, turns], turns=[2, 2], failed=["", ""]))
-    assert found == {Figure(Of.ROWS, "env/turns"): 2.0, Figure(Of.ROWS, "env/failed"): 0.0, Figure(Of.LOGGED, "turns"): 8.0,
-                     Figure(Of.LOGGED, "reward/missing_rate"): 1.0, Figure(Of.LOGGED, "failed"): 4.0}
+    assert found == {
+        Figure(Of.ROWS, "env/turns"): 2.0,
+        Figure(Of.ROWS, "env/failed"): 0.0,
+        Figure(Of.LOGGED, "turns"): 8.0,
+        Figure(Of.LOGGED, "reward/missing_rate"): 1.0,
+        Figure(Of.LOGGED, "failed"): 4.0,
+    }

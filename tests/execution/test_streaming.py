@@ -1,4 +1,5 @@
-"""Scoring in pieces while rows are sampled: it overlaps, the results are the same bits, and what fails names itself and leaves nothing."""
+"""Scoring in pieces while rows are sampled: it overlaps, the results are the same bits, and what fails names
+itself and leaves nothing."""
 
 import threading
 from dataclasses import replace
@@ -62,8 +63,13 @@ def test_few_rows_and_none_are_no_exception(world, count):
 @pytest.mark.parametrize("name", ["adaptive", "remax"])
 def test_flows_with_a_baseline_and_with_a_repeat_are_the_same(world, flows, name):
     one, other = (world(getattr(flows, name)) for _ in range(2))
-    results = [run.executor.run(plan(run.program, streaming=Streaming(chunks, frozenset({"actor"}), frozenset({"reward"}))),
-                                run.stream.take(6)) for run, chunks in ((one, 1), (other, 3))]  # fmt: skip
+    results = [
+        run.executor.run(
+            plan(run.program, streaming=Streaming(chunks, frozenset({"actor"}), frozenset({"reward"}))),
+            run.stream.take(6),
+        )
+        for run, chunks in ((one, 1), (other, 3))
+    ]
     assert results[0].metrics == results[1].metrics
     assert one.learned == other.learned
 
@@ -98,7 +104,9 @@ def test_scoring_starts_before_the_last_row_is_sampled(world):
     seen = waiting(run)
     spans = outcome(run, 4).spans
     assert seen == [6, 6, 6, 6]
-    sampling, scoring = ([span for span in spans if span.node == name] for name in ("actor.generate", "reward"))
+    sampling, scoring = (
+        [span for span in spans if span.node == name] for name in ("actor.generate", "reward")
+    )
     assert (len(sampling), len(scoring)) == (4, 4)
     assert min(span.start for span in scoring) < max(span.end for span in sampling)
     assert all(a.end == b.start for a, b in zip(sampling, sampling[1:], strict=False))
@@ -128,16 +136,28 @@ def test_a_sampling_that_fails_between_chunks_is_named(world):
             raise RuntimeError("out of memory")
 
     run = world(scored, generator=Breaks)
-    with pytest.raises(StageError, match=r"stage 'actor.generate' failed in iteration 0 on 6 rows: RuntimeError: out of memory"):
+    with pytest.raises(
+        StageError,
+        match=r"stage 'actor.generate' failed in iteration 0 on 6 rows: RuntimeError: out of memory",
+    ):
         outcome(run, 3)
     assert not run.executor.store.columns
 
 
-@pytest.mark.parametrize(("kept", "message"), [
-    (lambda chunks: chunks[:2], "found 2 chunks of the rows that were sampled, expected 3"),
-    (lambda chunks: [chunks[0], chunks[0], chunks[2]], "found 24 rows in 3 chunks, expected each of 24 once"),
-    (lambda chunks: [chunks[0], chunks[1].rows([0]), chunks[2]], r"found \d+ rows in 3 chunks, expected each of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (lambda chunks: chunks[:2], "found 2 chunks of the rows that were sampled, expected 3"),
+        (
+            lambda chunks: [chunks[0], chunks[0], chunks[2]],
+            "found 24 rows in 3 chunks, expected each of 24 once",
+        ),
+        (
+            lambda chunks: [chunks[0], chunks[1].rows([0]), chunks[2]],
+            r"found \d+ rows in 3 chunks, expected each of",
+        ),
+    ],
+)
 def test_a_backend_that_loses_or_doubles_rows_is_refused(world, kept, message):
     class Wrong(Generator):
         def generate_chunks(self, *given):
@@ -191,7 +211,10 @@ def test_a_piece_that_never_ends_has_the_deadline_of_its_rows(world):
     made = streamed(run, 3)
     nodes = tuple(replace(node, timeout=0.2) if node.name == "reward" else node for node in made.graph.nodes)
     made = replace(made, graph=replace(made.graph, nodes=nodes))
-    with pytest.raises(StageError, match=r"stage 'reward' failed in iteration 0 on 8 rows: no result after its deadline of 0.2 s"):
+    with pytest.raises(
+        StageError,
+        match=r"stage 'reward' failed in iteration 0 on 8 rows: no result after its deadline of 0.2 s",
+    ):
         run.executor.run(made, run.stream.take(ROWS // 4))
     forever.set()
     assert not run.executor.store.columns

@@ -24,7 +24,10 @@ def test_a_metric_is_the_same_however_its_rows_were_divided(values, cuts, random
     whole = PartialMetric.of(torch.tensor(values))
     shuffled = random.sample(values, len(values))
     ends = sorted(min(cut, len(values)) for cut in cuts)
-    parts = [PartialMetric.of(torch.tensor(shuffled[a:b])) for a, b in zip([0, *ends], [*ends, len(values)], strict=True)]
+    parts = [
+        PartialMetric.of(torch.tensor(shuffled[a:b]))
+        for a, b in zip([0, *ends], [*ends, len(values)], strict=True)
+    ]
     both = [tally.value for tally in (whole, merged([{"mean": part} for part in parts])["mean"])]
     assert both[0] == both[1] or all(map(math.isnan, both))
 
@@ -33,7 +36,11 @@ def test_a_node_that_runs_again_adds_to_its_metrics_by_their_kind():
     tallies = {}
     for values in ([1.0, 3.0], [math.nan], [8.0]):
         row = torch.tensor(values)
-        more = {"mean": PartialMetric.of(row), "top_max": PartialMetric.of(row, "max"), "rows": PartialMetric.sum(float(len(row)))}
+        more = {
+            "mean": PartialMetric.of(row),
+            "top_max": PartialMetric.of(row, "max"),
+            "rows": PartialMetric.sum(float(len(row))),
+        }
         found = accumulated(tallies, figures(more, Of.STAGE, "node"))
     assert keyed(found) == {"node/mean": 4.0, "node/top_max": 8.0, "node/rows": 4.0}
 
@@ -41,5 +48,7 @@ def test_a_node_that_runs_again_adds_to_its_metrics_by_their_kind():
 def test_what_is_not_finite_stays_so():
     assert exact_sum(torch.tensor([1.0, math.inf], dtype=torch.float64)) == math.inf
     assert math.isnan(PartialMetric.of(torch.tensor([math.inf, -math.inf])).value)
-    assert (PartialMetric.of(torch.tensor([math.inf])) + PartialMetric.of(torch.tensor([1.0]))).value == math.inf
+    assert (
+        PartialMetric.of(torch.tensor([math.inf])) + PartialMetric.of(torch.tensor([1.0]))
+    ).value == math.inf
     assert PartialMetric.of(torch.tensor([math.nan, 2.0])).value == 2.0

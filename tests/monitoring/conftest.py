@@ -26,7 +26,14 @@ def finished(tmp_path_factory):
     """A folder of runs with one that is done. Tests that change it copy it first."""
     base = tmp_path_factory.mktemp("finished")
     # sampling takes the longest, so that it is among the nodes that a short table shows
-    rlflow.run("ppo", backend="null", iterations=3, prompts=4, out=str(base), **{"hp.max_tokens": 4, "actor.generate_seconds": 0.02})
+    rlflow.run(
+        "ppo",
+        backend="null",
+        iterations=3,
+        prompts=4,
+        out=str(base),
+        **{"hp.max_tokens": 4, "actor.generate_seconds": 0.02},
+    )
     return base
 
 
@@ -34,17 +41,29 @@ def finished(tmp_path_factory):
 def info(tmp_path):
     folder = tmp_path / "runs" / "ppo-1"
     folder.mkdir(parents=True)
-    return RunInfo(folder, "ppo", 12, {"flow": "ppo", "hp": {"clip": 0.2}, "options": {"seed": 0}}, held_out=64)
+    return RunInfo(
+        folder, "ppo", 12, {"flow": "ppo", "hp": {"clip": 0.2}, "options": {"seed": 0}}, held_out=64
+    )
 
 
 @pytest.fixture
 def metrics():
     """An iteration as the loop tells it."""
-    return figures({
-        "reward/mean": 0.625, "reward/missing": 0.0, "actor.update/clipped": 0.125, "actor.update/loss": float("nan"),
-        "policy/kl_reference": 0.0042, "policy/entropy": 1.375, "response/length": 17.5, "response/truncated": 0.25,
-        "response/tokens_per_second": 12345.0, "own/number": 7.0, "seconds": 2.0,
-    })  # fmt: skip
+    return figures(
+        {
+            "reward/mean": 0.625,
+            "reward/missing": 0.0,
+            "actor.update/clipped": 0.125,
+            "actor.update/loss": float("nan"),
+            "policy/kl_reference": 0.0042,
+            "policy/entropy": 1.375,
+            "response/length": 17.5,
+            "response/truncated": 0.25,
+            "response/tokens_per_second": 12345.0,
+            "own/number": 7.0,
+            "seconds": 2.0,
+        }
+    )
 
 
 @pytest.fixture
@@ -94,8 +113,8 @@ class Terminal:
 
 @pytest.fixture
 def on_terminal(terminal, tmp_path):
-    """Start `rlflow …` on the terminal, in a session of its own, ctrl-C ignored as in what a script starts in the background: it must
-    work all the same. What is left of it is killed in the end."""
+    """Start `rlflow …` on the terminal, in a session of its own, ctrl-C ignored as in what a script starts in
+    the background: it must work all the same. What is left of it is killed in the end."""
     started = []
 
     def start(*words):
@@ -127,23 +146,59 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def written(tmp_path):
-    """Write the folder of a run in runs/: its settings, a line of metrics for each iteration, evaluations after so many, and an account."""
+    """Write the folder of a run in runs/: its settings, a line of metrics for each iteration, evaluations
+    after so many, and an account."""
 
     def write(name, settings=None, hp=None, rewards=(0.5,), evaluations=(), state="done", **options):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         hp = {"samples": 8, **(hp or {})}
         options = {"seed": 0, "prompts": 4, "name": name, "iterations": len(rewards), **options}
-        content = {"flow": "grpo", "graph": "g1", "hp": hp, "options": options, "values": {"actor.lr": "1e-4"}, **(settings or {})}
+        content = {
+            "flow": "grpo",
+            "graph": "g1",
+            "hp": hp,
+            "options": options,
+            "values": {"actor.lr": "1e-4"},
+            **(settings or {}),
+        }
         (folder / "settings.json").write_text(json.dumps(content))
-        lines = [{"iteration": i, "evaluation/sampled": value, "evaluation/greedy": 1.0} for i, value in evaluations]
-        lines += [{"iteration": i, "reward/mean": value, "reward/missing": 0.0, "own/number": 10.0 * i, "seconds": 2.0}
-                  for i, value in enumerate(rewards)]  # fmt: skip
+        lines = [
+            {"iteration": i, "evaluation/sampled": value, "evaluation/greedy": 1.0}
+            for i, value in evaluations
+        ]
+        lines += [
+            {
+                "iteration": i,
+                "reward/mean": value,
+                "reward/missing": 0.0,
+                "own/number": 10.0 * i,
+                "seconds": 2.0,
+            }
+            for i, value in enumerate(rewards)
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         count = {"groups": 4, "rows": 32, "tokens": 100}
-        end = {"source": "actor.generate", "fate": "trained", "node": "actor.update", "groups": 3, "rows": 24, "tokens": 75}
-        left = {"source": "actor.generate", "fate": "left out", "node": "actor.update", "groups": 1, "rows": 8, "tokens": 25}
-        fates = [{"iteration": i, "sampled": {"actor.generate": count}, "opened": {}, "fates": [end, left]} for i in range(len(rewards))]
+        end = {
+            "source": "actor.generate",
+            "fate": "trained",
+            "node": "actor.update",
+            "groups": 3,
+            "rows": 24,
+            "tokens": 75,
+        }
+        left = {
+            "source": "actor.generate",
+            "fate": "left out",
+            "node": "actor.update",
+            "groups": 1,
+            "rows": 8,
+            "tokens": 25,
+        }
+        fates = [
+            {"iteration": i, "sampled": {"actor.generate": count}, "opened": {}, "fates": [end, left]}
+            for i in range(len(rewards))
+        ]
         (folder / "fates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in fates))
         begun = status.begun("grpo", options["iterations"])
         status.write(folder, dataclasses.replace(begun, state=state, iteration=len(rewards)))
@@ -154,12 +209,16 @@ def written(tmp_path):
 
 @pytest.fixture
 def judged(written):
-    """Write the folder of a run with two reward roles, the second with this mean: as ``written``, whose keywords it takes."""
+    """Write the folder of a run with two reward roles, the second with this mean: as ``written``, whose
+    keywords it takes."""
 
     def write(name, mean, **keywords):
         folder = written(name, **keywords)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        lines = [{**line, "style/mean": mean, "style/missing": 0.0} if "reward/mean" in line else line for line in lines]
+        lines = [
+            {**line, "style/mean": mean, "style/missing": 0.0} if "reward/mean" in line else line
+            for line in lines
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return folder
 

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from rlflow.monitoring.chart import chart, mark
 
-CURVE = st.dictionaries(st.integers(0, 500), st.floats(-1e6, 1e6), max_size=30).map(lambda points: sorted(points.items()))
+CURVE = st.dictionaries(st.integers(0, 500), st.floats(-1e6, 1e6), max_size=30).map(
+    lambda points: sorted(points.items())
+)
 PICTURE = """\
   1 ┤         ·A
     │       ··

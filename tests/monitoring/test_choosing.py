@@ -17,25 +17,29 @@ def names_of(out):
 
 @pytest.fixture
 def three(written):
-    """Three runs that differ in a setting, in their state and in what they reached; the last has no evaluation."""
+    """Three runs that differ in a setting, in their state and in what they reached; the last has no
+    evaluation."""
     written("small", hp={"samples": 4}, rewards=(0.9,), evaluations=((1, 0.5),))
     written("large", hp={"samples": 16}, rewards=(0.2, 0.4), evaluations=((2, 0.875),), state="failed")
     written("middle", hp={"samples": 8}, rewards=(0.6,))
 
 
-@pytest.mark.parametrize(("words", "names"), [
-    (["--sort", "hp.samples"], ["small", "middle", "large"]),
-    (["--sort", "eval/sampled"], ["middle", "small", "large"]),  # without the value first
-    (["--sort", "reward/mean"], ["large", "middle", "small"]),
-    (["--sort", "run"], ["large", "middle", "small"]),
-    (["--where", "hp.samples=8"], ["middle"]),
-    (["--where", "hp.samples!=8", "--sort", "run"], ["large", "small"]),
-    (["--where", "state=failed"], ["large"]),
-    (["--where", "eval/sampled>0.8"], ["large"]),
-    (["--where", "evaluation/sampled<=0.5"], ["small"]),
-    (["--where", "hp.samples>4", "--where", "state=done"], ["middle"]),
-    (["--where", "actor.lr=0.0001", "--where", "hp.samples<8"], ["small"]),  # recorded as 1e-4
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--sort", "hp.samples"], ["small", "middle", "large"]),
+        (["--sort", "eval/sampled"], ["middle", "small", "large"]),  # without the value first
+        (["--sort", "reward/mean"], ["large", "middle", "small"]),
+        (["--sort", "run"], ["large", "middle", "small"]),
+        (["--where", "hp.samples=8"], ["middle"]),
+        (["--where", "hp.samples!=8", "--sort", "run"], ["large", "small"]),
+        (["--where", "state=failed"], ["large"]),
+        (["--where", "eval/sampled>0.8"], ["large"]),
+        (["--where", "evaluation/sampled<=0.5"], ["small"]),
+        (["--where", "hp.samples>4", "--where", "state=done"], ["middle"]),
+        (["--where", "actor.lr=0.0001", "--where", "hp.samples<8"], ["small"]),  # recorded as 1e-4
+    ],
+)
 def test_runs_are_sorted_and_filtered_by_settings_states_and_numbers(called, three, words, names):
     code, out, err = called("runs", *words)
     assert (code, err) == (0, "")
@@ -44,7 +48,17 @@ def test_runs_are_sorted_and_filtered_by_settings_states_and_numbers(called, thr
 
 def test_settings_that_differ_are_columns_and_those_that_do_not_are_none(called, three):
     head, *lines = called("runs", "--sort", "hp.samples")[1].splitlines()
-    assert head.split() == ["run", "flow", "state", "iteration", "accuracy", "reward", "age", "hp.samples", "iterations"]
+    assert head.split() == [
+        "run",
+        "flow",
+        "state",
+        "iteration",
+        "accuracy",
+        "reward",
+        "age",
+        "hp.samples",
+        "iterations",
+    ]
     assert [line.split()[-2:] for line in lines] == [["4", "1"], ["8", "1"], ["16", "2"]]
 
 
@@ -79,7 +93,11 @@ def test_a_narrow_terminal_has_fewer_settings_as_columns(written):
 
 def test_json_has_the_chosen_runs_with_their_settings_and_numbers(called, three):
     [run] = json.loads(called("runs", "--where", "state=failed", "--json")[1])
-    assert (run["folder"].endswith("runs/large"), run["iteration"], run["settings"]["hp.samples"]) == (True, 2, 16)
+    assert (run["folder"].endswith("runs/large"), run["iteration"], run["settings"]["hp.samples"]) == (
+        True,
+        2,
+        16,
+    )
     assert (run["metrics"]["reward/mean"], run["evaluation"]["evaluation/sampled"]) == (0.4, 0.875)
     assert json.loads(called("runs", "--where", "state=running", "--json")[1]) == []
 
@@ -88,12 +106,15 @@ def test_no_run_that_is_such_is_no_error(called, three):
     assert called("runs", "--where", "hp.samples=5")[:2] == (0, "none of the 3 runs in runs is such\n")
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["--where", "hp.samples"], ["'hp.samples' is no condition", "NAME=VALUE"]),
-    (["--where", "state>done"], ["compares with no number"]),
-    (["--where", "hp.sample=8"], ["no run here has 'hp.sample'", "nearest:  hp.samples"]),
-    (["--sort", "reward/meen"], ["no run here has 'reward/meen'", "nearest:  reward/mean"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--where", "hp.samples"], ["'hp.samples' is no condition", "NAME=VALUE"]),
+        (["--where", "state>done"], ["compares with no number"]),
+        (["--where", "hp.sample=8"], ["no run here has 'hp.sample'", "nearest:  hp.samples"]),
+        (["--sort", "reward/meen"], ["no run here has 'reward/meen'", "nearest:  reward/mean"]),
+    ],
+)
 def test_a_condition_or_a_name_that_says_nothing_is_refused(called, three, words, says):
     code, out, err = called("runs", *words)
     assert (code, out) == (2, "")

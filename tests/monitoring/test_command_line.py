@@ -11,15 +11,18 @@ from rlflow.monitoring.command_line import flags, hidden
 CANARY = "canary-77c1"
 
 
-@pytest.mark.parametrize(("words", "shown"), [
-    (["run", "ppo", "--hp.api_key", CANARY], ["run", "ppo", "--hp.api_key", "***"]),
-    (["run", f"--hp.db_pass={CANARY}", "--lr", "1e-6"], ["run", "--hp.db_pass=***", "--lr", "1e-6"]),
-    (["--hp.token=", "--actor.auth", "--lr", "3"], ["--hp.token=", "--actor.auth", "--lr", "3"]),
-    (["--ray-address", "redis://:pw-of-ray@host:1"], ["--ray-address", "redis://:***@host:1"]),
-    (["--data", "hf_" + "aB3" * 11], ["--data", "***"]),
-    (["--hp.key_dim", "64", "--max_tokens=16"], ["--hp.key_dim", "64", "--max_tokens=16"]),
-    ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["run", "ppo", "--hp.api_key", CANARY], ["run", "ppo", "--hp.api_key", "***"]),
+        (["run", f"--hp.db_pass={CANARY}", "--lr", "1e-6"], ["run", "--hp.db_pass=***", "--lr", "1e-6"]),
+        (["--hp.token=", "--actor.auth", "--lr", "3"], ["--hp.token=", "--actor.auth", "--lr", "3"]),
+        (["--ray-address", "redis://:pw-of-ray@host:1"], ["--ray-address", "redis://:***@host:1"]),
+        (["--data", "hf_" + "aB3" * 11], ["--data", "***"]),
+        (["--hp.key_dim", "64", "--max_tokens=16"], ["--hp.key_dim", "64", "--max_tokens=16"]),
+        ([], []),
+    ],
+)
 def test_values_of_telling_flags_and_what_looks_like_a_secret_are_not_shown(words, shown):
     assert [hidden(words, number) for number in range(len(words))] == shown
 
@@ -48,9 +51,23 @@ def test_the_process_table_shows_stars_and_the_program_has_the_words(tmp_path):
         outside = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode()
         process.stdin.close()
     stars = "*" * len(CANARY)
-    shown = [str(tmp_path / "shows.py"), "run", "--hp.api_key", stars, "--name", "ünder", "", f"--pass={stars}**", "--lr", "1"]
+    shown = [
+        str(tmp_path / "shows.py"),
+        "run",
+        "--hp.api_key",
+        stars,
+        "--name",
+        "ünder",
+        "",
+        f"--pass={stars}**",
+        "--lr",
+        "1",
+    ]
     assert there == f"{shown}\n"
-    assert known == f"True {['run', '--hp.api_key', '***', '--name', 'ünder', '', '--pass=***', '--lr', '1']} True\n"
+    assert (
+        known
+        == f"True {['run', '--hp.api_key', '***', '--name', 'ünder', '', '--pass=***', '--lr', '1']} True\n"
+    )
     assert CANARY not in outside
 
 

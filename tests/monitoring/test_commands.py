@@ -33,7 +33,9 @@ def runs(finished, tmp_path):
 def judged(folder, iteration, share):
     """Add an evaluation to a run's metrics."""
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"iteration": iteration, "evaluation/sampled": share, "evaluation/greedy": 1.0}) + "\n")
+        file.write(
+            json.dumps({"iteration": iteration, "evaluation/sampled": share, "evaluation/greedy": 1.0}) + "\n"
+        )
 
 
 def line_of(out, name):
@@ -55,7 +57,11 @@ def test_runs_lists_each_with_its_state_and_last_numbers(called, runs):
     assert line_of(out, "run")[:7] == ["run", "flow", "state", "iteration", "accuracy", "reward", "age"]
     assert line_of(out, "ppo-1")[1:4] == ["ppo", "done", "3/3"]
     assert line_of(out, "live")[1:5] == ["ppo", "running", "3/9", "37.5%"]
-    assert [line_of(out, name)[2] for name in ("broken", "stopped", "killed")] == ["failed", "interrupted", "died"]
+    assert [line_of(out, name)[2] for name in ("broken", "stopped", "killed")] == [
+        "failed",
+        "interrupted",
+        "died",
+    ]
     assert float(line_of(out, "ppo-1")[4]) > 0  # the reward
     assert "not-a-run" not in out
 
@@ -68,9 +74,13 @@ DAMAGE = {
     "binary": lambda run: [path.write_bytes(bytes(range(256)) * 9) for path in run.glob("*.json*")],
     "empty": lambda run: [path.write_bytes(b"") for path in run.glob("*.json*")],
     "lists": lambda run: [path.write_text("[1]\n") for path in run.glob("*.json*")],
-    "odd values": lambda run: (run / "metrics.jsonl").write_text('{"iteration": 0, "reward/mean": "x"}\n{"iteration": "y"}\nnull\n{"iter'),
+    "odd values": lambda run: (run / "metrics.jsonl").write_text(
+        '{"iteration": 0, "reward/mean": "x"}\n{"iteration": "y"}\nnull\n{"iter'
+    ),
     "a folder for a file": lambda run: [(run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()],
-    "odd settings": lambda run: (run / "settings.json").write_text('{"options": [], "hp": 3, "flow": {"a": "\\u001b[2J"}, "values": 1}'),
+    "odd settings": lambda run: (run / "settings.json").write_text(
+        '{"options": [], "hp": 3, "flow": {"a": "\\u001b[2J"}, "values": 1}'
+    ),
     "deep": lambda run: (run / "settings.json").write_text("[" * 100_000),
     "no rights": lambda run: (run / "settings.json").chmod(0),
 }
@@ -91,36 +101,56 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(called, runs, damage):
 def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
     judged(runs / "ppo-1", 0, 0.25)
     judged(runs / "ppo-1", 3, 0.75)
-    (runs / "ppo-1" / "notes.txt").write_text("".join(f"note {i}\n" for i in range(14)) + "last \x1b[2J note\n")
+    (runs / "ppo-1" / "notes.txt").write_text(
+        "".join(f"note {i}\n" for i in range(14)) + "last \x1b[2J note\n"
+    )
     code, out, _ = called("show", "ppo-1")
     assert code == 0
-    for part in ("runs/ppo-1  ppo  done  3/3 iterations", "max_tokens 4", "backend null", "seed 0", "+50.0 points",
-                 "held-out accuracy after iterations", "0.75 ┤",
-                 "reward  ", "trained on ",
-                 "last iteration: reward 0.",
-                 "slowest nodes: ", "… 5 more in notes.txt", "last \\x1b[2J note",
-                 "metrics.jsonl (all numbers)", "final (trained models)"):  # fmt: skip
+    for part in (
+        "runs/ppo-1  ppo  done  3/3 iterations",
+        "max_tokens 4",
+        "backend null",
+        "seed 0",
+        "+50.0 points",
+        "held-out accuracy after iterations",
+        "0.75 ┤",
+        "reward  ",
+        "trained on ",
+        "last iteration: reward 0.",
+        "slowest nodes: ",
+        "… 5 more in notes.txt",
+        "last \\x1b[2J note",
+        "metrics.jsonl (all numbers)",
+        "final (trained models)",
+    ):
         assert part in out, part
     assert called("show", runs / "ppo-1")[1].splitlines()[1:] == out.splitlines()[1:]
 
 
 def test_an_error_is_part_of_the_story(called, runs):
-    status.write(runs / "ppo-1", replace(status.begun("ppo", 3), state="failed", error="stage 'gae' failed in iteration 2"))
+    status.write(
+        runs / "ppo-1",
+        replace(status.begun("ppo", 3), state="failed", error="stage 'gae' failed in iteration 2"),
+    )
     assert "error: stage 'gae' failed in iteration 2" in called("show", "ppo-1")[1]
     code, out, _ = called("watch", "ppo-1")
     assert code == 1
     assert "ppo-1: failed after 3 of 3 iterations: stage 'gae' failed" in out
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["show", "ppo-2"], ["there is no run 'ppo-2'", "nearest:  ppo-1"]),
-    (["watch", "runs/pppo-1"], ["there is no run", "nearest:  runs/ppo-1"]),
-    (["show", "other"], ["'other' is no run's folder"]),
-    (["watch", "other"], ["'other' is no run's folder"]),
-    (["runs", "rums"], ["there is no folder 'rums'", "nearest:  runs"]),
-    (["runs", "runs/ppo-1/settings.json"], ["there is no folder"]),
-    (["show", "nul\0l"], ["there is no run"]),
-], ids=lambda words: "-".join(words).replace("\0", "") if isinstance(words, list) else None)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["show", "ppo-2"], ["there is no run 'ppo-2'", "nearest:  ppo-1"]),
+        (["watch", "runs/pppo-1"], ["there is no run", "nearest:  runs/ppo-1"]),
+        (["show", "other"], ["'other' is no run's folder"]),
+        (["watch", "other"], ["'other' is no run's folder"]),
+        (["runs", "rums"], ["there is no folder 'rums'", "nearest:  runs"]),
+        (["runs", "runs/ppo-1/settings.json"], ["there is no folder"]),
+        (["show", "nul\0l"], ["there is no run"]),
+    ],
+    ids=lambda words: "-".join(words).replace("\0", "") if isinstance(words, list) else None,
+)
 def test_what_is_no_run_is_said_with_the_nearest_name(called, runs, words, says):
     (runs.parent / "other").mkdir()
     code, _, err = called(*words)
@@ -150,10 +180,17 @@ def test_watch_tells_lines_as_they_come_and_ends_with_the_run(runs, capsys):
         yield status.write(run, replace(begun, state="done", iteration=3))
 
     step = steps()
-    found = follow(run, Plain(sys.stdout, clock=iter(range(0, 1000, 10)).__next__), lambda seconds: next(step))
+    found = follow(
+        run, Plain(sys.stdout, clock=iter(range(0, 1000, 10)).__next__), lambda seconds: next(step)
+    )
     out = capsys.readouterr().out
     assert (found.state, found.iteration) == ("done", 3)
-    assert re.findall(r"^ +(\d)/3|after (2) iterations: sampled 50", out, re.MULTILINE) == [("1", ""), ("2", ""), ("", "2"), ("3", "")]
+    assert re.findall(r"^ +(\d)/3|after (2) iterations: sampled 50", out, re.MULTILINE) == [
+        ("1", ""),
+        ("2", ""),
+        ("", "2"),
+        ("3", ""),
+    ]
 
 
 def test_watch_on_a_terminal_ends_cleanly_on_ctrl_c(terminal, on_terminal, runs):
@@ -188,16 +225,37 @@ sys.exit(code)
 
 @pytest.mark.slow
 def test_doctor_says_what_is_there_and_what_listens(tmp_path):
-    server = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    server = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], "
+        "flush=True); sys.stdin.read()"
+    )
     words = [sys.executable, "-c", server, "rlflow"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         port = process.stdout.readline().strip()
-        done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+        done = subprocess.run(
+            [sys.executable, "-c", DOCTOR], capture_output=True, text=True, cwd=tmp_path, timeout=240
+        )
         process.communicate("")
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
-    for start in ("rlflow 0.", "python 3.", "torch 2.", "transformers ", "reasoning-gym", "math-verify", "datasets", "ray",
-                  "local: trains and samples", "vllm: ", "tensorboard ", "wandb ", "mlflow", "cores: ", "memory: ", "GPU: "):  # fmt: skip
+    for start in (
+        "rlflow 0.",
+        "python 3.",
+        "torch 2.",
+        "transformers ",
+        "reasoning-gym",
+        "math-verify",
+        "datasets",
+        "ray",
+        "local: trains and samples",
+        "vllm: ",
+        "tensorboard ",
+        "wandb ",
+        "mlflow",
+        "cores: ",
+        "memory: ",
+        "GPU: ",
+    ):
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
     assert lines[-1] == "set()"  # nothing heavy was imported
@@ -206,8 +264,11 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
 def test_doctor_says_what_a_run_on_pools_would_listen_on_and_who_reaches_it():
     lines = reach([Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4")])
     assert "127.0.0.1: users of this machine; Ray asks them for its token" in lines[0]
-    assert lines[2:] == ["  lo 127.0.0.1: users of this machine", "  ib0 10.7.0.3: who reaches this private network",
-                         "  eth0 8.8.4.4: the internet: refused without --insecure true"]
+    assert lines[2:] == [
+        "  lo 127.0.0.1: users of this machine",
+        "  ib0 10.7.0.3: who reaches this private network",
+        "  eth0 8.8.4.4: the internet: refused without --insecure true",
+    ]
     assert any(line.startswith("  lo 127.0.0.1") for line in reach())
 
 
@@ -259,16 +320,35 @@ def test_a_status_is_whole_or_not_there(tmp_path):
     assert (tmp_path / "status.json").read_text() == kept
 
 
-@pytest.mark.parametrize(("values", "line"), [
-    ([], ""), ([1.0], "▁"), ([0.0, 1.0], "▁█"), ([3.0, 3.0], "▁▁"), (list(range(8)), "▁▂▃▄▅▆▇█"),
-    ([0.0] * 100 + [1.0] * 100, "▁" * 5 + "█" * 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([], ""),
+        ([1.0], "▁"),
+        ([0.0, 1.0], "▁█"),
+        ([3.0, 3.0], "▁▁"),
+        (list(range(8)), "▁▂▃▄▅▆▇█"),
+        ([0.0] * 100 + [1.0] * 100, "▁" * 5 + "█" * 5),
+    ],
+)
 def test_a_sparkline_runs_from_the_lowest_to_the_highest(values, line):
     assert sparkline(values, width=10) == line
 
 
 def test_settings_of_roles_are_shown_as_the_run_recorded_them(tmp_path):
-    values = {"model": "base", "hp.samples": 4, "actor.lr": 1e-5, "actor.generator": "vllm", "critic.lr": 1e-4}
-    (tmp_path / "settings.json").write_text(json.dumps({"hp": {"samples": 4}, "options": {"model": "base"}, "values": values}))
+    values = {
+        "model": "base",
+        "hp.samples": 4,
+        "actor.lr": 1e-5,
+        "actor.generator": "vllm",
+        "critic.lr": 1e-4,
+    }
+    (tmp_path / "settings.json").write_text(
+        json.dumps({"hp": {"samples": 4}, "options": {"model": "base"}, "values": values})
+    )
     assert str(settings(tmp_path)).splitlines() == [
-        "hp: samples 4", "run: model base", "actor: lr 1e-05  generator vllm", "critic: lr 0.0001"]
+        "hp: samples 4",
+        "run: model base",
+        "actor: lr 1e-05  generator vllm",
+        "critic: lr 0.0001",
+    ]

@@ -1,4 +1,5 @@
-"""`rlflow compare`: settings that differ, curves, a table and a verdict that claims no more than the runs can."""
+"""`rlflow compare`: settings that differ, curves, a table and a verdict that claims no more than the runs
+can."""
 
 import json
 import shutil
@@ -15,13 +16,24 @@ def comparison(*folders, metrics=()):
 
 
 def arm(written, label, ends, **settings):
-    return [written(f"{label}{seed}", seed=seed, evaluations=((0, 0.0), (1, end)), **settings) for seed, end in enumerate(ends)]
+    return [
+        written(f"{label}{seed}", seed=seed, evaluations=((0, 0.0), (1, end)), **settings)
+        for seed, end in enumerate(ends)
+    ]
 
 
 def test_runs_of_other_seeds_are_one_arm_and_other_settings_another(written):
-    runs = [written("a", seed=0), written("b", seed=1), written("c", hp={"samples": 16}), written("d", seed=0, out="else")]
+    runs = [
+        written("a", seed=0),
+        written("b", seed=1),
+        written("c", hp={"samples": 16}),
+        written("d", seed=0, out="else"),
+    ]
     arms = arms_of([recorded(folder) for folder in runs])
-    assert [(arm.label, [run.name for run in arm.runs], arm.seeds) for arm in arms] == [("A", ["a", "b", "d"], 2), ("B", ["c"], 1)]
+    assert [(arm.label, [run.name for run in arm.runs], arm.seeds) for arm in arms] == [
+        ("A", ["a", "b", "d"], 2),
+        ("B", ["c"], 1),
+    ]
 
 
 def test_only_settings_that_differ_are_printed(called, written):
@@ -34,7 +46,9 @@ def test_only_settings_that_differ_are_printed(called, written):
     assert "graph of" not in out
     assert out.splitlines()[-1] == "not enough to rank: one run each"
     assert [line.split()[1:] for line in out.splitlines() if line.startswith(("A  one", "B  two"))] == [
-        ["one", "done", "0.5", "0.5", "0.375", "2.0", "100", "24"], ["two", "done", "0.75", "0.75", "0.5", "2.0", "100", "24"]]  # fmt: skip
+        ["one", "done", "0.5", "0.5", "0.375", "2.0", "100", "24"],
+        ["two", "done", "0.75", "0.75", "0.5", "2.0", "100", "24"],
+    ]
     assert max(map(len, out.splitlines())) <= 100
     assert "\x1b" not in out
 
@@ -47,7 +61,9 @@ def test_the_mean_over_seeds_is_drawn_with_its_range_beside(called, written):
     assert "evaluation/sampled after iterations, means over seeds" in out
     rows = [line.split()[1:5] for line in out.splitlines() if line.startswith("A  ")]
     assert rows[-2:] == [["mean", "0.3", "0.3", "0.15"], ["range", "0.2", "…", "0.4"]]
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("B  ")].count("mean") == 0, "one run has no mean"
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("B  ")].count("mean") == 0, (
+        "one run has no mean"
+    )
     assert out.splitlines()[-1] == "not enough to rank: A has 2 seeds, B has 1 seed; 5 of each are the least"
 
 
@@ -59,20 +75,41 @@ def test_json_says_what_is_printed(called, written):
     assert code == 0
     assert values["settings"] == {"prompts": {"A": "4", "B": "8"}}
     assert [(run["arm"], run["seed"], run["iterations"], run["state"]) for run in values["runs"]] == [
-        ("A", 0, 1, "done"), ("A", 1, 1, "done"), ("B", 0, 1, "done")]  # fmt: skip
+        ("A", 0, 1, "done"),
+        ("A", 1, 1, "done"),
+        ("B", 0, 1, "done"),
+    ]
     assert values["runs"][1]["metrics"]["evaluation/sampled"] == {
-        "curve": [[0, 0.0], [1, 0.5]], "last": 0.5, "best": 0.5, "area": 0.25, "seconds": 2.0, "tokens": 100, "rows trained": 24}
+        "curve": [[0, 0.0], [1, 0.5]],
+        "last": 0.5,
+        "best": 0.5,
+        "area": 0.25,
+        "seconds": 2.0,
+        "tokens": 100,
+        "rows trained": 24,
+    }
     assert values["runs"][0]["metrics"]["own/number"]["best"] is None  # nobody says whether higher is better
     assert values["verdict"].startswith("not enough to rank")
 
 
-@pytest.mark.parametrize(("first", "second", "says"), [
-    ((0.1, 0.2, 0.3, 0.4, 0.5), None, "the same settings in all 5 runs: there is nothing to rank"),
-    ((0.1,), (0.9,), "not enough to rank: one run each"),
-    ((0.1,) * 5, (0.9,) * 4, "not enough to rank: A has 5 seeds, B has 4 seeds; 5 of each are the least"),
-    ((0.1, 0.2, 0.3, 0.4, 0.5), (0.6, 0.7, 0.8, 0.9, 1.0), "do not overlap; that is no test of a difference"),
-    ((0.1, 0.2, 0.3, 0.4, 0.6), (0.6, 0.7, 0.8, 0.9, 1.0), "sampled overlap; that is no test of a difference"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ((0.1, 0.2, 0.3, 0.4, 0.5), None, "the same settings in all 5 runs: there is nothing to rank"),
+        ((0.1,), (0.9,), "not enough to rank: one run each"),
+        ((0.1,) * 5, (0.9,) * 4, "not enough to rank: A has 5 seeds, B has 4 seeds; 5 of each are the least"),
+        (
+            (0.1, 0.2, 0.3, 0.4, 0.5),
+            (0.6, 0.7, 0.8, 0.9, 1.0),
+            "do not overlap; that is no test of a difference",
+        ),
+        (
+            (0.1, 0.2, 0.3, 0.4, 0.6),
+            (0.6, 0.7, 0.8, 0.9, 1.0),
+            "sampled overlap; that is no test of a difference",
+        ),
+    ],
+)
 def test_the_verdict_claims_no_more_than_the_seeds_can(written, first, second, says):
     folders = arm(written, "a", first) + (arm(written, "b", second, prompts=8) if second else [])
     assert verdict(comparison(*folders)).endswith(says)
@@ -87,8 +124,10 @@ def test_the_same_seed_twice_is_one_seed(written):
 def test_what_makes_numbers_less_comparable_is_said(written):
     folders = [written("one", held_out=64), written("two", rewards=(0.1, 0.2), held_out=128, state="failed")]
     assert cautions(comparison(*folders)) == [
-        "held_out differ: the evaluations may not be of the same prompts or first weights", "not done: two",
-        "the last values are after different numbers of iterations: A 1, B 2"]  # fmt: skip
+        "held_out differ: the evaluations may not be of the same prompts or first weights",
+        "not done: two",
+        "the last values are after different numbers of iterations: A 1, B 2",
+    ]
     assert cautions(comparison(folders[0], written("three", held_out=64, prompts=9))) == []
 
 
@@ -97,7 +136,14 @@ def test_a_run_without_the_metric_is_named_and_has_no_numbers(called, written):
     written("two", prompts=8)
     out = called("compare", "one", "two")[1]
     assert "without it: B" in out
-    assert next(line.split() for line in out.splitlines() if line.startswith("B  two")) == ["B", "two", "done", "2.0", "100", "24"]
+    assert next(line.split() for line in out.splitlines() if line.startswith("B  two")) == [
+        "B",
+        "two",
+        "done",
+        "2.0",
+        "100",
+        "24",
+    ]
 
 
 def test_without_evaluations_the_mean_reward_is_compared(written):
@@ -107,14 +153,22 @@ def test_without_evaluations_the_mean_reward_is_compared(written):
 def test_of_several_rewards_each_is_drawn_and_the_first_or_the_chosen_one_is_ranked(called, judged):
     judged("one", 0.25, rewards=(0.5,))
     judged("two", 0.125, rewards=(0.75,), prompts=8)
-    for words, named, last in (((), "reward/mean", "0.5"), (("--metric", "seconds", "--metric", "style/mean"), "style/mean", "0.25")):
+    for words, named, last in (
+        ((), "reward/mean", "0.5"),
+        (("--metric", "seconds", "--metric", "style/mean"), "style/mean", "0.25"),
+    ):
         out = called("compare", "one", "two", *words)[1]
         assert [f"{name}/mean after iterations" in out for name in ("reward", "style")] == [True, True]
         assert f"last, best and area of {named}\n" in out
         assert next(line.split()[3] for line in out.splitlines() if line.startswith("A  one")) == last
-    runs = [judged(f"{name}{seed}", seed, seed=seed, prompts=prompts) for name, prompts in (("a", 4), ("b", 8)) for seed in range(5)]
+    runs = [
+        judged(f"{name}{seed}", seed, seed=seed, prompts=prompts)
+        for name, prompts in (("a", 4), ("b", 8))
+        for seed in range(5)
+    ]
     assert verdict(comparison(*runs, metrics=["style/mean"])) == (
-        "the ranges of the last style/mean overlap; that is no test of a difference")
+        "the ranges of the last style/mean overlap; that is no test of a difference"
+    )
 
 
 def test_several_rewards_do_not_hide_held_out_accuracy(judged):
@@ -131,20 +185,31 @@ def test_the_difference_of_graphs_is_named_without_settings(tmp_path, finished, 
     rlflow.run("ppo", out=str(base), **small, **{"hp.samples": 2})
     runs = [recorded(base / name) for name in ("ppo-1", "ppo-2", "grpo-1")]
     assert [(name, lines[0]) for name, lines in graph_differences(runs).items()] == [
-        ("grpo-1", "- reference.logprobs: (prompts.prompt_tokens, actor.generate.tokens, actor.generate.temperature) -> ref_logprobs")]
+        (
+            "grpo-1",
+            "- reference.logprobs: (prompts.prompt_tokens, actor.generate.tokens, "
+            "actor.generate.temperature) -> ref_logprobs",
+        )
+    ]
     (base / "grpo-1" / "graph.msgpack").write_bytes(b"damaged")
     out = called("compare", "ppo-1", "grpo-1")[1]
     assert "graph of grpo-1 beside ppo-1:\n  not known: " in out
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["one"], ["takes two runs or more", "rlflow show RUN"]),
-    (["one", "runs/one"], ["takes two runs or more"]),
-    (["one", "twoo"], ["there is no run 'twoo'", "nearest:  two"]),
-    (["one", "other"], ["'other' is no run's folder"]),
-    (["one", "two", "--metric", "own/nummer"], ["none of the runs has the metric 'own/nummer'", "nearest:  own/number"]),
-    ([], ["Missing argument"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["one"], ["takes two runs or more", "rlflow show RUN"]),
+        (["one", "runs/one"], ["takes two runs or more"]),
+        (["one", "twoo"], ["there is no run 'twoo'", "nearest:  two"]),
+        (["one", "other"], ["'other' is no run's folder"]),
+        (
+            ["one", "two", "--metric", "own/nummer"],
+            ["none of the runs has the metric 'own/nummer'", "nearest:  own/number"],
+        ),
+        ([], ["Missing argument"]),
+    ],
+)
 def test_what_cannot_be_compared_is_refused(called, written, words, says):
     written("one")
     written("two").parent.parent.joinpath("other").mkdir()
@@ -160,5 +225,10 @@ def test_the_area_is_the_mean_height():
 
 def test_seeds_of_one_arm_that_ended_at_different_iterations_are_said(written):
     longer = {"seed": 1, "rewards": (0.1, 0.2)}
-    folders = [written("one"), written("two", **longer), written("three", prompts=9), written("four", prompts=9, **longer)]
+    folders = [
+        written("one"),
+        written("two", **longer),
+        written("three", prompts=9),
+        written("four", prompts=9, **longer),
+    ]
     assert any("after different numbers of iterations" in said for said in cautions(comparison(*folders)))

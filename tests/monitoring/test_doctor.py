@@ -10,12 +10,18 @@ from rlflow.monitoring.doctor import Package, asked_torch, package_line, require
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Makes this the only place where packages are found, and gives a function that installs one there: the files that describe it."""
+    """Makes this the only place where packages are found, and gives a function that installs one there: the
+    files that describe it."""
 
     def install(name, release, *requirements):
         folder = tmp_path / f"{name.replace('-', '_')}-{release}.dist-info"
         folder.mkdir()
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {release}", *(f"Requires-Dist: {each}" for each in requirements)]
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            f"Version: {release}",
+            *(f"Requires-Dist: {each}" for each in requirements),
+        ]
         (folder / "METADATA").write_text("\n".join(lines) + "\n")
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -27,7 +33,8 @@ def installed(tmp_path, monkeypatch):
     [
         (None, "ray: not installed; pools: pip install 'rlflow-dag[cluster]'"),
         ("2.39.1", "ray 2.39.1: too old, 2.40 is wanted: pip install --upgrade 'rlflow-dag[cluster]'"),
-        ("2.40", "ray 2.40: pools"), ("2.60.0", "ray 2.60.0: pools"),
+        ("2.40", "ray 2.40: pools"),
+        ("2.60.0", "ray 2.60.0: pools"),
     ],
 )
 def test_a_package_can_be_used_is_too_old_or_missing(installed, release, line):
@@ -39,11 +46,20 @@ def test_a_package_can_be_used_is_too_old_or_missing(installed, release, line):
 
 def test_the_lowest_version_is_that_of_rlflows_own_metadata(installed):
     installed("rlflow-dag", "1.0", "Torch_x<3,>=2.7", 'ray>=2.40; extra == "cluster"', "typer")
-    assert (required("torch-x"), required("ray"), required("typer"), required("other")) == ("2.7", "2.40", None, None)
+    assert (required("torch-x"), required("ray"), required("typer"), required("other")) == (
+        "2.7",
+        "2.40",
+        None,
+        None,
+    )
 
 
-@pytest.mark.parametrize(("stderr", "problem"), [("Traceback\nImportError: libcudart", "ImportError: libcudart"), ("", "it died")])
-def test_a_torch_that_does_not_answer_is_told_with_its_last_words(installed, tmp_path, monkeypatch, stderr, problem):
+@pytest.mark.parametrize(
+    ("stderr", "problem"), [("Traceback\nImportError: libcudart", "ImportError: libcudart"), ("", "it died")]
+)
+def test_a_torch_that_does_not_answer_is_told_with_its_last_words(
+    installed, tmp_path, monkeypatch, stderr, problem
+):
     installed("torch", "2.13")
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit 1\n")
@@ -53,7 +69,10 @@ def test_a_torch_that_does_not_answer_is_told_with_its_last_words(installed, tmp
 
 
 def test_gpus_are_listed_with_their_memory():
-    assert doctor.gpus({"gpus": [("NVIDIA H100", 80 * 2**30), ("NVIDIA A10", 24 * 2**30)]}) == "NVIDIA H100, 80 GiB; NVIDIA A10, 24 GiB"
+    assert (
+        doctor.gpus({"gpus": [("NVIDIA H100", 80 * 2**30), ("NVIDIA A10", 24 * 2**30)]})
+        == "NVIDIA H100, 80 GiB; NVIDIA A10, 24 GiB"
+    )
     assert doctor.gpus({}).endswith("(--device cpu)") or "driver" in doctor.gpus({})
 
 

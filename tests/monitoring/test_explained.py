@@ -11,9 +11,13 @@ from rlflow.monitoring.explained import as_json, explanation, pointer
 @pytest.fixture
 def folder(tmp_path):
     """A run of four iterations in which many rewards are missing."""
-    (tmp_path / "settings.json").write_text(json.dumps({"flow": "grpo", "options": {"iterations": 4, "backend": "local"}}))
-    lines = [{"iteration": number, "reward/missing_rate": rate, "funnel/rows_sampled": 8, "funnel/rows_used": 3}
-             for number, rate in enumerate((0.1, 0.5, 0.6, 0.7))]
+    (tmp_path / "settings.json").write_text(
+        json.dumps({"flow": "grpo", "options": {"iterations": 4, "backend": "local"}})
+    )
+    lines = [
+        {"iteration": number, "reward/missing_rate": rate, "funnel/rows_sampled": 8, "funnel/rows_used": 3}
+        for number, rate in enumerate((0.1, 0.5, 0.6, 0.7))
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[-1]]))
     return tmp_path
 
@@ -22,15 +26,28 @@ def test_findings_come_first_then_the_funnel_then_the_time(folder):
     (folder / "bounds.txt").write_text("a table\nan iteration took 1 s\ncritical path: a\nbusy: model 99%\n")
     head, finding, *rest = explanation(folder)
     assert head == f"{folder.name}: grpo, unknown, 4 of 4 iterations"
-    assert finding.startswith("alarm: 65% of the rewards are missing, and their rows are left out since iteration 1: look at missing_*")
-    assert rest == ["the last iteration:", "  rows: 8 sampled → 3 used", "time:", "  an iteration took 1 s", "  critical path: a",
-                    "  busy: model 99%"]
+    assert finding.startswith(
+        "alarm: 65% of the rewards are missing, and their rows are left out since iteration 1: look at "
+        "missing_*"
+    )
+    assert rest == [
+        "the last iteration:",
+        "  rows: 8 sampled → 3 used",
+        "time:",
+        "  an iteration took 1 s",
+        "  critical path: a",
+        "  busy: model 99%",
+    ]
 
 
 def test_a_run_that_goes_on_has_no_bounds_yet_and_one_that_learns_no_finding(folder):
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"iteration": i, "reward/missing_rate": 0.0}) + "\n" for i in range(4)))
-    assert explanation(folder)[1:] == ["learning: nothing that these rules know slows it down",
-                                       "time: what bounded it is known when the run has ended"]
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"iteration": i, "reward/missing_rate": 0.0}) + "\n" for i in range(4))
+    )
+    assert explanation(folder)[1:] == [
+        "learning: nothing that these rules know slows it down",
+        "time: what bounded it is known when the run has ended",
+    ]
     assert pointer(folder) is None
 
 
@@ -40,8 +57,9 @@ def test_of_a_run_that_has_hardly_begun_that_is_said(folder):
 
 
 def test_other_views_point_to_it_where_there_is_an_alarm(folder):
-    assert pointer(folder, "runs/x") == ("alarm: 65% of the rewards are missing, and their rows are left out; "
-                                         "rlflow explain runs/x says more")
+    assert pointer(folder, "runs/x") == (
+        "alarm: 65% of the rewards are missing, and their rows are left out; rlflow explain runs/x says more"
+    )
 
 
 def test_the_same_as_a_line_of_json(folder, capsys):

@@ -6,26 +6,39 @@ from rich.console import Console
 from rlflow.monitoring.frame import Frame, draw
 from rlflow.monitoring.funnel import funnel_lines
 
-ROWS = {"funnel/rows_sampled": 512.0, "funnel/rows_scored": 500.0, "funnel/rows_mixed": 160.0, "funnel/rows_used": 500.0}
-TOKENS = {"actor.update/funnel/tokens": 2040.0, "actor.update/funnel/tokens_with_gradient": 640.0,
-          "actor.update/funnel/tokens_effective": 410.2}
+ROWS = {
+    "funnel/rows_sampled": 512.0,
+    "funnel/rows_scored": 500.0,
+    "funnel/rows_mixed": 160.0,
+    "funnel/rows_used": 500.0,
+}
+TOKENS = {
+    "actor.update/funnel/tokens": 2040.0,
+    "actor.update/funnel/tokens_with_gradient": 640.0,
+    "actor.update/funnel/tokens_effective": 410.2,
+}
 CLIPPED = {"actor.update/funnel/tokens_clipped_above": 3.0, "actor.update/funnel/tokens_clipped_below": 17.0}
 
 
 def test_rows_and_tokens_have_a_line_each():
     assert funnel_lines(figures(ROWS | TOKENS | CLIPPED)) == [
         "rows: 512 sampled → 500 scored → 160 in groups that differ → 500 used",
-        "tokens of actor.update: 2,040 → 640 with a gradient → 410 by its size; clipped 3 above, 17 below"]
+        "tokens of actor.update: 2,040 → 640 with a gradient → 410 by its size; clipped 3 above, 17 below",
+    ]
 
 
 def test_what_an_algorithm_has_not_is_not_named():
     assert funnel_lines(figures({"funnel/rows_used": 64.0} | TOKENS)) == [
-        "rows: 64 used", "tokens of actor.update: 2,040 → 640 with a gradient → 410 by its size"]
+        "rows: 64 used",
+        "tokens of actor.update: 2,040 → 640 with a gradient → 410 by its size",
+    ]
     assert funnel_lines(figures({"reward/mean": 0.5})) == []
 
 
 def test_roles_are_named_where_there_are_several():
-    assert funnel_lines(figures({f"solver/{name}": value for name, value in ROWS.items()}))[0].startswith("rows of solver: 512 sampled")
+    assert funnel_lines(figures({f"solver/{name}": value for name, value in ROWS.items()}))[0].startswith(
+        "rows of solver: 512 sampled"
+    )
 
 
 def test_a_frame_shows_it():

@@ -34,6 +34,9 @@ def test_every_number_fits_into_a_float_and_those_below_half_the_largest_are_num
 
 def test_nodes_have_the_seconds_of_the_last_iteration(tmp_path):
     events = [("a", 0, 9e6), ("a", 1, 2_500_000), ("b", 1, 500_000), ("a", 1, 500_000)]
-    lines = [json.dumps({"name": name, "ph": "X", "dur": dur, "args": {"iteration": number}}) for name, number, dur in events]
+    lines = [
+        json.dumps({"name": name, "ph": "X", "dur": dur, "args": {"iteration": number}})
+        for name, number, dur in events
+    ]
     (tmp_path / "timeline.json").write_text("[{}\n," + "\n,".join(lines) + "\n")
     assert stage_seconds(tmp_path) == {"a": 3.0, "b": 0.5}

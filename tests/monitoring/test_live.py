@@ -38,9 +38,22 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     view.close("done")
     view.note("after the end")
     seen = terminal.end()
-    for part in ("4/12 iterations", "reward 0.625", "accuracy 41.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
-                 "tokens/s 12,345", "actor.generate", "75% 1.5 s", "2.0 s each, 1",
-                 "before the start", "in between", "after the end"):  # fmt: skip
+    for part in (
+        "4/12 iterations",
+        "reward 0.625",
+        "accuracy 41.2%",
+        "KL 0.0042",
+        "entropy 1.375",
+        "length 17.5",
+        "truncated 25.0%",
+        "tokens/s 12,345",
+        "actor.generate",
+        "75% 1.5 s",
+        "2.0 s each, 1",
+        "before the start",
+        "in between",
+        "after the end",
+    ):
         assert part in bare(seen), part
     assert seen.count(HIDE) == seen.count(SHOW) == 1
     assert seen.rindex(SHOW) > seen.rindex(HIDE)
@@ -48,11 +61,15 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     assert "live view" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_what_own_stages_give(terminal, info, metrics, stages):
+def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_what_own_stages_give(
+    terminal, info, metrics, stages
+):
     view = Live(terminal.stream)
     view.start(info)
     for number in range(3):
-        view.evaluation(number, keyed.figures({"evaluation/sampled": 0.25 * number, "evaluation/greedy": 0.5}))
+        view.evaluation(
+            number, keyed.figures({"evaluation/sampled": 0.25 * number, "evaluation/greedy": 0.5})
+        )
         view.iteration(number, metrics | keyed.figures({"fates/trained": 700.0}), [], stages)
     view.close("done")
     seen = bare(terminal.end())
@@ -91,7 +108,12 @@ def test_a_terminal_that_does_not_know_its_size_is_taken_for_a_usual_one(termina
 def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
-    view.iteration(0, metrics | keyed.figures({"\x1b]0;x\x07/mean": 1.0, "\x1b]0;x\x07/missing": 0.0}), [], {"\x1b[31mred": 1.0})
+    view.iteration(
+        0,
+        metrics | keyed.figures({"\x1b]0;x\x07/mean": 1.0, "\x1b]0;x\x07/missing": 0.0}),
+        [],
+        {"\x1b[31mred": 1.0},
+    )
     view.note("\x1b[2Jgone [bold]not markup[/bold]")
     view.close("done")
     seen = terminal.end()
@@ -103,7 +125,11 @@ def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, sta
 
 def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info):
     defect = keyed.figures({"reward/mean": "text", "reward/missing": 4.0})  # of whoever tells
-    for metrics in ({}, keyed.figures({"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}), defect):
+    for metrics in (
+        {},
+        keyed.figures({"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}),
+        defect,
+    ):
         view = make_reporter(stream=terminal.stream)
         view.start(info)
         view.iteration(0, metrics, [], {"a": 0.0})
@@ -159,12 +185,17 @@ def test_threads_take_turns():
             within.release()
 
     reporter = Several(Alone(io.StringIO()))
-    threads = [threading.Thread(target=lambda name=name: [reporter.note(f"{name}{i}") for i in range(200)]) for name in "ab"]
+    threads = [
+        threading.Thread(target=lambda name=name: [reporter.note(f"{name}{i}") for i in range(200)])
+        for name in "ab"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [[text for text in told if text[0] == name] for name in "ab"] == [[f"{name}{i}" for i in range(200)] for name in "ab"]
+    assert [[text for text in told if text[0] == name] for name in "ab"] == [
+        [f"{name}{i}" for i in range(200)] for name in "ab"
+    ]
 
 
 def test_a_terminal_that_goes_away_ends_the_view_and_not_the_run(terminal, info, metrics, stages):
@@ -189,7 +220,10 @@ def test_pipes_get_lines_first_last_and_every_few_seconds(info, metrics, stages)
     lines = out.getvalue().splitlines()
     assert lines[0] == f"run: {info.folder}"
     assert [line.split("/")[0].strip() for line in lines[1:-1]] == ["1", "4", "7", "10", "12"]
-    assert lines[1] == "    1/12 done  reward/mean 0.625  actor.update/loss nan  response/length 17.5  response/truncated 0.25  2.00 s"
+    assert (
+        lines[1] == "    1/12 done  reward/mean 0.625  actor.update/loss nan  response/length 17.5  "
+        "response/truncated 0.25  2.00 s"
+    )
     assert lines[-1] == "held-out accuracy after 12 iterations: sampled 50.0% of 64"
     assert "\x1b" not in out.getvalue()
 
@@ -223,8 +257,20 @@ def test_json_keeps_standard_output_for_itself(info, metrics, stages, capfd):
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
     """A real run on the terminal, stopped as soon as it shows its first iteration."""
-    process = on_terminal("run", "ppo", "--backend", "null", "--iterations", "100000", "--prompts", "4", "--hp.max_tokens", "4",
-                          "--generate_seconds", "0.05")  # fmt: skip
+    process = on_terminal(
+        "run",
+        "ppo",
+        "--backend",
+        "null",
+        "--iterations",
+        "100000",
+        "--prompts",
+        "4",
+        "--hp.max_tokens",
+        "4",
+        "--generate_seconds",
+        "0.05",
+    )
     terminal.wait_for("actor.generate")
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
@@ -234,17 +280,28 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
     assert json.loads((tmp_path / "runs" / "ppo-1" / "status.json").read_text())["state"] == "interrupted"
 
 
-@pytest.mark.parametrize(("done", "iterations", "length"), [(0, 0, 0), (0, 1, 0), (1, 1, 40), (1, 2, 20), (2, 2, 40)])
+@pytest.mark.parametrize(
+    ("done", "iterations", "length"), [(0, 0, 0), (0, 1, 0), (1, 1, 40), (1, 2, 20), (2, 2, 40)]
+)
 def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, iterations, length):
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor", legacy_windows=False)
-    console.print(draw(Frame(flow="ppo", place="runs/ppo-1", state="running", done=done, iterations=iterations), 200))
+    console = Console(
+        file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor", legacy_windows=False
+    )
+    console.print(
+        draw(Frame(flow="ppo", place="runs/ppo-1", state="running", done=done, iterations=iterations), 200)
+    )
     bar = next(line for line in console.file.getvalue().splitlines() if "iterations" in line)
     assert bar.partition("\x1b[38;5;237m")[0].count("━") == length  # the color of what is not done
 
 
-@pytest.mark.parametrize(("place", "shown"), [
-    ("runs/ppo-1", "runs/ppo-1"), ("a" * 35, "a" * 35), ("ab" + "c" * 30 + "/run", "…" + "c" * 30 + "/run"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("runs/ppo-1", "runs/ppo-1"),
+        ("a" * 35, "a" * 35),
+        ("ab" + "c" * 30 + "/run", "…" + "c" * 30 + "/run"),
+    ],
+)
 def test_the_title_takes_the_width_that_there_is_and_ends_with_the_runs_name(place, shown):
     console = Console(file=io.StringIO(), width=40, color_system=None)
     console.print(draw(Frame(flow="ppo", place=place, iterations=3), 40))
@@ -254,14 +311,18 @@ def test_the_title_takes_the_width_that_there_is_and_ends_with_the_runs_name(pla
 def test_figures_leave_out_what_is_not_there():
     assert figures(Frame()) == []
     shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
-    assert figures(Frame(evaluation=keyed.figures({"evaluation/sampled": 0.25}), evaluated=3)) == [("accuracy", "25.0% (after 3)")]
+    assert figures(Frame(evaluation=keyed.figures({"evaluation/sampled": 0.25}), evaluated=3)) == [
+        ("accuracy", "25.0% (after 3)")
+    ]
     told = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
     assert figures(Frame(evaluation=keyed.figures(shares), evaluated=3)) == told
     metrics = keyed.figures({"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})
     assert figures(Frame(metrics=metrics)) == [("judge", "0.500"), ("stage/mean", "3")]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"),
-                                               (172800, "2.0 d")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"), (172800, "2.0 d")],
+)
 def test_durations_are_spoken_in_the_unit_that_suits(seconds, text):
     assert spoken(seconds) == text

@@ -24,9 +24,17 @@ def test_every_point_lies_in_the_picture_and_higher_values_lie_higher(values):
     assert dots[highest][1] <= dots[lowest][1]
 
 
-@pytest.mark.parametrize(("lines", "metric"), [
-    ([{"iteration": 0, "reward/mean": 0.1}, {"iteration": 1, "evaluation/sampled": 0.5}], "evaluation/sampled"),
-    ([{"iteration": 0, "reward/mean": 0.1}], "reward/mean"), ([], "")])
+@pytest.mark.parametrize(
+    ("lines", "metric"),
+    [
+        (
+            [{"iteration": 0, "reward/mean": 0.1}, {"iteration": 1, "evaluation/sampled": 0.5}],
+            "evaluation/sampled",
+        ),
+        ([{"iteration": 0, "reward/mean": 0.1}], "reward/mean"),
+        ([], ""),
+    ],
+)
 def test_a_run_shows_its_held_out_curve_or_else_its_reward(tmp_path, lines, metric):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = run_html(tmp_path, [("run", "<b>&</b>")])
@@ -37,4 +45,8 @@ def test_a_run_shows_its_held_out_curve_or_else_its_reward(tmp_path, lines, metr
 
 def test_a_run_of_several_rewards_shows_the_curve_of_each(judged):
     page = run_html(judged("both", 0.25), [])
-    assert ["reward/mean after iterations" in page, "style/mean after iterations" in page, page.count("<svg")] == [True, True, 2]
+    assert [
+        "reward/mean after iterations" in page,
+        "style/mean after iterations" in page,
+        page.count("<svg"),
+    ] == [True, True, 2]

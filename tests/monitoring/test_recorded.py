@@ -7,7 +7,15 @@ from rlflow.monitoring.recorded import Costs, as_text, differing, recorded
 
 def test_settings_are_known_by_their_flags_and_bookkeeping_is_none(written):
     settings = recorded(written("one", prompts=6, out="elsewhere", track=["wandb"])).settings
-    assert settings == {"flow": "grpo", "graph": "g1", "hp.samples": 8, "actor.lr": "1e-4", "seed": 0, "prompts": 6, "iterations": 1}
+    assert settings == {
+        "flow": "grpo",
+        "graph": "g1",
+        "hp.samples": 8,
+        "actor.lr": "1e-4",
+        "seed": 0,
+        "prompts": 6,
+        "iterations": 1,
+    }
 
 
 def test_curves_count_finished_iterations_and_a_repeated_line_counts_once(written):
@@ -22,10 +30,19 @@ def test_curves_count_finished_iterations_and_a_repeated_line_counts_once(writte
     assert run.costs == Costs(seconds=6.0, sampled=64, tokens=200, trained=48)
 
 
-@pytest.mark.parametrize("text", [
-    "", "[1]\n", '{"sampled": 3, "fates": {}, "iteration": 0}\n', '{"fates": [1, {"fate": "trained"}]}\n', "[" * 100_000 + "\n",
-    '{"iteration": {}, "fates": [{"fate": "trained", "rows": 1}]}\n', '{"iteration": 0, "fates": [{"fate": "trained", "rows": 1e999}]}\n',
-], ids=lambda text: text[:60])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]\n",
+        '{"sampled": 3, "fates": {}, "iteration": 0}\n',
+        '{"fates": [1, {"fate": "trained"}]}\n',
+        "[" * 100_000 + "\n",
+        '{"iteration": {}, "fates": [{"fate": "trained", "rows": 1}]}\n',
+        '{"iteration": 0, "fates": [{"fate": "trained", "rows": 1e999}]}\n',
+    ],
+    ids=lambda text: text[:60],
+)
 def test_a_damaged_account_is_read_as_far_as_it_goes(written, text):
     folder = written("one")
     (folder / "fates.jsonl").write_text(text)
@@ -37,11 +54,24 @@ def test_an_empty_folder_says_nothing_and_raises_nothing(tmp_path):
     assert (run.settings, run.metrics, run.costs) == ({}, [], Costs())
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    ("1e-4", "0.0001"), (0.0001, "0.0001"), ("8", "8"), (8, "8"), (8.0, "8"), (True, "true"), ("true", "true"), (None, "none"),
-    (["a", 2], "a,2"),
-    (123456789, "123456789"), (0.123456789, "0.123456789"), ("a file.py", "a file.py"), ({"a": 1}, '{"a": 1}'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("1e-4", "0.0001"),
+        (0.0001, "0.0001"),
+        ("8", "8"),
+        (8, "8"),
+        (8.0, "8"),
+        (True, "true"),
+        ("true", "true"),
+        (None, "none"),
+        (["a", 2], "a,2"),
+        (123456789, "123456789"),
+        (0.123456789, "0.123456789"),
+        ("a file.py", "a file.py"),
+        ({"a": 1}, '{"a": 1}'),
+    ],
+)
 def test_a_setting_reads_as_after_its_flag_whatever_wrote_it(value, text):
     assert as_text(value) == text
 

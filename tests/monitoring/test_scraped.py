@@ -26,8 +26,15 @@ def test_the_last_numbers_of_a_run_are_served():
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=240) as answer:
         text = answer.read().decode()
     reporter.close("done")
-    for line in ("rlflow_iterations 9.0", "rlflow_iteration 2.0", "rlflow_reward_mean 0.5", "rlflow_node_seconds_actor_update 0.25",
-                 "rlflow_iterations_ 5.0", "rlflow_a_b_c 1.0", "rlflow_a_b_c_ 2.0"):
+    for line in (
+        "rlflow_iterations 9.0",
+        "rlflow_iteration 2.0",
+        "rlflow_reward_mean 0.5",
+        "rlflow_node_seconds_actor_update 0.25",
+        "rlflow_iterations_ 5.0",
+        "rlflow_a_b_c 1.0",
+        "rlflow_a_b_c_ 2.0",
+    ):
         assert f"\n{line}\n" in text
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

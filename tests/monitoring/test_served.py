@@ -11,13 +11,18 @@ def test_what_is_written_is_read_and_shown(tmp_path):
     served.write(tmp_path, [JUDGE, far])
     assert served.read(tmp_path) == [JUDGE, far]
     assert list(served.lines(tmp_path)) == [
-        "judge at http://127.0.0.1:1: serving, started 2 times: serve --port 1 (prints into services/judge.log)",
-        "far at http://far, which others run"]  # fmt: skip
+        "judge at http://127.0.0.1:1: serving, started 2 times: serve --port 1 (prints into "
+        "services/judge.log)",
+        "far at http://far, which others run",
+    ]
 
 
 def test_secrets_of_a_command_are_masked(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "sk-this-is-a-secret-0123456789")
-    served.write(tmp_path, [ServedProcess("judge", "serve --key sk-this-is-a-secret-0123456789", "http://h", "serving")])
+    served.write(
+        tmp_path,
+        [ServedProcess("judge", "serve --key sk-this-is-a-secret-0123456789", "http://h", "serving")],
+    )
     assert "sk-this-is-a-secret" not in (tmp_path / served.FILE).read_text()
 
 

@@ -21,9 +21,17 @@ from rlflow.monitoring.trackers import Background, markdown
 from rlflow.monitoring.wandb_runs import has_key
 from rlflow.processes.watchdog import launcher
 
-SAMPLES = [{"prompt": "2 + | 2", "completion": "<b>`4`</b>\nnext", "scores": 1.0}, {"prompt": "1 + 1", "completion": "2", "scores": None}]
-NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_length/mean": 17.5, "own/number": 7.0,
-         "timing_s/actor.update": 0.5}  # fmt: skip
+SAMPLES = [
+    {"prompt": "2 + | 2", "completion": "<b>`4`</b>\nnext", "scores": 1.0},
+    {"prompt": "1 + 1", "completion": "2", "scores": None},
+]
+NAMES = {
+    "critic/score/mean": 0.625,
+    "actor/pg_clipfrac": 0.125,
+    "response_length/mean": 17.5,
+    "own/number": 7.0,
+    "timing_s/actor.update": 0.5,
+}
 
 
 def told(reporter, info, metrics, stages, iterations=3):
@@ -51,7 +59,11 @@ def test_tensorboard_reads_what_was_tracked(info, metrics, stages):
     events = EventAccumulator(str(info.folder / "tensorboard"))
     events.Reload()
     for name, value in NAMES.items():
-        assert [(event.step, event.value) for event in events.Scalars(name)] == [(1, value), (2, value), (3, value)], name
+        assert [(event.step, event.value) for event in events.Scalars(name)] == [
+            (1, value),
+            (2, value),
+            (3, value),
+        ], name
     assert [(event.step, event.value) for event in events.Scalars("val/accuracy")] == [(0, 0.25)]
     assert "actor/pg_loss" not in events.Tags()["scalars"]  # it was never finite
     table = events.Tensors("samples/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -98,8 +110,21 @@ reporter.close("done")
 @pytest.mark.slow
 def test_wandb_leaves_an_offline_run_without_secrets(info):
     """In a process of its own: the library starts a service that lives as long as its process."""
-    words = [sys.executable, "-c", WANDB, str(info.folder), json.dumps(SAMPLES), "--password=canary-on-the-command-line"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env={**os.environ, "HF_TOKEN": "canary-in-environment"})
+    words = [
+        sys.executable,
+        "-c",
+        WANDB,
+        str(info.folder),
+        json.dumps(SAMPLES),
+        "--password=canary-on-the-command-line",
+    ]
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "HF_TOKEN": "canary-in-environment"},
+    )
     assert done.returncode == 0, done.stderr
     assert "wandb: offline; wandb sync" in done.stdout
     [file] = (info.folder / "wandb").glob("offline-run-*/run-*.wandb")
@@ -200,7 +225,9 @@ def test_a_tracker_that_falls_behind_is_left_out(info):
     for number in range(trackers.WAITING + 9):
         background.evaluation(number, {})
     free.set()
-    assert said == [f"tracker mine failed and is left out from here on: {trackers.WAITING} records wait for it"]
+    assert said == [
+        f"tracker mine failed and is left out from here on: {trackers.WAITING} records wait for it"
+    ]
 
 
 def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
@@ -215,7 +242,10 @@ def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
 def test_no_tracker_is_imported_unless_it_is_asked_for():
     code = "import sys; from rlflow.monitoring.outputs import make_reporter; make_reporter(); "
     code += "print({'wandb', 'mlflow', 'tensorboard', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )
 
 
 def test_a_key_is_found_where_wandb_finds_it(monkeypatch, tmp_path):
@@ -231,4 +261,9 @@ def test_a_key_is_found_where_wandb_finds_it(monkeypatch, tmp_path):
 
 
 def test_a_markdown_table_has_a_line_per_row_whatever_is_in_it():
-    assert markdown([{"a": "x\r\ny|z\\"}, {"b": None}]).splitlines() == ["| a | b |", "| --- | --- |", "| x y&#124;z&#92; |  |", "|  |  |"]
+    assert markdown([{"a": "x\r\ny|z\\"}, {"b": None}]).splitlines() == [
+        "| a | b |",
+        "| --- | --- |",
+        "| x y&#124;z&#92; |  |",
+        "|  |  |",
+    ]

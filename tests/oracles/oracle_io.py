@@ -1,8 +1,9 @@
 """Reads and compares the recorded cases of this folder.
 
-Every *.json file is a list of cases: {id, function, peer, peer_version, peer_ref, inputs, kwargs, expected, rtol, atol, note}. A tensor is
-{"t": dtype, "shape": […], "v": nested list} with "nan", "inf" and "-inf" as strings; scalars, lists and dicts nest. ``expected`` holds
-outputs by name; a name starting with "grad_" is d(loss)/d(that input).
+Every *.json file is a list of cases: {id, function, peer, peer_version, peer_ref, inputs, kwargs, expected,
+rtol, atol, note}. A tensor is {"t": dtype, "shape": […], "v": nested list} with "nan", "inf" and "-inf" as
+strings; scalars, lists and dicts nest. ``expected`` holds outputs by name; a name starting with "grad_" is
+d(loss)/d(that input).
 """
 
 import json
@@ -38,7 +39,11 @@ def load(folder=None):
         if path.name == "index.json":
             continue
         for case in json.loads(path.read_text()):
-            yield {**case, "file": path.name, **{k: decode(case[k]) for k in ("inputs", "kwargs", "expected")}}
+            yield {
+                **case,
+                "file": path.name,
+                **{k: decode(case[k]) for k in ("inputs", "kwargs", "expected")},
+            }
 
 
 def mismatch(got, want, rtol=1e-6, atol=1e-8):
@@ -52,7 +57,9 @@ def mismatch(got, want, rtol=1e-6, atol=1e-8):
     if isinstance(want, list):
         if len(got) != len(want):
             return f"length {len(got)} != {len(want)}"
-        return next((m for m in (mismatch(g, w, rtol, atol) for g, w in zip(got, want, strict=True)) if m), None)
+        return next(
+            (m for m in (mismatch(g, w, rtol, atol) for g, w in zip(got, want, strict=True)) if m), None
+        )
     if isinstance(want, torch.Tensor | float | int) and not isinstance(want, bool):
         want = torch.as_tensor(_num(want) if isinstance(want, str) else want)
         got = torch.as_tensor(got).detach()
@@ -62,7 +69,9 @@ def mismatch(got, want, rtol=1e-6, atol=1e-8):
         ok = torch.isclose(g, w, rtol=rtol, atol=atol, equal_nan=True)
         if bool(ok.all()):
             return None
-        return f"max abs diff {float((g - w).abs()[~ok].max()):.3e} at {int((~ok).sum())} of {ok.numel()} places"
+        return (
+            f"max abs diff {float((g - w).abs()[~ok].max()):.3e} at {int((~ok).sum())} of {ok.numel()} places"
+        )
     if isinstance(want, str) and want in _SPECIAL:
         return mismatch(torch.tensor(float(got)), torch.tensor(_SPECIAL[want]), rtol, atol)
     return None if got == want else f"{got!r} != {want!r}"

@@ -1,7 +1,9 @@
-"""The recorded cases, and what becomes of each: compared as it is, compared after a transformation that is named, or not ours.
+"""The recorded cases, and what becomes of each: compared as it is, compared after a transformation that is
+named, or not ours.
 
-A module of tests ties cases to rlflow's own functions with ``as_is``, ``transformed`` and ``not_ours``. A test that is tied to a case
-fails unless it compares every output that the case has, but for those in ``BESIDE``.
+A module of tests ties cases to rlflow's own functions with ``as_is``, ``transformed`` and ``not_ours``. A
+test that is tied to a case fails unless it compares every output that the case has, but for those in
+``BESIDE``.
 """
 
 import functools
@@ -18,10 +20,19 @@ from rlflow.training.objective import MinibatchTotals, row_weights, weighted_sum
 FOLDER = Path(__file__).parent
 oracle_io = load(FOLDER / "oracle_io.py")
 BESIDE = {  # outputs that are no part of the arithmetic
-    "metrics": "what a peer logs", "clipfrac": "logged", "clip_ratio": "logged", "ppo_kl": "logged", "is_std_zero": "logged",
+    "metrics": "what a peer logs",
+    "clipfrac": "logged",
+    "clip_ratio": "logged",
+    "ppo_kl": "logged",
+    "is_std_zero": "logged",
     "eff_sample_size": "logged",
-    "chosen_rewards": "logged", "rejected_rewards": "logged", "real_rewards": "logged", "generated_rewards": "logged",
-    "keep_by_distinct": "another peer's rule", "keep_by_std32_ne_0": "another peer's rule", "keep_by_mean_in_0_1": "another peer's rule",
+    "chosen_rewards": "logged",
+    "rejected_rewards": "logged",
+    "real_rewards": "logged",
+    "generated_rewards": "logged",
+    "keep_by_distinct": "another peer's rule",
+    "keep_by_std32_ne_0": "another peer's rule",
+    "keep_by_mean_in_0_1": "another peer's rule",
 }
 
 
@@ -41,7 +52,8 @@ class Case:
     compared: set[str] = field(default_factory=set)
 
     def agrees(self, where=None, rtol=0.0, atol=0.0, **got):
-        """Each output equals the recorded one, or is so at the rows or entries ``where``, within the case's tolerance or a wider one."""
+        """Each output equals the recorded one, or is so at the rows or entries ``where``, within the case's
+        tolerance or a wider one."""
         for name, value in got.items():
             want = self.expected[name]
             value, want = (value, want) if where is None else (value[where], want[where])
@@ -88,8 +100,11 @@ def as_is(*names):
 
 
 def transformed(why, *names):
-    """The test compares these cases after transforming inputs or outputs. why: for all of ``names``, or by name."""
-    return lambda test: _tied(test, why if isinstance(why, dict) else dict.fromkeys(names, why), "transformed")
+    """The test compares these cases after transforming inputs or outputs. why: for all of ``names``, or by
+    name."""
+    return lambda test: _tied(
+        test, why if isinstance(why, dict) else dict.fromkeys(names, why), "transformed"
+    )
 
 
 def not_ours(why, *names):
@@ -106,7 +121,9 @@ def _tied(test, whys, kind):
     def run(case):
         case.compared.clear()
         test(case)
-        left = {name for name, value in case.expected.items() if value is not None} - case.compared - set(BESIDE)
+        left = (
+            {name for name, value in case.expected.items() if value is not None} - case.compared - set(BESIDE)
+        )
         assert case.compared, f"{case.id}: nothing was compared"
         assert not left, f"{case.id}: not compared: {left}"
 

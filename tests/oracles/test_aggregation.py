@@ -10,7 +10,9 @@ from rlflow.training.objective import MinibatchTotals, row_weights, weighted_sum
 registry = load(Path(__file__).with_name("registry.py"))
 as_is, transformed, averaged = registry.as_is, registry.transformed, registry.averaged
 MEANS = {
-    "verl-agg-token-mean-local": "tokens", "verl-agg-seq-mean-token-sum-local": 1.0, "verl-agg-seq-mean-token-sum-norm-scale": 100.0,
+    "verl-agg-token-mean-local": "tokens",
+    "verl-agg-seq-mean-token-sum-local": 1.0,
+    "verl-agg-seq-mean-token-sum-norm-scale": 100.0,
     "orlhf-agg-1": "tokens",
 }
 
@@ -35,20 +37,27 @@ def test_a_sum(case):
     compared(case, averaged(value, case.mask, "tokens") * case.mask.sum(), value)
 
 
-@transformed("divides by the width of the padding; rlflow by a number that is given. The width is given",
-             "verl-agg-seq-mean-token-sum-norm-local")
+@transformed(
+    "divides by the width of the padding; rlflow by a number that is given. The width is given",
+    "verl-agg-seq-mean-token-sum-norm-local",
+)
 def test_a_mean_over_the_padding(case):
     value = case.inputs["loss_mat"].clone().requires_grad_()
     compared(case, averaged(value, case.mask, value.shape[1]), value)
 
 
-SHARE = "one rank's share, multiplied by the ranks there because the engine averages over them; rlflow sums. Multiplied in the test"
+SHARE = (
+    "one rank's share, multiplied by the ranks there because the engine averages over them; rlflow "
+    "sums. Multiplied in the test"
+)
 
 
 @transformed(SHARE, "verl-agg-seq-mean-token-mean-global", "orlhf-agg-3")
 def test_a_share(case):
     value = case.inputs["loss_mat"].clone().requires_grad_()
-    totals = MinibatchTotals(int(case.settings.get("batch_num_tokens", 40)), int(case.settings["global_batch_size"]))
+    totals = MinibatchTotals(
+        int(case.settings.get("batch_num_tokens", 40)), int(case.settings["global_batch_size"])
+    )
     weights = row_weights(case.mask.sum(1), "row-tokens", totals)
     compared(case, case.settings["dp_size"] * weighted_sum(value, case.mask, weights, "row-tokens"), value)
 

@@ -10,46 +10,73 @@ from rlflow.author.load import load
 from rlflow.training.objective import New
 
 registry = load(Path(__file__).with_name("registry.py"))
-as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+as_is, transformed, not_ours, averaged = (
+    registry.as_is,
+    registry.transformed,
+    registry.not_ours,
+    registry.averaged,
+)
 
 
 @as_is("nemo-opd-1")
 def test_the_advantage_is_minus_the_reverse_kl(case):
     inputs = case.inputs
-    case.agrees(advantages=distill.judge(inputs["student_logprobs"], inputs["teacher_logprobs"], case.mask)[0])
+    case.agrees(
+        advantages=distill.judge(inputs["student_logprobs"], inputs["teacher_logprobs"], case.mask)[0]
+    )
 
 
-@transformed("a price and other advantages there, and the teacher's list has one entry more: multiplied, added, and shifted by one",
-             "tinker-opd-1")
+@transformed(
+    "a price and other advantages there, and the teacher's list has one entry more: multiplied, added, "
+    "and shifted by one",
+    "tinker-opd-1",
+)
 def test_the_reverse_kl_beside_other_advantages(case):
     inputs = case.inputs
     judged, metrics = distill.judge(inputs["sampled_logprobs"], inputs["teacher_logprobs"][:, 1:], case.mask)
-    case.agrees(advantages=inputs["advantages"] + case.settings["kl_penalty_coef"] * judged,
-                teacher_kl=masked_mean(metrics["reverse_kl"], case.mask))
+    case.agrees(
+        advantages=inputs["advantages"] + case.settings["kl_penalty_coef"] * judged,
+        teacher_kl=masked_mean(metrics["reverse_kl"], case.mask),
+    )
 
 
-@transformed("a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over every token",
-             "trl-gkd-1.0")
+@transformed(
+    "a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over "
+    "every token",
+    "trl-gkd-1.0",
+)
 def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
     """Σ over tokens of their probability × the loss and its gradient, at a ratio of 1."""
     logits, mask = case.inputs["student_logits"].clone().requires_grad_(), case.inputs["labels"] != -100
     student, teacher = logits.log_softmax(-1), case.inputs["teacher_logits"].log_softmax(-1)
-    advantages, _ = distill.judge(student.detach().flatten(1), teacher.flatten(1), torch.ones_like(teacher.flatten(1), dtype=torch.bool))
+    advantages, _ = distill.judge(
+        student.detach().flatten(1), teacher.flatten(1), torch.ones_like(teacher.flatten(1), dtype=torch.bool)
+    )
     fixed = student.detach().flatten(1)
-    value, _ = distill.policy_loss(New(logprobs=student.flatten(1)), fixed, advantages, torch.ones_like(fixed), clip=0.2)
+    value, _ = distill.policy_loss(
+        New(logprobs=student.flatten(1)), fixed, advantages, torch.ones_like(fixed), clip=0.2
+    )
     expected = (value.reshape(student.shape) * student.detach().exp()).sum(-1)
     loss = averaged(expected, mask, "tokens")
     case.agrees(loss=loss, grad_student_logits=torch.autograd.grad(loss, logits)[0])
 
 
-@transformed("a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over every token, and the "
-             "divergence as what is logged of it", "trl-gkd-0.0", "trl-gkd-0.1", "trl-gkd-0.5")
+@transformed(
+    "a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over "
+    "every token, and the "
+    "divergence as what is logged of it",
+    "trl-gkd-0.0",
+    "trl-gkd-0.1",
+    "trl-gkd-0.5",
+)
 def test_the_expected_gradient_is_that_of_the_generalised_jsd(case):
     logits, mask = case.inputs["student_logits"].clone().requires_grad_(), case.inputs["labels"] != -100
     student, teacher = logits.log_softmax(-1), case.inputs["teacher_logits"].log_softmax(-1)
     fixed, all_of_them = student.detach().flatten(1), torch.ones(student.flatten(1).shape, dtype=torch.bool)
     advantages, metrics = distill.judge(fixed, teacher.flatten(1), all_of_them, jsd=case.settings["beta"])
-    value, _ = distill.policy_loss(New(logprobs=student.flatten(1)), fixed, advantages, torch.ones_like(fixed), clip=0.2)
+    value, _ = distill.policy_loss(
+        New(logprobs=student.flatten(1)), fixed, advantages, torch.ones_like(fixed), clip=0.2
+    )
 
     def over_vocabulary(numbers):
         return averaged((numbers.reshape(student.shape) * student.detach().exp()).sum(-1), mask, "tokens")

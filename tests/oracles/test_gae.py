@@ -14,19 +14,30 @@ CASES, as_is, transformed = registry.CASES, registry.as_is, registry.transformed
 
 
 def rewards_of(case):
-    return case.inputs["token_level_rewards"] if "token_level_rewards" in case.inputs else place_last(case.inputs["rewards"], case.mask)
+    return (
+        case.inputs["token_level_rewards"]
+        if "token_level_rewards" in case.inputs
+        else place_last(case.inputs["rewards"], case.mask)
+    )
 
 
 def discounts(case):
     settings = case.settings
-    return {"gamma": settings.get("gamma", settings.get("gae_gamma")), "lam": settings.get("lam", settings.get("gae_lambda"))}
+    return {
+        "gamma": settings.get("gamma", settings.get("gae_gamma")),
+        "lam": settings.get("lam", settings.get("gae_lambda")),
+    }
 
 
 @as_is("verl-gae-1", "verl-gae-3", "verl-gae-5")
 def test_gae_and_whitening(case):
     advantages, returns = gae(rewards_of(case), case.inputs["values"], case.mask, **discounts(case))
     whitened = ppo.normalise(advantages, case.mask)
-    case.agrees(advantages_raw=advantages * case.mask, advantages_whitened=whitened * case.mask, returns=returns * case.mask)
+    case.agrees(
+        advantages_raw=advantages * case.mask,
+        advantages_whitened=whitened * case.mask,
+        returns=returns * case.mask,
+    )
 
 
 @as_is("nemo-gae-1")
@@ -43,10 +54,17 @@ def test_gae_not_whitened(case):
 
 @as_is("inv-gae-nanpad")
 def test_what_stands_in_padding_and_holes_does_not_matter(case):
-    values, rewards = (torch.where(case.mask, case.inputs[name], torch.nan) for name in ("values", "token_level_rewards"))
+    values, rewards = (
+        torch.where(case.mask, case.inputs[name], torch.nan) for name in ("values", "token_level_rewards")
+    )
     advantages, returns = gae(rewards, values, case.mask, **discounts(case))
     whitened = ppo.normalise(advantages, case.mask)
-    case.agrees(**{name: torch.where(case.mask, x, 0.0) for name, x in (("advantages_whitened", whitened), ("returns", returns))})
+    case.agrees(
+        **{
+            name: torch.where(case.mask, x, 0.0)
+            for name, x in (("advantages_whitened", whitened), ("returns", returns))
+        }
+    )
 
 
 @transformed("two lambdas there: advantages with one, returns with the other, one call each", "nemo-gae-3")
@@ -58,15 +76,26 @@ def test_gae_with_two_lambdas(case):
     case.agrees(advantages=advantages * case.mask, returns=returns * case.mask)
 
 
-@transformed("there lambda decays over tool tokens, whose value is 0; rlflow carries over them. Compared with them as tokens of value 0",
-             "orlhf-gae-2")
+@transformed(
+    "there lambda decays over tool tokens, whose value is 0; rlflow carries over them. Compared with "
+    "them as tokens of value 0",
+    "orlhf-gae-2",
+)
 def test_gae_that_decays_over_tool_tokens(case):
     every = torch.ones_like(case.mask)
-    advantages, returns = gae(case.inputs["token_level_rewards"] * case.mask, case.inputs["values"] * case.mask, every, **discounts(case))
+    advantages, returns = gae(
+        case.inputs["token_level_rewards"] * case.mask,
+        case.inputs["values"] * case.mask,
+        every,
+        **discounts(case),
+    )
     case.agrees(advantages=advantages * case.mask, returns=returns * case.mask)
 
 
-PAST = "there the score stands one past the last token, if there is room; rlflow puts it on the last. Placed so in the test"
+PAST = (
+    "there the score stands one past the last token, if there is room; rlflow puts it on the last. "
+    "Placed so in the test"
+)
 
 
 @transformed({"trl-ppo-1": PAST, "trl-ppo-3": f"{PAST}; rewards are whitened there, with their mean kept"})
@@ -74,8 +103,13 @@ def test_gae_with_the_score_one_past_the_last_token(case):
     inputs, last = case.inputs, case.inputs["last_token_index"][:, None]
     places = torch.arange(inputs["values"].shape[1])
     mask, longer = places <= last, places <= last + 1
-    charged = ppo.charge_kl(torch.zeros_like(inputs["scores"]), inputs["logprobs"], mask, inputs["ref_logprobs"],
-                            beta=case.settings["kl_coef"])
+    charged = ppo.charge_kl(
+        torch.zeros_like(inputs["scores"]),
+        inputs["logprobs"],
+        mask,
+        inputs["ref_logprobs"],
+        beta=case.settings["kl_coef"],
+    )
     rewards = charged + place_last(inputs["scores"], longer)
     if case.settings["whiten_rewards"]:
         rewards = (whiten(rewards, longer) + rewards[longer].mean()) * longer
@@ -83,18 +117,29 @@ def test_gae_with_the_score_one_past_the_last_token(case):
     case.agrees(rewards=rewards, advantages=ppo.normalise(advantages, mask) * mask, returns=returns * longer)
 
 
-@transformed("there columns lie one to the left, rewards are clipped, and the row as wide as the batch counts as truncated: its last value "
-             "is added to its last reward. Rolled, clipped and added in the test", "areal-adv-1")
+@transformed(
+    "there columns lie one to the left, rewards are clipped, and the row as wide as the batch counts as "
+    "truncated: its last value "
+    "is added to its last reward. Rolled, clipped and added in the test",
+    "areal-adv-1",
+)
 def test_gae_of_a_row_that_is_bootstrapped(case):
     inputs, settings = case.inputs, case.settings
     mask = inputs["loss_mask"].roll(-1, 1).bool()
     mask[:, -1] = False
     scores = inputs["rewards"].float().clamp(-settings["reward_clip"], settings["reward_clip"])
-    rewards = ppo.charge_kl(scores, inputs["logprobs"].roll(-1, 1), mask, inputs["ref_logp"], beta=settings["kl_ctl"])
+    rewards = ppo.charge_kl(
+        scores, inputs["logprobs"].roll(-1, 1), mask, inputs["ref_logp"], beta=settings["kl_ctl"]
+    )
     full = inputs["attention_mask"].bool().all(1)
     ahead = place_last(torch.where(full, inputs["values"][:, -1], 0.0), mask)
-    advantages, _ = gae(rewards + settings["discount"] * ahead, inputs["values"], mask, gamma=settings["discount"],
-                        lam=settings["gae_lambda"])
+    advantages, _ = gae(
+        rewards + settings["discount"] * ahead,
+        inputs["values"],
+        mask,
+        gamma=settings["discount"],
+        lam=settings["gae_lambda"],
+    )
     case.agrees(rolled_mask=mask.float(), tot_rewards=rewards, advantages=advantages * mask)
 
 

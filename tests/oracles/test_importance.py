@@ -9,7 +9,12 @@ from rlflow.author.load import load
 
 registry = load(Path(__file__).with_name("registry.py"))
 policy = load(Path(__file__).with_name("test_policy_loss.py"))
-as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+as_is, transformed, not_ours, averaged = (
+    registry.as_is,
+    registry.transformed,
+    registry.not_ours,
+    registry.averaged,
+)
 
 
 def verl_weights(case, stage, **settings):
@@ -31,7 +36,9 @@ def test_masked(case):
     case.agrees(weights=verl_weights(case, masked_weights, low=0.5, high=2.0))
 
 
-@transformed(f"{OUTSIDE}; divided by their mean over the responses there: divided in the test", "verl-tis-seq-norm")
+@transformed(
+    f"{OUTSIDE}; divided by their mean over the responses there: divided in the test", "verl-tis-seq-norm"
+)
 def test_truncated_by_response(case):
     weights = verl_weights(case, truncated_weights, cap=2.0, ratio="sequence")
     case.agrees(weights=weights / weights.amax(1).mean())
@@ -47,7 +54,9 @@ TRL = {
 
 def trl_weights(case):
     stage, settings, ratio = TRL[case.id]
-    return stage(case.inputs["train_log_prob"], case.inputs["rollout_log_prob"], case.mask, ratio=ratio, **settings)
+    return stage(
+        case.inputs["train_log_prob"], case.inputs["rollout_log_prob"], case.mask, ratio=ratio, **settings
+    )
 
 
 @as_is("trl-is-token_truncate-None", "trl-is-token_mask-None")
@@ -55,8 +64,11 @@ def test_weights_of_tokens(case):
     case.agrees(ratio=trl_weights(case))
 
 
-@transformed("one number per response there, and one at each of its tokens here: read at the first token",
-             "trl-is-sequence_truncate-None", "trl-is-sequence_mask-None")
+@transformed(
+    "one number per response there, and one at each of its tokens here: read at the first token",
+    "trl-is-sequence_truncate-None",
+    "trl-is-sequence_mask-None",
+)
 def test_weights_of_responses(case):
     case.agrees(ratio=trl_weights(case)[:, :1])
 
@@ -67,7 +79,11 @@ BANDS = {
 }
 
 
-@transformed("a mask there, by bounds on the inverse ratio; weights of 0 here: the bounds inverted, and where weights are not 0", *BANDS)
+@transformed(
+    "a mask there, by bounds on the inverse ratio; weights of 0 here: the bounds inverted, and where "
+    "weights are not 0",
+    *BANDS,
+)
 def test_what_is_rejected(case):
     case.agrees(mask=(verl_weights(case, masked_weights, **BANDS[case.id]) != 0).double())
 
@@ -79,8 +95,12 @@ KINDS = {
 }
 
 
-@transformed("a mask there; weights of 0 here: where weights are not 0. Where two rules are joined by 'and' there, the first is a band of "
-             "ratios, with its bounds inverted: one stage after the other", *KINDS)
+@transformed(
+    "a mask there; weights of 0 here: where weights are not 0. Where two rules are joined by 'and' "
+    "there, the first is a band of "
+    "ratios, with its bounds inverted: one stage after the other",
+    *KINDS,
+)
 def test_what_is_rejected_by_kl(case):
     log_ratio = case.inputs["log_ratio"]
     columns = log_ratio, torch.zeros_like(log_ratio), case.mask
@@ -88,7 +108,8 @@ def test_what_is_rejected_by_kl(case):
     case.agrees(mask=(rejected_weights(*columns, weights, **KINDS[case.id]) * case.mask != 0).double())
 
 
-# -- in a loss ---------------------------------------------------------------------------------------------------------------------
+# -- in a loss
+# ------------------------------------------------------------------------------------------------------------
 
 
 def weighted(case, weights):
@@ -100,7 +121,12 @@ def weighted(case, weights):
 @as_is("orlhf-pl-5")
 def test_ppo_with_a_floor(case):
     inputs, (floor, cap) = case.inputs, case.settings["vllm_is_truncated_threshold"]
-    weighted(case, truncated_weights(inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask, cap=cap, floor=floor))
+    weighted(
+        case,
+        truncated_weights(
+            inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask, cap=cap, floor=floor
+        ),
+    )
 
 
 @as_is("areal-dec-3")
@@ -112,8 +138,12 @@ def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
     weighted(case, weights)
 
 
-@transformed("responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one says so, else the "
-             "other", "orlhf-pl-7")
+@transformed(
+    "responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the "
+    "one says so, else the "
+    "other",
+    "orlhf-pl-7",
+)
 def test_ppo_without_the_responses_outside_a_band(case):
     inputs, (low, high) = case.inputs, case.settings["vllm_is_truncated_threshold"]
     columns = inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask

@@ -34,7 +34,11 @@ def test_kl_that_nobody_clamps(case):
     compared(case, logprobs, kl(logprobs, reference, case.settings["kind"]))
 
 
-@transformed("clamped there: the log-ratio to 20, the estimate to 10. Clamped so in the test", "verl-kl-k3", "verl-kl-low_var_kl")
+@transformed(
+    "clamped there: the log-ratio to 20, the estimate to 10. Clamped so in the test",
+    "verl-kl-k3",
+    "verl-kl-low_var_kl",
+)
 def test_kl_clamped_on_both_sides(case):
     logprobs, reference = inputs_of(case)
     compared(case, logprobs, kl(logprobs, near(logprobs, reference), "k3").clamp(-10, 10))
@@ -46,20 +50,29 @@ def test_kl_clamped(case):
     compared(case, logprobs, kl(logprobs, reference, case.settings["kind"]).clamp(-10, 10))
 
 
-@transformed("the value of k3, clamped there, with the gradient of k2: put together in the test from the two", "verl-kl-k3+")
+@transformed(
+    "the value of k3, clamped there, with the gradient of k2: put together in the test from the two",
+    "verl-kl-k3+",
+)
 def test_kl_with_the_gradient_of_another(case):
     logprobs, reference = inputs_of(case)
     value, slope = kl(logprobs, near(logprobs, reference), "k3").clamp(-10, 10), kl(logprobs, reference, "k2")
     compared(case, logprobs, value.detach() + slope - slope.detach())
 
 
-@transformed("weighted there by exp(logp - sg(logp)), for the gradient of the expectation, and clamped. Weighted and clamped in the test",
-             "nemo-kl-k1", "nemo-kl-k3")
+@transformed(
+    "weighted there by exp(logp - sg(logp)), for the gradient of the expectation, and clamped. Weighted "
+    "and clamped in the test",
+    "nemo-kl-k1",
+    "nemo-kl-k3",
+)
 def test_kl_weighted_for_the_gradient_of_its_expectation(case):
     logprobs, reference = inputs_of(case)
     free = (reference - logprobs).abs() <= 20
     weight = torch.where(free, logprobs - logprobs.detach(), 0.0).exp()
-    compared(case, logprobs, weight * kl(logprobs, near(logprobs, reference), case.settings["kind"]).clamp(-10, 10))
+    compared(
+        case, logprobs, weight * kl(logprobs, near(logprobs, reference), case.settings["kind"]).clamp(-10, 10)
+    )
 
 
 @transformed("the ratio is given there: log-probs before the update are made from it", "slime-kl-unbiased")
@@ -71,12 +84,19 @@ def test_kl_weighted_by_the_ratio(case):
 @transformed("scores per token there: added in the test to the charge alone", "verl-kl-reward")
 def test_the_charge_on_rewards_of_tokens(case):
     inputs, none = case.inputs, torch.zeros(3, dtype=torch.float64)
-    charge = ppo.charge_kl(none, inputs["old_log_prob"], case.mask, inputs["ref_log_prob"], beta=case.settings["kl_ratio"])
+    charge = ppo.charge_kl(
+        none, inputs["old_log_prob"], case.mask, inputs["ref_log_prob"], beta=case.settings["kl_ratio"]
+    )
     case.agrees(rewards=inputs["token_level_scores"] + charge)
 
 
-@transformed({"orlhf-klrew-1": "charges padding too, masked later. Compared under the mask",
-              "orlhf-klrew-3": "a price below 0 counts as 0 there and is refused by rlflow's setting. Compared at 0"})
+@transformed(
+    {
+        "orlhf-klrew-1": "charges padding too, masked later. Compared under the mask",
+        "orlhf-klrew-3": "a price below 0 counts as 0 there and is refused by rlflow's setting. Compared "
+        "at 0",
+    }
+)
 def test_the_charge_on_scores(case):
     inputs, beta = case.inputs, max(case.settings["kl_coef"], 0.0)
     got = ppo.charge_kl(inputs["r"], inputs["kl"], case.mask, torch.zeros_like(inputs["kl"]), beta=beta)
@@ -88,7 +108,12 @@ def test_the_price_follows_its_target(case):
     settings, beta = case.settings, torch.tensor(case.settings["init_kl_coef"], dtype=torch.float64)
     prices = []
     for observed in case.inputs["observed_kl"]:
-        beta = adapted_beta(beta, torch.tensor(observed), target=settings["target_kl"], rate=settings["n_steps"] / settings["horizon"])
+        beta = adapted_beta(
+            beta,
+            torch.tensor(observed),
+            target=settings["target_kl"],
+            rate=settings["n_steps"] / settings["horizon"],
+        )
         prices.append(float(beta))
     case.agrees(coef_after_each_update=prices)
 
@@ -100,12 +125,16 @@ def test_a_price_below_0_is_refused():
 
 @as_is("inv-kl-gradient")
 def test_the_expected_gradient_of_each_estimate(case):
-    """Over the whole vocabulary: k1 and k3 have the right value; as losses k1 has no gradient and k2 the right one."""
+    """Over the whole vocabulary: k1 and k3 have the right value; as losses k1 has no gradient and k2 the
+    right one."""
     logits = case.inputs["logits"].clone().requires_grad_()
     logprobs = logits.log_softmax(0)
     true = (logprobs.exp() * (logprobs - case.inputs["ref_logprobs"])).sum()
     got = {"true_kl": true, "grad_true_kl": torch.autograd.grad(true, logits, retain_graph=True)[0]}
     for name in ("k1", "k2", "k3"):
         loss = (logprobs.exp().detach() * kl(logprobs, case.inputs["ref_logprobs"], name)).sum()
-        got |= {f"value_{name}": loss, f"grad_loss_{name}": torch.autograd.grad(loss, logits, retain_graph=True)[0]}
+        got |= {
+            f"value_{name}": loss,
+            f"grad_loss_{name}": torch.autograd.grad(loss, logits, retain_graph=True)[0],
+        }
     case.agrees(**got)

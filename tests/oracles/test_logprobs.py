@@ -18,7 +18,8 @@ as_is, averaged = registry.as_is, registry.averaged
 
 
 def of(case, tokens=3):
-    """Log-prob of each label and the entropy, [rows, T], computed ``tokens`` at a time; logits stand for the hidden states."""
+    """Log-prob of each label and the entropy, [rows, T], computed ``tokens`` at a time; logits stand for the
+    hidden states."""
     logits = case.inputs["logits"]
     labels = case.inputs.get("labels", torch.zeros(logits.shape[:2], dtype=torch.int64))
     temperature = torch.full((labels.numel(),), case.settings.get("temperature", 1.0), dtype=logits.dtype)
@@ -46,11 +47,23 @@ class Recorded(Trainer):
     """The local trainer over recorded logits: its layout, its log-probs, but no model."""
 
     def __init__(self, logits):
-        self.spec, self.settings, self.cached, self.packs = ModelSpec(None), TrainerSettings(), CachedForward(), False
+        self.spec, self.settings, self.cached, self.packs = (
+            ModelSpec(None),
+            TrainerSettings(),
+            CachedForward(),
+            False,
+        )
         head = torch.nn.Embedding(logits.shape[-1], 1)
         module = SimpleNamespace(get_output_embeddings=lambda: head)
-        self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x,
-                                       vocabulary=logits.shape[-1], transform=None, check_row=lambda tokens: None)
+        self.network = SimpleNamespace(
+            device=torch.device("cpu"),
+            module=module,
+            hidden=lambda *_, **__: logits,
+            logits=lambda x: x,
+            vocabulary=logits.shape[-1],
+            transform=None,
+            check_row=lambda tokens: None,
+        )
 
 
 @as_is("inv-shift")

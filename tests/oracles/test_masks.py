@@ -36,10 +36,18 @@ class Recorded:
 
 
 def generated(ids, eos):
-    """(mask [T], stopped) of the local generator's decode loop over recorded tokens, which go on after the end."""
+    """(mask [T], stopped) of the local generator's decode loop over recorded tokens, which go on after the
+    end."""
     sampling = Sampling(max_tokens=len(ids), temperature=0.0)
-    *_, (drawn, _) = decode(Recorded(ids), [torch.tensor([5])], torch.tensor([0]), torch.zeros(1, len(ids)), sampling,
-                   Endings(torch.tensor([eos]), (), None), 1)
+    *_, (drawn, _) = decode(
+        Recorded(ids),
+        [torch.tensor([5])],
+        torch.tensor([0]),
+        torch.zeros(1, len(ids)),
+        sampling,
+        Endings(torch.tensor([eos]), (), None),
+        1,
+    )
     mask = _columns(drawn, sampling, 0)["mask"]
     return torch.nn.functional.pad(mask.value, (0, len(ids) - len(mask.value))), bool(drawn.stopped)
 
@@ -57,14 +65,26 @@ def test_a_score_is_placed_on_the_last_token_that_counts(case):
     case.agrees(token_rewards=place_last(case.inputs["scores"], case.mask))
 
 
-@transformed("rows begin with their prompt there, which counts: put before; rows are padded there: padded", "searchr1-mask-1")
+@transformed(
+    "rows begin with their prompt there, which counts: put before; rows are padded there: padded",
+    "searchr1-mask-1",
+)
 def test_what_a_tool_says_is_a_hole_of_the_mask(case):
     names = ("previous", "response", "info", "next_response")
     rows = []
     for number in range(2):
-        prompt, *turns = ([token for token in case.inputs[name][number].tolist() if token != case.settings["pad_id"]] for name in names)
+        prompt, *turns = (
+            [token for token in case.inputs[name][number].tolist() if token != case.settings["pad_id"]]
+            for name in names
+        )
         tokens, mask = joined(list(zip(turns, (True, False, True), strict=True)))
-        rows.append([(token, True, True) for token in prompt] + [(token, counts, True) for token, counts in zip(tokens, mask, strict=True)])
-    padded = [row + [(case.settings["pad_id"], False, False)] * (case.expected["tokens"].shape[1] - len(row)) for row in rows]
+        rows.append(
+            [(token, True, True) for token in prompt]
+            + [(token, counts, True) for token, counts in zip(tokens, mask, strict=True)]
+        )
+    padded = [
+        row + [(case.settings["pad_id"], False, False)] * (case.expected["tokens"].shape[1] - len(row))
+        for row in rows
+    ]
     tokens, mask, attended = torch.tensor(padded).unbind(2)
     case.agrees(tokens=tokens, loss_mask=mask.bool(), attention_mask=attended.bool())

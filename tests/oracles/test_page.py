@@ -1,4 +1,5 @@
-"""Every recorded case has its place, and docs/correctness.md says which. RLFLOW_WRITE_DOCS=1 writes the page anew."""
+"""Every recorded case has its place, and docs/correctness.md says which. RLFLOW_WRITE_DOCS=1 writes the page
+anew."""
 
 import os
 from collections import Counter
@@ -48,7 +49,10 @@ def written():
     lines = [INTRODUCTION.format(all=len(registry.CASES), compared=compared(), **counts)]
     lines += ["| case | function | of | verdict | why |", "| --- | --- | --- | --- | --- |"]
     for name, case in registry.CASES.items():
-        verdict, of = verdicts[name], " ".join(dict.fromkeys(f"{case.peer} {case.version}".replace(" commit", "").split()))
+        verdict, of = (
+            verdicts[name],
+            " ".join(dict.fromkeys(f"{case.peer} {case.version}".replace(" commit", "").split())),
+        )
         lines.append(f"| `{name}` | {case.function} | {of} | {verdict.kind} | {verdict.why} |")
     return "\n".join(lines) + "\n"
 
@@ -65,4 +69,7 @@ def test_the_page_says_where_each_case_stands():
 
 def test_the_readme_names_the_numbers():
     readme = (FOLDER.parents[1] / "README.md").read_text()
-    assert f"Of {len(registry.CASES)} recorded results of other projects, {compared()} are compared with rlflow's arithmetic" in readme
+    assert (
+        f"Of {len(registry.CASES)} recorded results of other projects, {compared()} are compared with "
+        "rlflow's arithmetic" in readme
+    )

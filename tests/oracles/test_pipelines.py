@@ -18,7 +18,13 @@ def group_of(case):
 
 def charged(case, scores):
     """Scores on the last token, less the price of each token's KL."""
-    return reinforce_pp.charge_kl(scores, case.inputs["kl"], case.mask, torch.zeros_like(case.inputs["kl"]), beta=case.settings["kl_coef"])
+    return reinforce_pp.charge_kl(
+        scores,
+        case.inputs["kl"],
+        case.mask,
+        torch.zeros_like(case.inputs["kl"]),
+        beta=case.settings["kl_coef"],
+    )
 
 
 def compared(case, advantages, returns):
@@ -41,7 +47,9 @@ def test_dr_grpo(case):
     compared(case, advantages, advantages)
 
 
-@transformed("1e-9 is added to the deviation there, 1e-4 here: multiplied by the quotient", "orlhf-pipe-group")
+@transformed(
+    "1e-9 is added to the deviation there, 1e-4 here: multiplied by the quotient", "orlhf-pipe-group"
+)
 def test_grpo(case):
     scores, group = case.inputs["rewards"], group_of(case)
     quotient = (group_std(scores, group) + 1e-4) / (group_std(scores, group) + 1e-9)
@@ -49,8 +57,11 @@ def test_grpo(case):
     compared(case, advantages, advantages)
 
 
-@transformed("the KL is charged per token, after the baseline there; in the score, before it, here: its parts in their order",
-             "orlhf-pipe-rloo")
+@transformed(
+    "the KL is charged per token, after the baseline there; in the score, before it, here: its parts in "
+    "their order",
+    "orlhf-pipe-rloo",
+)
 def test_rloo(case):
     scores = case.inputs["rewards"]
     returns = reward_to_go(charged(case, scores - leave_one_out(scores, group_of(case))), case.mask)
@@ -74,6 +85,10 @@ def test_reinforce_pp(case):
 @transformed(BIASED, "orlhf-pipe-gae")
 def test_ppo(case):
     inputs, settings = case.inputs, case.settings
-    rewards = ppo.charge_kl(inputs["rewards"], inputs["kl"], case.mask, torch.zeros_like(inputs["kl"]), beta=settings["kl_coef"])
-    advantages, returns = gae(rewards, inputs["values"], case.mask, gamma=settings["gamma"], lam=settings["lam"])
+    rewards = ppo.charge_kl(
+        inputs["rewards"], inputs["kl"], case.mask, torch.zeros_like(inputs["kl"]), beta=settings["kl_coef"]
+    )
+    advantages, returns = gae(
+        rewards, inputs["values"], case.mask, gamma=settings["gamma"], lam=settings["lam"]
+    )
     compared(case, biased(ppo.normalise(advantages, case.mask), case.mask), returns)

@@ -10,7 +10,12 @@ from rlflow.author.load import load
 from rlflow.training.objective import MinibatchTotals, New, row_weights, weighted_sum
 
 registry = load(Path(__file__).with_name("registry.py"))
-as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+as_is, transformed, not_ours, averaged = (
+    registry.as_is,
+    registry.transformed,
+    registry.not_ours,
+    registry.averaged,
+)
 
 
 def columns_of(case):
@@ -18,7 +23,12 @@ def columns_of(case):
     inputs = case.inputs
     old = inputs.get("old_log_prob", inputs.get("proximal_log_prob"))
     ones = torch.ones_like(inputs["log_prob"])
-    return {"logprobs": old, "advantages": inputs["advantages"].reshape(len(ones), -1).expand_as(ones), "weights": ones, "mask": case.mask}
+    return {
+        "logprobs": old,
+        "advantages": inputs["advantages"].reshape(len(ones), -1).expand_as(ones),
+        "weights": ones,
+        "mask": case.mask,
+    }
 
 
 def valued(loss, now, columns, **settings):
@@ -40,9 +50,16 @@ def now_of(case):
 
 
 PPO = {
-    "verl-ppo-1": "tokens", "verl-ppo-7": "tokens", "verl-ppo-seq-mean-token-sum": 1.0, "orlhf-pl-1": "tokens",
-    "orlhf-pl-3": "row-tokens", "areal-ppo-1": "tokens", "trl-loss-grpo": "row-tokens", "trl-loss-bnpo": "tokens",
-    "trl-loss-dr_grpo": 10.0, "trl-loss-dapo": "tokens",
+    "verl-ppo-1": "tokens",
+    "verl-ppo-7": "tokens",
+    "verl-ppo-seq-mean-token-sum": 1.0,
+    "orlhf-pl-1": "tokens",
+    "orlhf-pl-3": "row-tokens",
+    "areal-ppo-1": "tokens",
+    "trl-loss-grpo": "row-tokens",
+    "trl-loss-bnpo": "tokens",
+    "trl-loss-dr_grpo": 10.0,
+    "trl-loss-dapo": "tokens",
 }
 
 
@@ -55,8 +72,14 @@ def test_ppo(case):
 @as_is("slime-pl-1")
 def test_ppo_per_token(case):
     moved = case.inputs["ppo_kl"].clone().requires_grad_()  # old - new
-    value, _ = ppo.policy_loss(New(logprobs=-moved), torch.zeros_like(moved), case.inputs["advantages"], torch.ones_like(moved), clip=0.2,
-                               dual=None)
+    value, _ = ppo.policy_loss(
+        New(logprobs=-moved),
+        torch.zeros_like(moved),
+        case.inputs["advantages"],
+        torch.ones_like(moved),
+        clip=0.2,
+        dual=None,
+    )
     case.agrees(loss=value, grad_ppo_kl=torch.autograd.grad(value.sum(), moved)[0])
 
 
@@ -67,11 +90,18 @@ def test_dual_clip(case):
     compared(case, now, averaged(ppo_of(case, near, columns), case.mask, "tokens"))
 
 
-@transformed("one of four ranks' share, multiplied by the ranks there because the engine averages over them; rlflow sums. Multiplied",
-             "verl-ppo-5")
+@transformed(
+    "one of four ranks' share, multiplied by the ranks there because the engine averages over them; "
+    "rlflow sums. Multiplied",
+    "verl-ppo-5",
+)
 def test_ppo_on_one_rank_of_four(case):
     now, settings = now_of(case), case.settings
-    weights = row_weights(case.mask.sum(1), "tokens", MinibatchTotals(settings["batch_num_tokens"], settings["global_batch_size"]))
+    weights = row_weights(
+        case.mask.sum(1),
+        "tokens",
+        MinibatchTotals(settings["batch_num_tokens"], settings["global_batch_size"]),
+    )
     value = ppo_of(case, now, columns_of(case))
     compared(case, now, settings["dp_size"] * weighted_sum(value, case.mask, weights, "tokens"))
 
@@ -79,7 +109,11 @@ def test_ppo_on_one_rank_of_four(case):
 @as_is("trl-loss-higher")
 def test_dapo(case):
     now = now_of(case)
-    compared(case, now, averaged(valued(dapo.policy_loss, now, columns_of(case), low=0.2, high=0.28), case.mask, "tokens"))
+    compared(
+        case,
+        now,
+        averaged(valued(dapo.policy_loss, now, columns_of(case), low=0.2, high=0.28), case.mask, "tokens"),
+    )
 
 
 @as_is("trl-loss-tis", "areal-dec-1")
@@ -88,7 +122,9 @@ def test_truncated_weights(case):
     if "is_ratio" in case.inputs:
         columns["weights"] = case.inputs["is_ratio"]
     else:
-        columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=2.0)
+        columns["weights"] = truncated_weights(
+            columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=2.0
+        )
         case.agrees(where=case.mask, behave_imp_weight=columns["weights"])
     compared(case, now, averaged(ppo_of(case, now, columns), case.mask, "tokens"))
 
@@ -99,14 +135,18 @@ def test_the_parts_sum_up_to_the_whole(case):
     mean = {"token-mean": "tokens", "seq-mean-token-sum": 1.0}[case.settings["loss_agg_mode"]]
     value = ppo_of(case, now, columns)
     weights = row_weights(case.mask.sum(1), mean, MinibatchTotals.of(case.mask.sum(1)))
-    parts = [weighted_sum(value[rows], case.mask[rows], weights[rows], mean) for rows in case.settings["split_rows"]]
+    parts = [
+        weighted_sum(value[rows], case.mask[rows], weights[rows], mean)
+        for rows in case.settings["split_rows"]
+    ]
     whole = averaged(value, case.mask, mean)
     gradient = torch.autograd.grad(whole, now, retain_graph=True)[0]
     assert torch.equal(gradient, torch.autograd.grad(sum(parts), now)[0])
     case.agrees(loss_whole=whole, loss_parts=torch.stack(parts), grad_log_prob=gradient)
 
 
-# -- CISPO -------------------------------------------------------------------------------------------------------------------------
+# -- CISPO
+# ------------------------------------------------------------------------------------------------------------
 
 DELTA = "the bound counts from 1 there, and is the largest ratio itself here"
 
@@ -114,13 +154,17 @@ DELTA = "the bound counts from 1 there, and is the largest ratio itself here"
 @transformed(DELTA, "verl-cispo-1")
 def test_cispo_by_its_distance_from_1(case):
     now, cap = now_of(case), 1 + case.settings["clip_ratio_high"]
-    compared(case, now, averaged(valued(cispo.policy_loss, now, columns_of(case), cap=cap), case.mask, "tokens"))
+    compared(
+        case, now, averaged(valued(cispo.policy_loss, now, columns_of(case), cap=cap), case.mask, "tokens")
+    )
 
 
 @as_is("trl-loss-cispo")
 def test_cispo(case):
     now, cap = now_of(case), case.settings["epsilon_high"]
-    compared(case, now, averaged(valued(cispo.policy_loss, now, columns_of(case), cap=cap), case.mask, "tokens"))
+    compared(
+        case, now, averaged(valued(cispo.policy_loss, now, columns_of(case), cap=cap), case.mask, "tokens")
+    )
 
 
 @transformed(DELTA, "slime-cispo-1")
@@ -130,14 +174,22 @@ def test_cispo_per_token(case):
     case.agrees(loss=value, grad_log_prob=torch.autograd.grad(value.sum(), now)[0])
 
 
-@transformed(f"{DELTA}; clips below as well there: the old log-probs are moved so that no ratio is below the bound", "verl-cispo-3")
+@transformed(
+    f"{DELTA}; clips below as well there: the old log-probs are moved so that no ratio is below the bound",
+    "verl-cispo-3",
+)
 def test_cispo_with_a_lower_bound(case):
     now, columns, clip = now_of(case), columns_of(case), case.settings["clip_ratio"]
-    columns["logprobs"] = torch.min(columns["logprobs"], now.detach() - torch.tensor(1 - clip, dtype=torch.float64).log())
-    compared(case, now, averaged(valued(cispo.policy_loss, now, columns, cap=1 + clip), case.mask, "row-tokens"))
+    columns["logprobs"] = torch.min(
+        columns["logprobs"], now.detach() - torch.tensor(1 - clip, dtype=torch.float64).log()
+    )
+    compared(
+        case, now, averaged(valued(cispo.policy_loss, now, columns, cap=1 + clip), case.mask, "row-tokens")
+    )
 
 
-# -- no ratio ----------------------------------------------------------------------------------------------------------------------
+# -- no ratio
+# ------------------------------------------------------------------------------------------------------------
 
 
 @as_is("verl-gpg-loss-1", "nemo-pg-7")
@@ -152,9 +204,12 @@ def test_reinforce(case):
     compared(case, now, averaged(valued(opo.policy_loss, now, columns_of(case)), case.mask, 1.0))
 
 
-# -- a KL term in the loss ---------------------------------------------------------------------------------------------------------
+# -- a KL term in the loss
+# ---------------------------------------------------------------------------------------------------------
 
-WEIGHTED = "k3 weighted by exp(logp - sg(logp)) there, for the gradient of its expectation, which is that of k2"
+WEIGHTED = (
+    "k3 weighted by exp(logp - sg(logp)) there, for the gradient of its expectation, which is that of k2"
+)
 
 
 def exchanged(case, now, beta):
@@ -163,14 +218,20 @@ def exchanged(case, now, beta):
     return beta * averaged(kl(new, reference, "k3") - kl(new, reference, "k2"), case.mask, "tokens")
 
 
-@transformed(f"{WEIGHTED}: GRPO's k2, and the value of k3 put in the place of its value", "nemo-pg-1", "nemo-pg-3")
+@transformed(
+    f"{WEIGHTED}: GRPO's k2, and the value of k3 put in the place of its value", "nemo-pg-1", "nemo-pg-3"
+)
 def test_grpo_with_kl(case):
     now, columns, beta = now_of(case), columns_of(case), case.settings["reference_policy_kl_penalty"]
     columns["ref_logprobs"] = case.inputs["ref_log_prob"]
     if case.settings["use_importance_sampling_correction"]:
         cap = case.settings["truncated_importance_sampling_ratio"]
-        columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["rollout_log_prob"], case.mask, cap=cap)
-    total = averaged(valued(grpo.policy_loss, now, columns, clip=0.2, beta=beta, estimator="k2"), case.mask, "tokens")
+        columns["weights"] = truncated_weights(
+            columns["logprobs"], case.inputs["rollout_log_prob"], case.mask, cap=cap
+        )
+    total = averaged(
+        valued(grpo.policy_loss, now, columns, clip=0.2, beta=beta, estimator="k2"), case.mask, "tokens"
+    )
     compared(case, now, total + exchanged(case, now, beta))
 
 
@@ -182,7 +243,9 @@ def test_grpo_with_k3(case):
     compared(case, now, averaged(value, case.mask, "tokens"))
 
 
-@transformed(f"{DELTA}; {WEIGHTED}: k2 is added, and the value of k3 put in the place of its value", "nemo-pg-5")
+@transformed(
+    f"{DELTA}; {WEIGHTED}: k2 is added, and the value of k3 put in the place of its value", "nemo-pg-5"
+)
 def test_cispo_with_kl(case):
     now, settings = now_of(case), case.settings
     beta = settings["reference_policy_kl_penalty"]
@@ -191,39 +254,72 @@ def test_cispo_with_kl(case):
     compared(case, now, total + exchanged(case, now, beta))
 
 
-# -- tokens held back by their covariance ------------------------------------------------------------------------------------------
+# -- tokens held back by their covariance
+# ------------------------------------------------------------------------------------------
 
 
 def held(case, columns, form, share, **band):
-    """Of each token, whether it is held back; the quota is above what the band leaves, so nothing is left to chance."""
+    """Of each token, whether it is held back; the quota is above what the band leaves, so nothing is left to
+    chance."""
     chance = torch.Generator().manual_seed(0)
-    return clip_cov.hold(columns["logprobs"], columns["advantages"], case.mask, form=form, share=share, generator=chance, **band)[0]
+    return clip_cov.hold(
+        columns["logprobs"],
+        columns["advantages"],
+        case.mask,
+        form=form,
+        share=share,
+        generator=chance,
+        **band,
+    )[0]
 
 
 @as_is("verl-clipcov-1")
 def test_clip_cov(case):
     now, columns, settings = now_of(case), columns_of(case), case.settings
-    columns["held"] = held(case, columns, "clip", settings["clip_cov_ratio"], low=settings["clip_cov_lb"], high=settings["clip_cov_ub"])
-    compared(case, now, averaged(valued(clip_cov.policy_loss, now, columns, form="clip", clip=0.2, beta=0.0), case.mask, "tokens"))
+    columns["held"] = held(
+        case,
+        columns,
+        "clip",
+        settings["clip_cov_ratio"],
+        low=settings["clip_cov_lb"],
+        high=settings["clip_cov_ub"],
+    )
+    compared(
+        case,
+        now,
+        averaged(
+            valued(clip_cov.policy_loss, now, columns, form="clip", clip=0.2, beta=0.0), case.mask, "tokens"
+        ),
+    )
 
 
-@transformed("tokens are chosen by their log-probs of the moment there, by those before the update here: those of the moment are given",
-             "verl-klcov-1")
+@transformed(
+    "tokens are chosen by their log-probs of the moment there, by those before the update here: those of "
+    "the moment are given",
+    "verl-klcov-1",
+)
 def test_kl_cov(case):
     now, columns, settings = now_of(case), columns_of(case), case.settings
-    columns["held"] = held(case, columns | {"logprobs": now.detach()}, "kl", settings["kl_cov_ratio"], low=0.0, high=0.0)
+    columns["held"] = held(
+        case, columns | {"logprobs": now.detach()}, "kl", settings["kl_cov_ratio"], low=0.0, high=0.0
+    )
     value = valued(clip_cov.policy_loss, now, columns, form="kl", clip=0.2, beta=settings["ppo_kl_coef"])
     compared(case, now, averaged(value, case.mask, "tokens"))
 
 
-# -- a soft gate -------------------------------------------------------------------------------------------------------------------
+# -- a soft gate
+# ------------------------------------------------------------------------------------------------------------
 
 
 @as_is("verl-sapo-1", "areal-sapo-1", "trl-loss-sapo")
 def test_sapo(case):
     now = now_of(case)
     mean = "tokens" if case.peer == "areal" else "row-tokens"
-    compared(case, now, averaged(valued(sapo.policy_loss, now, columns_of(case), tau_pos=1.0, tau_neg=1.05), case.mask, mean))
+    compared(
+        case,
+        now,
+        averaged(valued(sapo.policy_loss, now, columns_of(case), tau_pos=1.0, tau_neg=1.05), case.mask, mean),
+    )
 
 
 not_ours("VESPO: a gamma density of the sequence's ratio", "trl-loss-vespo")

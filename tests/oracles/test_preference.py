@@ -9,7 +9,12 @@ from rlflow.author.load import load
 from rlflow.training.objective import New
 
 registry = load(Path(__file__).with_name("registry.py"))
-as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+as_is, transformed, not_ours, averaged = (
+    registry.as_is,
+    registry.transformed,
+    registry.not_ours,
+    registry.averaged,
+)
 
 
 def pairs(chosen, rejected):
@@ -27,12 +32,17 @@ def preferred(now, reference, **settings):
 def test_dpo(case):
     inputs, form = case.inputs, "ipo" if case.settings.get("ipo") else "sigmoid"
     now = pairs(inputs["policy_chosen"], inputs["policy_rejected"]).requires_grad_()
-    _, loss = preferred(now, pairs(inputs["ref_chosen"], inputs["ref_rejected"]), beta=case.settings["beta"], form=form)
+    _, loss = preferred(
+        now, pairs(inputs["ref_chosen"], inputs["ref_rejected"]), beta=case.settings["beta"], form=form
+    )
     gradient = torch.autograd.grad(loss, now)[0].reshape(-1, 2)
     case.agrees(loss=loss, grad_policy_chosen=gradient[:, 0], grad_policy_rejected=gradient[:, 1])
 
 
-@transformed("DPO with the policy of the iteration before as the reference: put in the reference's place", "spin-sigmoid")
+@transformed(
+    "DPO with the policy of the iteration before as the reference: put in the reference's place",
+    "spin-sigmoid",
+)
 def test_spin(case):
     inputs = case.inputs
     now = pairs(inputs["policy_real"], inputs["policy_generated"]).requires_grad_()
@@ -48,14 +58,18 @@ def test_the_pairwise_loss_of_a_reward_model(case):
     case.agrees(loss=reward_model.prefer(New(scores=scores), centre=0.0)[0].mean())
 
 
-ORDER = torch.tensor([0, 2, 1, 3])  # TRL has the first answers of all prompts, then the second ones; rlflow has pairs adjacent
+# TRL has the first answers of all prompts, then the second ones; rlflow has pairs adjacent
+ORDER = torch.tensor([0, 2, 1, 3])
 
 
 def chosen_first(case):
     """The rows in TRL's numbering, chosen and rejected in turn."""
     sign, _ = online_dpo.compare(case.inputs["rewards"][ORDER], torch.tensor([0, 0, 1, 1]))
     rows = [ORDER[[i, i + 1] if sign[i] > 0 else [i + 1, i]] for i in (0, 2)]
-    case.agrees(chosen_indices=torch.stack([pair[0] for pair in rows]), rejected_indices=torch.stack([pair[1] for pair in rows]))
+    case.agrees(
+        chosen_indices=torch.stack([pair[0] for pair in rows]),
+        rejected_indices=torch.stack([pair[1] for pair in rows]),
+    )
     return sign, torch.cat(rows)
 
 
@@ -64,7 +78,9 @@ def test_online_dpo(case):
     inputs = case.inputs
     sign, _ = chosen_first(case)
     now, mask = inputs["logprobs"][ORDER].clone().requires_grad_(), case.mask[ORDER]
-    value, _ = online_dpo.prefer(New(logprobs=now), inputs["ref_logprobs"][ORDER], sign, mask, beta=case.settings["beta"])
+    value, _ = online_dpo.prefer(
+        New(logprobs=now), inputs["ref_logprobs"][ORDER], sign, mask, beta=case.settings["beta"]
+    )
     loss = averaged(value, mask, "rows")
     case.agrees(loss=loss, grad_logprobs=torch.autograd.grad(loss, now)[0][ORDER])
 
@@ -74,6 +90,12 @@ def test_online_ipo(case):
     inputs = case.inputs
     _, rows = chosen_first(case)
     now = inputs["logprobs"].clone().requires_grad_()
-    value, _ = dpo.prefer(New(logprobs=now[rows]), inputs["ref_logprobs"][rows], case.mask[rows], beta=case.settings["beta"], form="ipo")
+    value, _ = dpo.prefer(
+        New(logprobs=now[rows]),
+        inputs["ref_logprobs"][rows],
+        case.mask[rows],
+        beta=case.settings["beta"],
+        form="ipo",
+    )
     loss = averaged(value, case.mask[rows], "rows")
     case.agrees(loss=loss, grad_logprobs=torch.autograd.grad(loss, now)[0])

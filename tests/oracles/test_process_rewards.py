@@ -1,4 +1,5 @@
-"""PRIME: rewards of tokens from a model that learns from outcomes. The cases have beta times the log-ratio of that model."""
+"""PRIME: rewards of tokens from a model that learns from outcomes. The cases have beta times the log-ratio of
+that model."""
 
 from pathlib import Path
 
@@ -10,11 +11,19 @@ from rlflow.author.load import load
 from rlflow.training.objective import New
 
 registry = load(Path(__file__).with_name("registry.py"))
-as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+as_is, transformed, not_ours, averaged = (
+    registry.as_is,
+    registry.transformed,
+    registry.not_ours,
+    registry.averaged,
+)
 
 
-@transformed("a token's own distance from its response's mean counts n / (n - 1) fold there, once in the paper and here: the rest is added",
-             "prime-rloo-1")
+@transformed(
+    "a token's own distance from its response's mean counts n / (n - 1) fold there, once in the paper "
+    "and here: the rest is added",
+    "prime-rloo-1",
+)
 def test_process_and_outcome_rewards(case):
     process, scores = case.inputs["rm_scores"], (case.inputs["gt_scores"] * case.mask).sum(1)
     group = torch.arange(len(scores)) // case.settings["n_samples"]
@@ -28,8 +37,14 @@ def test_process_and_outcome_rewards(case):
 @as_is("prime-ce-1")
 def test_the_loss_of_outcomes(case):
     now = case.inputs["token_level_scores"].clone().requires_grad_()
-    value, _ = prime.outcome_loss(New(logprobs=now), torch.zeros_like(now), case.inputs["acc"], case.mask, beta=case.settings["beta"],
-                                  correct=0.5)
+    value, _ = prime.outcome_loss(
+        New(logprobs=now),
+        torch.zeros_like(now),
+        case.inputs["acc"],
+        case.mask,
+        beta=case.settings["beta"],
+        correct=0.5,
+    )
     loss = averaged(value, case.mask, "rows")
     case.agrees(loss=loss, grad_scores=torch.autograd.grad(loss, now)[0])
 

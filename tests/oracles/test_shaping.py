@@ -15,8 +15,13 @@ as_is, transformed = registry.as_is, registry.transformed
 def shaped(case):
     lengths, settings = case.inputs["response_lengths"], case.settings
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    return dapo.shorten(case.inputs["rewards"], mask, max_tokens=settings["max_response_length"], overlong=settings["buffer_len"],
-                        penalty=settings["penalty_factor"])
+    return dapo.shorten(
+        case.inputs["rewards"],
+        mask,
+        max_tokens=settings["max_response_length"],
+        overlong=settings["buffer_len"],
+        penalty=settings["penalty_factor"],
+    )
 
 
 @as_is("verl-overlong-1", "verl-overlong-3", "orlhf-overlong-1")
@@ -24,8 +29,11 @@ def test_over_long_shaping(case):
     case.agrees(rewards=shaped(case))
 
 
-@transformed("the penalty goes on beyond the longest length there, where no response of rlflow can be. Compared up to it",
-             "areal-overlong-2")
+@transformed(
+    "the penalty goes on beyond the longest length there, where no response of rlflow can be. Compared "
+    "up to it",
+    "areal-overlong-2",
+)
 def test_over_long_shaping_up_to_the_longest_length(case):
     within = case.inputs["response_lengths"] <= case.settings["max_response_length"]
     assert within.any()

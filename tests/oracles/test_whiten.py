@@ -27,7 +27,10 @@ def times(white, x, divisor):
     return white * (x.var() + 1e-8).sqrt() / divisor
 
 
-@transformed("biased deviation, and 1e-5 added to it: multiplied by the quotient of the two divisors", "areal-norm-False")
+@transformed(
+    "biased deviation, and 1e-5 added to it: multiplied by the quotient of the two divisors",
+    "areal-norm-False",
+)
 def test_whiten_with_a_biased_deviation(case):
     values = case.inputs["values"]
     inside = values[case.mask]
@@ -35,10 +38,15 @@ def test_whiten_with_a_biased_deviation(case):
     case.agrees(normalized=white * case.mask)
 
 
-@transformed("each row by itself, biased deviation: rows one by one, multiplied by the quotient of the two divisors", "orlhf-norm-1")
+@transformed(
+    "each row by itself, biased deviation: rows one by one, multiplied by the quotient of the two divisors",
+    "orlhf-norm-1",
+)
 def test_whiten_row_by_row(case):
     rows = []
     for x, inside in zip(case.inputs["values"], case.mask, strict=True):
         white = whiten(x[None], inside[None])[0]
-        rows.append(times(white, x[inside], x[inside].std(unbiased=False)) * inside if inside.any() else white * 0)
+        rows.append(
+            times(white, x[inside], x[inside].std(unbiased=False)) * inside if inside.any() else white * 0
+        )
     case.agrees(normalized=torch.stack(rows))

@@ -5,7 +5,11 @@ from rlflow.processes.declare import Service
 
 
 def test_each_service_has_a_port_of_its_own_that_is_free():
-    services = [Service(name="search", run="serve"), Service(name="judge", run="serve"), Service(name="far", run="http://far:1/x/")]
+    services = [
+        Service(name="search", run="serve"),
+        Service(name="judge", run="serve"),
+        Service(name="far", run="http://far:1/x/"),
+    ]
     places = addresses(services)
     ports = [place.port for place in places.values() if place.port]
     assert len(set(ports)) == len(ports) == 2

@@ -11,13 +11,20 @@ from rlflow.processes.children import Child
 from rlflow.processes.watchdog import kin
 
 # prints the pid of a process in a session of its own, whose parent has ended, then its own way of waiting
-STARTING = ("import os, subprocess, sys, time\nenv = {} if 'unmarked' in sys.argv else None\n"
-            "far = subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, stdout=subprocess.DEVNULL)\n"
-            "print(far.pid, flush=True)\nif 'exits' in sys.argv: os._exit(3)\ntime.sleep(600)")
+STARTING = (
+    "import os, subprocess, sys, time\nenv = {} if 'unmarked' in sys.argv else None\n"
+    "far = subprocess.Popen(['sleep', '600'], start_new_session=True, env=env, stdout=subprocess.DEVNULL)\n"
+    "print(far.pid, flush=True)\nif 'exits' in sys.argv: os._exit(3)\ntime.sleep(600)"
+)
 
 
 def started(name, *words):
-    child = Child([sys.executable, "-S", "-c", STARTING, *words], name, stdout=subprocess.PIPE, env={**os.environ, kin.MARK: name})
+    child = Child(
+        [sys.executable, "-S", "-c", STARTING, *words],
+        name,
+        stdout=subprocess.PIPE,
+        env={**os.environ, kin.MARK: name},
+    )
     return child, int(child.stdout.readline())
 
 

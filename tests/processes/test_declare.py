@@ -14,8 +14,12 @@ def problem(**values):
 
 
 def test_a_flag_and_a_table_declare_the_same_service(tmp_path):
-    written = parse_flags(["--service.search", COMMAND, "--service.search.wait", "3", "--service.search.gpus=1", "--lr", "1e-3"])
-    (tmp_path / "run.toml").write_text(f'lr = "1e-3"\n[service.search]\nrun = "{COMMAND}"\nwait = 3\ngpus = 1\n')
+    written = parse_flags(
+        ["--service.search", COMMAND, "--service.search.wait", "3", "--service.search.gpus=1", "--lr", "1e-3"]
+    )
+    (tmp_path / "run.toml").write_text(
+        f'lr = "1e-3"\n[service.search]\nrun = "{COMMAND}"\nwait = 3\ngpus = 1\n'
+    )
     expected = ((Service(name="search", run=COMMAND, wait=3.0, gpus=1),), {"lr": "1e-3"})
     assert split_services(written) == split_services(read_toml(tmp_path / "run.toml")) == expected
 
@@ -24,14 +28,26 @@ def test_one_line_of_a_table_declares_a_service(tmp_path):
     (tmp_path / "run.toml").write_text('[service]\nsearch = "serve {port}"\njudge = "http://far:8000"\n')
     services, _ = split_services(read_toml(tmp_path / "run.toml"))
     assert [(each.name, each.external, each.variable) for each in services] == [
-        ("search", False, "RLFLOW_SERVICE_SEARCH"), ("judge", True, "RLFLOW_SERVICE_JUDGE")]  # fmt: skip
+        ("search", False, "RLFLOW_SERVICE_SEARCH"),
+        ("judge", True, "RLFLOW_SERVICE_JUDGE"),
+    ]
 
 
 def test_a_command_has_its_port_and_the_urls_of_others_in_place():
     service = Service(name="judge", run=f"{COMMAND} --retriever {{search}}/retrieve --format {{other}}")
     words = service.command(8000, {"search": "http://127.0.0.1:9"})
-    assert words == ["rlflow", "serve", "retrieve", "my corpus.jsonl", "--port", "8000", "--retriever", "http://127.0.0.1:9/retrieve",
-                     "--format", "{other}"]  # fmt: skip
+    assert words == [
+        "rlflow",
+        "serve",
+        "retrieve",
+        "my corpus.jsonl",
+        "--port",
+        "8000",
+        "--retriever",
+        "http://127.0.0.1:9/retrieve",
+        "--format",
+        "{other}",
+    ]
 
 
 def test_a_url_stands_in_any_flag_and_other_braces_stay():
@@ -46,28 +62,34 @@ def test_a_declaration_can_be_judged_without_starting_anything():
     assert nowhere(services) == {"my_judge": "http://my-judge.invalid", "far": "https://far/judge"}
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"service__search__wait": 3}, "service 'search' has no command"),
-    ({"service__x": "serve 'corpus"}, "close the quotes"),
-    ({"service__port": "serve"}, "--service.port names no service"),
-    ({"service__1x": "serve"}, "--service.1x names no service"),
-    ({"service__a": "serve", "service__A": "serve"}, "services 'a' and 'A' differ in case alone"),
-    ({"service__a": "serve", "service__a__wiat": 3}, "nearest:  wait"),
-    ({"service__a": "serve", "service__a__cpus": 0}, "the setting 'service.a.cpus' does not fit"),
-    ({"service__a": "serve", "service__a__health": "health"}, "--service.a.health /health"),
-    ({"service__a": "http://"}, "the URL of service 'a' cannot be asked"),
-    ({"service__a": "http://h:x"}, "the URL of service 'a' cannot be asked"),
-    ({"service__a": "http://h --port 3"}, "the URL of service 'a' cannot be asked"),
-    ({"service__a": "http://h", "service__a__gpus": 1}, "leave out --service.a.gpus"),
-    ({"service__judge": "serve", "reward": ("task", "{jugde}/get_reward")}, "nearest:  judge"),
-    ({"service__judge": "serve", "reward": ("good={jugde}/get_reward:0.7",)}, "nearest:  judge"),
-    ({"service__judge": "serve", "env": "openenv:{jugde}"}, "nearest:  judge"),
-    ({"service__judge": "serve --of={serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
-    ({"env__corpus": "{search}"}, "declare it: --service.search COMMAND"),
-    ({"service__a": "serve {a}/x"}, "the command of service 'a' needs itself"),
-    ({"service__a": "serve {b}", "service__b": "serve {c}", "service__c": "serve --of={a}/x"}, "need one another"),
-    ({"service__judge": "serve {serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"service__search__wait": 3}, "service 'search' has no command"),
+        ({"service__x": "serve 'corpus"}, "close the quotes"),
+        ({"service__port": "serve"}, "--service.port names no service"),
+        ({"service__1x": "serve"}, "--service.1x names no service"),
+        ({"service__a": "serve", "service__A": "serve"}, "services 'a' and 'A' differ in case alone"),
+        ({"service__a": "serve", "service__a__wiat": 3}, "nearest:  wait"),
+        ({"service__a": "serve", "service__a__cpus": 0}, "the setting 'service.a.cpus' does not fit"),
+        ({"service__a": "serve", "service__a__health": "health"}, "--service.a.health /health"),
+        ({"service__a": "http://"}, "the URL of service 'a' cannot be asked"),
+        ({"service__a": "http://h:x"}, "the URL of service 'a' cannot be asked"),
+        ({"service__a": "http://h --port 3"}, "the URL of service 'a' cannot be asked"),
+        ({"service__a": "http://h", "service__a__gpus": 1}, "leave out --service.a.gpus"),
+        ({"service__judge": "serve", "reward": ("task", "{jugde}/get_reward")}, "nearest:  judge"),
+        ({"service__judge": "serve", "reward": ("good={jugde}/get_reward:0.7",)}, "nearest:  judge"),
+        ({"service__judge": "serve", "env": "openenv:{jugde}"}, "nearest:  judge"),
+        ({"service__judge": "serve --of={serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
+        ({"env__corpus": "{search}"}, "declare it: --service.search COMMAND"),
+        ({"service__a": "serve {a}/x"}, "the command of service 'a' needs itself"),
+        (
+            {"service__a": "serve {b}", "service__b": "serve {c}", "service__c": "serve --of={a}/x"},
+            "need one another",
+        ),
+        ({"service__judge": "serve {serach}/retrieve", "service__search": "serve"}, "nearest:  search"),
+    ],
+)
 def test_what_cannot_be_is_refused_with_a_remedy(values, said):
     assert said in problem(**values)
 

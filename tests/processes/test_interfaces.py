@@ -1,5 +1,5 @@
-"""By which interface ranks on several machines talk: the one that is named, else that of the route to the cluster, and never a public one
-unasked."""
+"""By which interface ranks on several machines talk: the one that is named, else that of the route to the
+cluster, and never a public one unasked."""
 
 import ipaddress
 import socket
@@ -9,14 +9,26 @@ import pytest
 from rlflow.errors import PlanError
 from rlflow.processes.interfaces import Interface, chosen, interfaces, refuse_public
 
-LO, CLUSTER, WIDE, SIX = (Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4"),
-                          Interface("ib0", "fd00::3"))  # fmt: skip
+LO, CLUSTER, WIDE, SIX = (
+    Interface("lo", "127.0.0.1"),
+    Interface("ib0", "10.7.0.3"),
+    Interface("eth0", "8.8.4.4"),
+    Interface("ib0", "fd00::3"),
+)
 THERE = [LO, WIDE, CLUSTER, SIX]
 
 
-@pytest.mark.parametrize(("wanted", "found"), [
-    ("ib0", CLUSTER), ("10.0.0.0/8", CLUSTER), ("10.7.0.3", CLUSTER), ("10.7.0.9/24", CLUSTER), ("fd00::/8", SIX), ("lo", LO),
-])
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("ib0", CLUSTER),
+        ("10.0.0.0/8", CLUSTER),
+        ("10.7.0.3", CLUSTER),
+        ("10.7.0.9/24", CLUSTER),
+        ("fd00::/8", SIX),
+        ("lo", LO),
+    ],
+)
 def test_an_interface_is_named_by_its_name_its_address_or_its_network(wanted, found):
     assert chosen(wanted, "10.7.0.1", False, THERE) == found
 
@@ -38,7 +50,8 @@ def test_without_a_choice_it_is_that_of_the_route():
 def test_each_address_is_one_that_a_socket_can_have_and_those_of_ipv4_come_first():
     found = interfaces()
     assert {each.name for each in found} <= {name for _, name in socket.if_nameindex()}
-    versions = [ipaddress.ip_address(each.address).version for each in found]  # a zone would be no part of an address
+    # a zone would be no part of an address
+    versions = [ipaddress.ip_address(each.address).version for each in found]
     assert versions == sorted(versions)
     with socket.socket() as listening:
         listening.bind((found[0].address, 0))
@@ -51,4 +64,16 @@ def test_a_public_address_is_refused_unless_the_network_is_said_to_be_closed():
     for host in ("8.8.8.8", "2600::1"):
         with pytest.raises(PlanError, match="public|internet"):
             refuse_public([host], False)
-    refuse_public(["127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "fd00::1", "fe80::1", "::1", "no.such.host.invalid"], False)
+    refuse_public(
+        [
+            "127.0.0.1",
+            "10.0.0.1",
+            "192.168.1.1",
+            "172.16.0.1",
+            "fd00::1",
+            "fe80::1",
+            "::1",
+            "no.such.host.invalid",
+        ],
+        False,
+    )

@@ -1,4 +1,5 @@
-"""Whether a process still runs is known by its pid, its start and its machine, and unknown where it cannot be seen."""
+"""Whether a process still runs is known by its pid, its start and its machine, and unknown where it cannot be
+seen."""
 
 import json
 import os
@@ -39,10 +40,17 @@ def test_a_process_that_waits_only_to_be_collected_is_dead():
         assert not kin.lives(process.pid, "")
 
 
-@pytest.mark.parametrize(("changes", "alive"), [
-    ({"started": "1"}, False), ({"boot": "earlier"}, False), ({"space": "1"}, None), ({"host": "elsewhere", "boot": "other"}, None),
-    ({"started": ""}, True), ({"started": "", "pid": 2**22 + 1}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "alive"),
+    [
+        ({"started": "1"}, False),
+        ({"boot": "earlier"}, False),
+        ({"space": "1"}, None),
+        ({"host": "elsewhere", "boot": "other"}, None),
+        ({"started": ""}, True),
+        ({"started": "", "pid": 2**22 + 1}, False),
+    ],
+)
 def test_a_pid_of_another_start_machine_or_container_is_not_this_process(changes, alive):
     assert replace(Process.this(), **changes).alive() is alive
 
@@ -53,7 +61,9 @@ def test_an_identity_is_read_back_from_json_and_from_a_file_name():
     assert Process.of_tag(own.tag()) == own
 
 
-@pytest.mark.parametrize("values", [None, [], {}, {"pid": "1"}, {"pid": 1, "started": "1", "boot": "", "space": ""}])
+@pytest.mark.parametrize(
+    "values", [None, [], {}, {"pid": "1"}, {"pid": 1, "started": "1", "boot": "", "space": ""}]
+)
 def test_what_describes_no_process_is_none(values):
     assert parsed(values) is None
 

@@ -12,7 +12,15 @@ from rlflow import StageError
 from rlflow.author.batch import Batch
 from rlflow.errors import RemoteError, SkipIteration
 from rlflow.execution.apply import LESS_MEMORY, failing
-from rlflow.processes.user_frames import LAST, RaisedElsewhere, failure_of, own_lines, own_place, portable, whole
+from rlflow.processes.user_frames import (
+    LAST,
+    RaisedElsewhere,
+    failure_of,
+    own_lines,
+    own_place,
+    portable,
+    whole,
+)
 
 DEEP = "def deep(n):\n    return deep(n - 1) if n else {}['no such key']\n"
 LIBRARY = "import json\ndef library():\n    return json.loads('{')\n"
@@ -34,7 +42,10 @@ def function(path, source, name):
 def test_the_line_that_raised_comes_first_with_its_source_and_few_that_led_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     deep = function(tmp_path / "deep.py", DEEP, "deep")
-    assert own_lines(raised(lambda: deep(5))) == ("deep.py:2, in deep: return deep(n - 1) if n else {}['no such key']",) * LAST
+    assert (
+        own_lines(raised(lambda: deep(5)))
+        == ("deep.py:2, in deep: return deep(n - 1) if n else {}['no such key']",) * LAST
+    )
 
 
 def test_where_a_library_raises_the_line_that_called_it_is_named(tmp_path, monkeypatch):
@@ -54,11 +65,15 @@ def uncopied():
     raise Uncopied(1, 2)
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda: {}["x"], "KeyError: 'x'"),
-    (lambda: json.loads("{"), "JSONDecodeError: Expecting property name"),  # its own way of being pickled drops attributes
-    (uncopied, "Uncopied: 1 2"),  # cannot be unpickled
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: {}["x"], "KeyError: 'x'"),
+        # its own way of being pickled drops attributes
+        (lambda: json.loads("{"), "JSONDecodeError: Expecting property name"),
+        (uncopied, "Uncopied: 1 2"),  # cannot be unpickled
+    ],
+)
 def test_what_a_worker_raised_keeps_its_lines_its_notes_and_its_traceback_across_processes(call, says):
     error = raised(call)
     error.add_note("of the user")
@@ -73,7 +88,11 @@ def test_what_a_worker_raised_keeps_its_lines_its_notes_and_its_traceback_across
 
 
 def test_an_error_of_rlflow_and_a_record_cross_as_they_are():
-    for error in (SkipIteration("no rows"), RemoteError("gone"), RaisedElsewhere(failure_of(ValueError("x")))):
+    for error in (
+        SkipIteration("no rows"),
+        RemoteError("gone"),
+        RaisedElsewhere(failure_of(ValueError("x"))),
+    ):
         assert portable(error) is error
 
 
@@ -106,18 +125,38 @@ FLOW = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize(("bodies", "line"), [
-    ({"stage": "return halved(scores)[:, None] * mask"}, "raised by {path}:6, in halved: return scores / HALF"),
-    ({"stage": "return torch.cat([scores, mask])"}, "raised by {path}:10, in spread: return torch.cat([scores, mask])"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bodies", "line"),
+    [
+        (
+            {"stage": "return halved(scores)[:, None] * mask"},
+            "raised by {path}:6, in halved: return scores / HALF",
+        ),
+        (
+            {"stage": "return torch.cat([scores, mask])"},
+            "raised by {path}:10, in spread: return torch.cat([scores, mask])",
+        ),
+    ],
+)
 def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bodies, line):
     path = tmp_path / "broken.py"
-    source = FLOW.replace("{stage}", bodies["stage"]).replace("{loss}", "return -new.logprobs * advantages, {}")
+    source = FLOW.replace("{stage}", bodies["stage"]).replace(
+        "{loss}", "return -new.logprobs * advantages, {}"
+    )
     path.write_text(source)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
     with pytest.raises(StageError) as caught:
-        rlflow.run(str(path), backend="null", data=str(data), prompts=2, iterations=1, held_out=0, threads=1, out=str(tmp_path / "runs"))
+        rlflow.run(
+            str(path),
+            backend="null",
+            data=str(data),
+            prompts=2,
+            iterations=1,
+            held_out=0,
+            threads=1,
+            out=str(tmp_path / "runs"),
+        )
     text = str(caught.value)
     assert line.format(path=path) in text
     assert text.endswith(f"the whole traceback: {tmp_path}/runs/broken-1/traceback.txt")
@@ -126,12 +165,15 @@ def test_a_failed_run_names_the_line_and_keeps_the_whole_traceback(tmp_path, bod
     assert 'File "' + str(path) + '"' in kept
 
 
-@pytest.mark.parametrize(("raised", "advised"), [
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
-    (RemoteError("OutOfMemoryError: CUDA out of memory (rank 1 of pool 'all')"), True),
-    (ValueError("found 3 rows"), False),
-    (RemoteError("ValueError: found 3 rows (rank 1 of pool 'all')"), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("raised", "advised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RemoteError("OutOfMemoryError: CUDA out of memory (rank 1 of pool 'all')"), True),
+        (ValueError("found 3 rows"), False),
+        (RemoteError("ValueError: found 3 rows (rank 1 of pool 'all')"), False),
+    ],
+)
 def test_a_pass_without_memory_is_told_what_computes_less_at_once(raised, advised):
     with pytest.raises(StageError) as caught, failing("update", 3, Batch.of(x=[1.0])):
         raise raised

@@ -1,6 +1,7 @@
 """Completions that are programs, judged by every kind of reward, and whether they came to anything.
 
-A payload is a Python expression that leaves a mark where it acts: a file outside of its folder, a connection to a listener.
+A payload is a Python expression that leaves a mark where it acts: a file outside of its folder, a connection
+to a listener.
 """
 
 import contextlib
@@ -23,27 +24,31 @@ EXPRESSIONS = {
     "file": "open('{mark}', 'w').write('x')",
     "module": "exec('import pathlib; pathlib.Path(\"{mark}\").touch()')",
     "program": "__import__('subprocess').run(['touch', '{mark}'])",
-    "attribute walk": "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'catch_warnings'][0]()._module.__builtins__"
-                      "['open']('{mark}', 'w')",
+    "attribute walk": "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == "
+    "'catch_warnings'][0]()._module.__builtins__"
+    "['open']('{mark}', 'w')",
     "socket": "__import__('socket').create_connection(('127.0.0.1', {port}))",
     "key": "{key!r} in __import__('os').environ and __import__('os').environ[{key!r}]",
     "parent's key": "{key!r} in open('/proc/%d/environ' % __import__('os').getppid()).read()",
     "grandparent's key": "{key!r} in open('/proc/{driver}/environ').read()",
     "signal": "__import__('os').kill({driver}, 30)",
-    "scorer": "[setattr(m, '_scored', lambda *a: 1.0) for n, m in list(__import__('sys').modules.items()) if hasattr(m, '_scored')]",
+    "scorer": "[setattr(m, '_scored', lambda *a: 1.0) for n, m in "
+    "list(__import__('sys').modules.items()) if hasattr(m, '_scored')]",
     "builtin": "setattr(__import__('builtins'), 'eval', lambda *a: exec('raise SystemExit'))",
     "verifier": "[setattr(__import__('math_verify'), n, lambda *a, **k: True) for n in ('verify', 'parse')]",
-    "answer": "setattr(__import__('reasoning_gym').dataset.ProceduralDataset, 'score_answer', lambda *a: 1.0)",
+    "answer": "setattr(__import__('reasoning_gym').dataset.ProceduralDataset, 'score_answer', lambda *a: "
+    "1.0)",
     "exit": "exit()",
     "hard exit": "__import__('os')._exit(0)",
     "crash": "__import__('ctypes').string_at(0)",
     "time": "[1 for i in iter(int, 1)]",
     "memory": "bytearray(1 << 45)",
     "power": "9**9**9**9",
-    "forged reply": "[__import__('os').write(int(d), b'\\x09\\0\\0\\0\\xcb\\x3f\\xf0' + bytes(6)) for d in __import__('os').listdir("
-                    "'/proc/self/fd') if 'pipe' in __import__('os').readlink('/proc/self/fd/' + d)]",
+    "forged reply": "[__import__('os').write(int(d), b'\\x09\\0\\0\\0\\xcb\\x3f\\xf0' + bytes(6)) for d "
+    "in __import__('os').listdir("
+    "'/proc/self/fd') if 'pipe' in __import__('os').readlink('/proc/self/fd/' + d)]",
     "forged score": "type('F', (float,), {{'__eq__': lambda *a: True}})(1)",
-}  # fmt: skip
+}
 SHAPES = ("{}", "[{}]", "[[{}]]", "sin({!r})", "\\boxed{{{}}}", "${}$", "1 + ({})", "lambda: {}")
 USERS = '''
 def compared(completion, answer):
@@ -68,7 +73,9 @@ class Marks:
 
     def payloads(self, names=tuple(EXPRESSIONS), shapes=SHAPES) -> list[str]:
         port = self.listener.getsockname()[1]
-        expressions = [EXPRESSIONS[name].format(mark=self.mark, port=port, key=KEY, driver=os.getpid()) for name in names]
+        expressions = [
+            EXPRESSIONS[name].format(mark=self.mark, port=port, key=KEY, driver=os.getpid()) for name in names
+        ]
         return [shape.format(each) for each in expressions for shape in shapes]
 
     def acted(self) -> bool:
@@ -82,7 +89,8 @@ class Marks:
 
 @dataclass(frozen=True)
 class Judged:
-    """Of one payload: its score (NaN: missing), whether that is what an answer must earn, and whether it changed others' scores."""
+    """Of one payload: its score (NaN: missing), whether that is what an answer must earn, and whether it
+    changed others' scores."""
 
     payload: str
     score: float
@@ -92,8 +100,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Row:
-    """What a scorer reads besides the completion, by its name; the right answer; a wrong one. evaluates: whether the scorer evaluates text.
-    If so an answer earns something that scores above one that makes no sense; others give parts of a score for letters in their places."""
+    """What a scorer reads besides the completion, by its name; the right answer; a wrong one. evaluates:
+    whether the scorer evaluates text. If so an answer earns something that scores above one that makes no
+    sense; others give parts of a score for letters in their places."""
 
     scorer: ScorerSpec
     name: str
@@ -104,10 +113,13 @@ class Row:
 
 
 def judge(pool: RewardPool, row: Row, payloads: list[str], timeout: float = 2.0) -> Iterator[Judged]:
-    """Payloads as answers to a row, each among a right answer before it and a right and a wrong one after it."""
+    """Payloads as answers to a row, each among a right answer before it and a right and a wrong one after
+    it."""
 
     def scores(*answers: str) -> list[float]:
-        return pool.score(row.scorer, ["completion", row.name], [[answer, row.value] for answer in answers], timeout).values
+        return pool.score(
+            row.scorer, ["completion", row.name], [[answer, row.value] for answer in answers], timeout
+        ).values
 
     before = scores(row.right, row.right, row.wrong, ")")
     for payload in payloads:
@@ -124,7 +136,13 @@ def task_row(task: str) -> Row:
     kind, config = DATASETS[task]
     entry = kind(config=config(size=1, seed=3))[0]
     answer = entry["answer"] if isinstance(entry["answer"], str) else ""
-    return Row(gym.scorer(task, {}), "entry", json.dumps(frozen(entry), ensure_ascii=False), answer, evaluates=plain.evaluates(task))
+    return Row(
+        gym.scorer(task, {}),
+        "entry",
+        json.dumps(frozen(entry), ensure_ascii=False),
+        answer,
+        evaluates=plain.evaluates(task),
+    )
 
 
 def user_row(folder: Path, function: str) -> Row:

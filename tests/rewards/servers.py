@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Judge(ThreadingHTTPServer):
-    """Answers with the length of each query's completion, or as ``behave(handler, question)`` does. ``questions``: all that were asked."""
+    """Answers with the length of each query's completion, or as ``behave(handler, question)`` does.
+    ``questions``: all that were asked."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -65,7 +66,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def lengths(question):
-    return [float(len(query) - len(prompt)) for query, prompt in zip(question["query"], question["prompts"], strict=True)]
+    return [
+        float(len(query) - len(prompt))
+        for query, prompt in zip(question["query"], question["prompts"], strict=True)
+    ]
 
 
 @contextlib.contextmanager

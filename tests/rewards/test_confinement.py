@@ -1,4 +1,5 @@
-"""What the processes of rewards see and may do: nothing but their own, unless the user allows it. Payloads score nothing."""
+"""What the processes of rewards see and may do: nothing but their own, unless the user allows it. Payloads
+score nothing."""
 
 import json
 import os
@@ -52,7 +53,7 @@ ACTIONS = {
     "rights": lambda: Path("/proc/self/status").read_text(),
     "parent": lambda: Path(f"/proc/{os.getppid()}/environ").read_text(),
 }
-'''  # fmt: skip
+'''
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,9 @@ def test_a_reward_sees_no_key_of_the_environment_but_those_that_it_is_given(file
     assert {"PATH", "HOME", "LC_TIME", "PYTHONHASHSEED", "OMP_NUM_THREADS"} <= set(strict)
     assert "canary" not in strict.values()
     with RewardPool(1, Confinement(variables=("SOME_API_KEY",))) as pool:
-        assert [name for name, value in seen(pool, file, "environment").items() if value == "canary"] == ["SOME_API_KEY"]
+        assert [name for name, value in seen(pool, file, "environment").items() if value == "canary"] == [
+            "SOME_API_KEY"
+        ]
 
 
 def test_modules_on_a_relative_path_are_found_from_another_folder(file, monkeypatch):
@@ -177,26 +180,50 @@ def seen_status(pool, file):
     return first.partition("LookupError: ")[2].encode().decode("unicode_escape")
 
 
-# -- verdicts --------------------------------------------------------------------------------------------------------------------------
+# -- verdicts
+# ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("reply", "built_in", "verdict"), [
-    (0.5, True, 0.5), (7.0, False, 7.0), (1.5, True, "type"), (-0.1, True, "type"), (["raised", "why"], True, "raised"),
-    (["died", "why"], False, "died"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "built_in", "verdict"),
+    [
+        (0.5, True, 0.5),
+        (7.0, False, 7.0),
+        (1.5, True, "type"),
+        (-0.1, True, "type"),
+        (["raised", "why"], True, "raised"),
+        (["died", "why"], False, "died"),
+    ],
+)
 def test_a_score_is_a_number_and_of_built_in_scorers_one_from_0_to_1(reply, built_in, verdict):
     found = _verdict(reply, built_in)
     assert (found if isinstance(found, float) else found[0]) == verdict
 
 
-@pytest.mark.parametrize("reply", [float("nan"), float("inf"), 1, True, "1.0", None, {}, [], ["raised"], ["raised", 1], ["hacked", "why"],
-                                   ["raised", "why", "more"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "reply",
+    [
+        float("nan"),
+        float("inf"),
+        1,
+        True,
+        "1.0",
+        None,
+        {},
+        [],
+        ["raised"],
+        ["raised", 1],
+        ["hacked", "why"],
+        ["raised", "why", "more"],
+    ],
+)
 def test_what_is_no_verdict_counts_as_a_process_that_died(reply):
     with pytest.raises(Died, match="no score"):
         _verdict(reply, False)
 
 
-# -- payloads --------------------------------------------------------------------------------------------------------------------------
+# -- payloads
+# ------------------------------------------------------------------------------------------------------------
 
 SHORT = ("command", "scorer", "answer", "forged reply")
 isolated = pytest.mark.skipif(probe.missing() != (), reason="this machine cannot isolate scorers")
@@ -216,7 +243,11 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate
     with RewardPool(1) as pool:
         for task in plain.EVALUATING:
             few = marks.payloads(SHORT, ("{}",))
-            found = list(payloads.judge(pool, payloads.task_row(task), few[:2] if "integration" in task else few, timeout=240))
+            found = list(
+                payloads.judge(
+                    pool, payloads.task_row(task), few[:2] if "integration" in task else few, timeout=240
+                )
+            )
             assert not [each for each in found if each.scored or each.neighbours], task
             assert not marks.acted(), task
 
@@ -224,7 +255,9 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate
 def test_programs_as_answers_do_nothing_and_score_nothing_in_mathematics_and_users_rewards(marks, tmp_path):
     with RewardPool(1) as pool:
         for row in (payloads.MATHS, payloads.user_row(tmp_path, "compared")):
-            found = list(payloads.judge(pool, row, marks.payloads(SHORT, ("{}", "\\boxed{{{}}}")), timeout=240))
+            found = list(
+                payloads.judge(pool, row, marks.payloads(SHORT, ("{}", "\\boxed{{{}}}")), timeout=240)
+            )
             assert not [each for each in found if each.scored or each.neighbours]
             assert not marks.acted()
 
@@ -234,17 +267,25 @@ def test_programs_as_answers_do_nothing_and_score_nothing_in_mathematics_and_use
 def test_a_reward_that_evaluates_text_itself_acts_in_its_own_folder_alone(marks, tmp_path, name):
     with RewardPool(1) as pool:
         row = payloads.user_row(tmp_path, "evaluated")
-        scores = pool.score(row.scorer, ["completion", "answer"], [[each, ""] for each in marks.payloads((name,), ("{}",))])
+        scores = pool.score(
+            row.scorer, ["completion", "answer"], [[each, ""] for each in marks.payloads((name,), ("{}",))]
+        )
     assert [value for value in scores.values if value > 0] == []
     assert not marks.acted()
 
 
-SOONER = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}  # the others take three times as long
+# the others take three times as long
+SOONER = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 
 
 @isolated
-@pytest.mark.parametrize("task", [pytest.param(task, marks=pytest.mark.slow if task in SOONER else pytest.mark.long)
-                                  for task in sorted(plain.EVALUATING)])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=pytest.mark.slow if task in SOONER else pytest.mark.long)
+        for task in sorted(plain.EVALUATING)
+    ],
+)
 def test_no_payload_in_any_shape_acts_or_scores(marks, task):
     """Tasks that take the same answers for plain share the shapes out among them."""
     alike = [name for name, is_plain in plain.EVALUATING.items() if is_plain is plain.EVALUATING[task]]
@@ -255,7 +296,8 @@ def test_no_payload_in_any_shape_acts_or_scores(marks, task):
     assert not marks.acted()
 
 
-# -- where there are no walls ----------------------------------------------------------------------------------------------------------
+# -- where there are no walls
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_tasks_whose_scorers_evaluate_text_are_refused_where_they_cannot_be_isolated(monkeypatch):

@@ -128,11 +128,17 @@ def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, end
     assert all(map(gone, pids))
 
 
-@pytest.mark.parametrize("reply", [
-    lambda number: frames.reply(number, 1, 5.0),  # of another row
-    lambda number: frames.reply(number - 1, 0, 5.0),  # of an earlier request
-    lambda number: 5.0, lambda number: [number, 0], lambda number: [number, 0, 5.0, 6.0], lambda number: None,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "reply",
+    [
+        lambda number: frames.reply(number, 1, 5.0),  # of another row
+        lambda number: frames.reply(number - 1, 0, 5.0),  # of an earlier request
+        lambda number: 5.0,
+        lambda number: [number, 0],
+        lambda number: [number, 0, 5.0, 6.0],
+        lambda number: None,
+    ],
+)
 def test_a_reply_that_does_not_say_of_which_row_it_is_is_none(reply):
     process = WorkerProcess()
     try:

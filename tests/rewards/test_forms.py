@@ -1,4 +1,5 @@
-"""Reward functions and records of verl and OpenRLHF are known by their parameters and fields, and are used as they are."""
+"""Reward functions and records of verl and OpenRLHF are known by their parameters and fields, and are used as
+they are."""
 
 import json
 import math
@@ -17,7 +18,7 @@ from rlflow.rewards.text import reads
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-VERL_FILE = '''
+VERL_FILE = """
 import re
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -28,8 +29,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def short(solution_str, ground_truth, method="strict", score=1.0):
     return score if solution_str == ground_truth and method == "strict" else 0
-'''
-OPENRLHF_FILE = '''
+"""
+OPENRLHF_FILE = """
 import torch
 
 def reward_func(queries, prompts, labels, **kwargs):
@@ -41,8 +42,12 @@ def careful(queries, prompts, labels):
     if any("hang" in query for query in queries): import time; print("hangs", end=""); time.sleep(3600)
     if any("bad" in query for query in queries): raise ValueError("bad")
     return [float(len(query)) for query in queries]
-'''
-NAMES = st.lists(st.sampled_from([*VERL.parameters, *OPENRLHF.parameters, "completion", "answer", "other"]), unique=True, min_size=1)
+"""
+NAMES = st.lists(
+    st.sampled_from([*VERL.parameters, *OPENRLHF.parameters, "completion", "answer", "other"]),
+    unique=True,
+    min_size=1,
+)
 
 
 @pytest.fixture
@@ -50,9 +55,16 @@ def verl(tmp_path: Path) -> tuple[str, str]:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
-    records = [{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{i}+{i}="}], "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": str(2 * i)}, "extra_info": {"split": "train", "index": i}}
-               for i in range(12)]  # fmt: skip
+    records = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"{i}+{i}="}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+            "extra_info": {"split": "train", "index": i},
+        }
+        for i in range(12)
+    ]
     parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "train.parquet")
     (tmp_path / "gsm8k.py").write_text(VERL_FILE)
     return str(tmp_path / "train.parquet"), f"{tmp_path}/gsm8k.py:compute_score"
@@ -60,7 +72,9 @@ def verl(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def openrlhf(tmp_path: Path) -> tuple[str, str]:
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"input": f"{i}+{i}=", "label": str(2 * i)}) + "\n" for i in range(12)))
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"input": f"{i}+{i}=", "label": str(2 * i)}) + "\n" for i in range(12))
+    )
     (tmp_path / "reward_func.py").write_text(OPENRLHF_FILE)
     return str(tmp_path / "train.jsonl"), f"{tmp_path}/reward_func.py:reward_func"
 
@@ -69,14 +83,18 @@ def scores_of(data, reward, completions, pool):
     spec = parse_reward(reward)
     opened = open_data(data, wanted=wanted([spec]))
     batch = opened.batch(range(len(completions)))
-    batch |= rlflow.author.batch.Batch(batch.axis, {"completion": rlflow.author.batch.Data(rlflow.text, tuple(completions))})
+    batch |= rlflow.author.batch.Batch(
+        batch.axis, {"completion": rlflow.author.batch.Data(rlflow.text, tuple(completions))}
+    )
     return bind([spec], pool, opened)[0].score(batch)
 
 
 def test_verls_records_map_themselves_and_its_reward_gets_its_four_arguments(verl, pool):
     data = open_data(verl[0])
     assert (data.fields["prompt"], data.fields["answer"]) == ("prompt", "reward_model.ground_truth")
-    assert "as verl has them: prompt from 'prompt', answer from 'reward_model.ground_truth'" in data.recognised
+    assert (
+        "as verl has them: prompt from 'prompt', answer from 'reward_model.ground_truth'" in data.recognised
+    )
     scores = scores_of(*verl, ["it is 0", "it is 3", "4"], pool)
     assert scores.values.tolist() == [1, 0, 1]
     assert scores.others["index"].tolist() == [0, 1, 2]
@@ -99,8 +117,26 @@ def test_rlflows_own_records_are_not_said_to_be_others(tmp_path):
 def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, capsys):
     from rlflow.cli.main import exit_code
 
-    run = ["run", "grpo", "--backend", "null", "--data", verl[0], "--reward", verl[1], "--prompts", "4", "--hp.samples", "2",
-           "--iterations", "1", "--held-out", "0", "--out", str(tmp_path / "runs")]  # fmt: skip
+    run = [
+        "run",
+        "grpo",
+        "--backend",
+        "null",
+        "--data",
+        verl[0],
+        "--reward",
+        verl[1],
+        "--prompts",
+        "4",
+        "--hp.samples",
+        "2",
+        "--iterations",
+        "1",
+        "--held-out",
+        "0",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     assert exit_code(run) == 0
     out = capsys.readouterr()
     assert "has records as verl has them" in out.out + out.err
@@ -109,23 +145,34 @@ def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, caps
     assert "reward/compute_score_index" in metrics.read_text()
 
 
-QUERIES = '''
+QUERIES = """
 def worded(queries, prompts, labels):
     return [float(q.startswith(p)) + 10.0 * (p.startswith("Q: ") and p.endswith("\\nA:")) for q, p in zip(queries, prompts, strict=True)]
-'''
+"""
 
 
 @pytest.mark.parametrize("flow", ["grpo", "correction"])
 def test_queries_have_the_prompt_as_the_model_read_it_and_of_asked_rows_its_text(openrlhf, tmp_path, flow):
     (tmp_path / "queries.py").write_text(QUERIES)
-    ran = rlflow.run(flow, backend="null", data={"source": openrlhf[0], "template": "Q: {prompt}\nA:"}, prompts=4, iterations=1,
-                     reward=f"{tmp_path}/queries.py:worded", held_out=0, out=str(tmp_path / "runs"))
+    ran = rlflow.run(
+        flow,
+        backend="null",
+        data={"source": openrlhf[0], "template": "Q: {prompt}\nA:"},
+        prompts=4,
+        iterations=1,
+        reward=f"{tmp_path}/queries.py:worded",
+        held_out=0,
+        out=str(tmp_path / "runs"),
+    )
     assert ran.last["reward/mean"] == 11.0
-    assert ran.last.get("reward#2/mean", 1.0) == 1.0  # of the second attempts, which have no other words around their prompt
+    # of the second attempts, which have no other words around their prompt
+    assert ran.last.get("reward#2/mean", 1.0) == 1.0
 
 
 @pytest.mark.parametrize("spec", ["http://judge/get_reward", "queries.py:worded"])
-def test_rewards_that_get_queries_want_the_prompt_as_the_model_reads_it_and_others_do_not(spec, tmp_path, monkeypatch):
+def test_rewards_that_get_queries_want_the_prompt_as_the_model_reads_it_and_others_do_not(
+    spec, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "queries.py").write_text(QUERIES)
     assert wanted([parse_reward("math"), parse_reward(spec)]).model_prompt
@@ -143,10 +190,14 @@ def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf, patient):
 
 
 @given(NAMES, st.booleans(), st.booleans())
-def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is(tmp_path_factory, names, rest, later):
+def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is(
+    tmp_path_factory, names, rest, later
+):
     form = form_of(names)
     assert (form is VERL) == ({"solution_str", "ground_truth"} <= set(names))
-    assert (form is OPENRLHF) == (form is not VERL and "queries" in names and bool({"prompts", "labels"} & set(names)))
+    assert (form is OPENRLHF) == (
+        form is not VERL and "queries" in names and bool({"prompts", "labels"} & set(names))
+    )
     file = tmp_path_factory.getbasetemp() / "form.py"
     file.write_text(f"{'async ' * later}def f({', '.join([*names, *['**rest'] * rest])}): pass")
     read = reads(str(file), "f")
@@ -158,7 +209,10 @@ def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is
         assert set(names) <= set(read.required) <= {*names, *["completion"] * rest}
 
 
-@given(st.sets(st.sampled_from(VERL.parameters)).map(lambda names: names | {"solution_str", "ground_truth"}), st.booleans())
+@given(
+    st.sets(st.sampled_from(VERL.parameters)).map(lambda names: names | {"solution_str", "ground_truth"}),
+    st.booleans(),
+)
 def test_a_function_of_verls_form_gets_those_of_the_four_that_it_takes(names, rest):
     scope = {}
     exec(f"def f({', '.join([*sorted(names), *['**rest'] * rest])}): return dict(locals())", scope)
@@ -169,7 +223,9 @@ def test_a_function_of_verls_form_gets_those_of_the_four_that_it_takes(names, re
     assert by_row(scope["f"])(completion="c", answer="a")["ground_truth"] == "a"
 
 
-@pytest.mark.parametrize("returned", [1.0, [1.0], [1.0] * 3, "ab", {"scores": [1.0, 2.0]}, None, {"rewards": [1.0]}])
+@pytest.mark.parametrize(
+    "returned", [1.0, [1.0], [1.0] * 3, "ab", {"scores": [1.0, 2.0]}, None, {"rewards": [1.0]}]
+)
 def test_a_batch_without_a_number_for_each_row_is_missing_whole(returned):
     rows = [{"prompt": "p", "completion": "c", "answer": "a"}] * 2
     assert [cause for cause, _ in by_batch(lambda queries, prompts, labels: returned, rows)] == ["type"] * 2
@@ -180,8 +236,10 @@ def test_numbers_of_a_batch_are_judged_row_by_row():
     found = list(by_batch(lambda queries, labels: [1, math.nan, [1.0], labels[3]["a"]], rows))
     assert found[2] == ["type", "the list that the function returned has list, not a number"]
     found_in_dict = list(by_batch(lambda queries, labels: {"rewards": [math.nan, "1", 0, 0]}, rows))
-    assert found_in_dict[:2] == [["nan", "the list that the function returned has nan"],
-                                 ["type", "the list that the function returned has str, not a number"]]
+    assert found_in_dict[:2] == [
+        ["nan", "the list that the function returned has nan"],
+        ["type", "the list that the function returned has str, not a number"],
+    ]
     assert [item if isinstance(item, float) else item[0] for item in found] == [1.0, "nan", "type", 1.0]
 
 
@@ -190,4 +248,7 @@ def test_a_function_of_verls_form_needs_no_field_where_the_data_have_an_answer(v
     assert reads(file, "short").required == ("completion", "answer")
     with RewardPool(1) as pool:
         (reward,) = bind([parse_reward(f"{file}:short")], pool)
-        assert reward.score(rlflow.Batch.of(completion=["1", "2"], answer=["1", "1"])).values.tolist() == [1, 0]
+        assert reward.score(rlflow.Batch.of(completion=["1", "2"], answer=["1", "1"])).values.tolist() == [
+            1,
+            0,
+        ]

@@ -7,12 +7,15 @@ import pytest
 from rlflow.rewards import hints
 
 
-@pytest.mark.parametrize(("error", "flag"), [
-    (PermissionError(errno.EACCES, "Permission denied"), "--reward-network"),
-    (PermissionError(errno.EACCES, "Permission denied", "out.txt"), "--reward-write"),
-    (PermissionError(errno.EPERM, "Operation not permitted"), ""),  # of os.kill
-    (ValueError("no number"), ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "flag"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "--reward-network"),
+        (PermissionError(errno.EACCES, "Permission denied", "out.txt"), "--reward-write"),
+        (PermissionError(errno.EPERM, "Operation not permitted"), ""),  # of os.kill
+        (ValueError("no number"), ""),
+    ],
+)
 def test_an_error_that_a_wall_raised_points_to_the_flag_that_opens_it(error, flag):
     assert flag in hints.hint(error)
     assert bool(flag) == bool(hints.hint(error))

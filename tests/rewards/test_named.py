@@ -9,7 +9,7 @@ import pytest
 from rlflow import Batch, PlanError
 from rlflow.rewards import RewardPool, RewardSpec, bind, from_function, parse_reward, reads
 
-FILE = '''
+FILE = """
 raise SystemExit("never imported")
 
 def accuracy(completion, answer, *, level=1, tests): ...
@@ -19,7 +19,7 @@ async def later(completion): ...
 def positional(completion, /): ...
 def rest(*columns): ...
 def options(completion, **options): ...
-'''
+"""
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def module_level(completion: str) -> float:
 
 
 def test_what_a_function_returned_in_place_of_a_number_is_said_with_its_place(tmp_path):
-    (tmp_path / "judge.py").write_text("import math\n\ndef none(completion):\n    return None if completion else math.nan\n")
+    (tmp_path / "judge.py").write_text(
+        "import math\n\ndef none(completion):\n    return None if completion else math.nan\n"
+    )
     with RewardPool(1) as pool:
         (reward,) = bind([parse_reward(f"{tmp_path}/judge.py:none")], pool)
         first = reward.score(Batch.of(completion=["a", ""])).first
@@ -41,7 +43,10 @@ def test_what_a_function_returned_in_place_of_a_number_is_said_with_its_place(tm
     assert first == {"none": f"{place} None", "nan": f"{place} nan"}
 
 
-@pytest.mark.parametrize(("written", "kind", "weight"), [("task", "task", 1), ("math:0.7", "math", 0.7), ("task:-1e-1", "task", -0.1)])
+@pytest.mark.parametrize(
+    ("written", "kind", "weight"),
+    [("task", "task", 1), ("math:0.7", "math", 0.7), ("task:-1e-1", "task", -0.1)],
+)
 def test_built_in_rewards_with_weights(written, kind, weight):
     assert parse_reward(written) == RewardSpec(kind, kind, weight)
 
@@ -89,7 +94,11 @@ def test_a_file_that_is_not_python_is_told_with_its_line(tmp_path):
 
 def test_parameters_are_read_without_importing(file):
     read = reads(file, "accuracy")
-    assert (read.required, read.optional, read.place.line) == (("completion", "answer", "tests"), ("level",), 4)
+    assert (read.required, read.optional, read.place.line) == (
+        ("completion", "answer", "tests"),
+        ("level",),
+        4,
+    )
     assert reads(file, "guarded").optional == ("completion",)
     assert reads(file, "options").required == ("completion",)
 
@@ -123,7 +132,9 @@ def test_a_function_of_a_package_keeps_its_relative_imports(tmp_path, monkeypatc
     (tmp_path / "judging").mkdir()
     (tmp_path / "judging" / "__init__.py").write_text("")
     (tmp_path / "judging" / "values.py").write_text("VALUE = 3")
-    (tmp_path / "judging" / "rewards.py").write_text("from .values import VALUE\ndef fixed(completion): return VALUE")
+    (tmp_path / "judging" / "rewards.py").write_text(
+        "from .values import VALUE\ndef fixed(completion): return VALUE"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with RewardPool(1) as pool:
         (reward,) = bind([from_function(importlib.import_module("judging.rewards").fixed)], pool)
@@ -134,8 +145,12 @@ def test_a_file_that_starts_a_run_when_loaded_is_told_so(tmp_path):
     from rlflow import Batch
 
     (tmp_path / "script.py").write_text(
-        "from rlflow.rewards import RewardPool\nfrom rlflow.data.scorer import MATCH\ndef f(completion): return 1\n"
+        "from rlflow.rewards import RewardPool\nfrom rlflow.data.scorer import MATCH\ndef f(completion): "
+        "return 1\n"
         "\nRewardPool().score(MATCH, ['completion', 'answer'], [['1', '1']])\n"
     )
-    with RewardPool(1) as pool, pytest.raises(PlanError, match=r"script.py:5: (.|\n)*starts a run when it is loaded"):
+    with (
+        RewardPool(1) as pool,
+        pytest.raises(PlanError, match=r"script.py:5: (.|\n)*starts a run when it is loaded"),
+    ):
         bind([parse_reward(f"{tmp_path / 'script.py'}:f")], pool)[0].score(Batch.of(completion=["1"]))

@@ -14,8 +14,27 @@ from rlflow.data.frozen import frozen
 from rlflow.extras import require
 from rlflow.rewards import plain, scorers
 
-EVALUATES = {"eval", "exec", "compile", "parse_expr", "sympify", "S", "lambdify", "parse_latex", "__import__", "import_module", "system",
-             "popen", "Popen", "run", "check_output", "load", "loads", "unsafe_load", "getattr"}  # fmt: skip
+EVALUATES = {
+    "eval",
+    "exec",
+    "compile",
+    "parse_expr",
+    "sympify",
+    "S",
+    "lambdify",
+    "parse_latex",
+    "__import__",
+    "import_module",
+    "system",
+    "popen",
+    "Popen",
+    "run",
+    "check_output",
+    "load",
+    "loads",
+    "unsafe_load",
+    "getattr",
+}
 HARMLESS = {"json.loads"}  # reads data
 
 
@@ -31,7 +50,8 @@ def functions(module):
 
 
 def called(module_name, name, seen):
-    """Names of calls that a function makes, and those that it calls of the package make, in any module of it."""
+    """Names of calls that a function makes, and those that it calls of the package make, in any module of
+    it."""
     if (module_name, name) in seen:
         return set()
     seen.add((module_name, name))
@@ -40,12 +60,18 @@ def called(module_name, name, seen):
     if name not in own:
         found = getattr(module, name, None)
         there = getattr(found, "__module__", None) or ""
-        return called(there, found.__name__, seen) if there.startswith("reasoning_gym") and there != module_name else set()
+        return (
+            called(there, found.__name__, seen)
+            if there.startswith("reasoning_gym") and there != module_name
+            else set()
+        )
     names = set()
     for node in ast.walk(own[name]):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            of_package = last in own or str(getattr(getattr(module, last, None), "__module__", "")).startswith("reasoning_gym")
+            of_package = last in own or str(
+                getattr(getattr(module, last, None), "__module__", "")
+            ).startswith("reasoning_gym")
             if of_package:
                 names |= called(module_name, last, seen)
             elif ast.unparse(node.func) not in HARMLESS:
@@ -69,16 +95,27 @@ def rows(task, size=6):
 
 @pytest.mark.parametrize("task", sorted(plain.EVALUATING))
 def test_answers_of_the_form_that_a_task_asks_for_keep_their_scores(task):
-    data, score = rows(task), scorers.build("reasoning_gym", {"task": task, "parameters": {"size": 1, "seed": 0}})
+    data, score = (
+        rows(task),
+        scorers.build("reasoning_gym", {"task": task, "parameters": {"size": 1, "seed": 0}}),
+    )
     for row in data:
         for answer in (row["answer"], f" {row['answer']} ", "no idea", "7", "", "The answer is 42."):
             wanted = data.score_answer(answer.strip(), row)
             assert score(completion=answer, entry=json.dumps(frozen(row))) == wanted, answer
 
 
-LISTED = {"spiral_matrix": "[1, 2, 3]", "string_insertion": "['A', 'B']", "binary_matrix": "[[0, 1], [1, 0]]", "n_queens": '[["_", "Q"]]',
-          "countdown": "(3 + 4) * 5 - 6/2", "puzzle24": "(8 - 4) * (7 - 1)", "polynomial_multiplication": "-12*x**2 + 3*x*y - 7",
-          "simple_integration": "2*x**(3/2)/3 + C", "intermediate_integration": "-x*cos(2*x)/2 + exp(-x**2) + sqrt(pi)*log(x)"}  # fmt: skip
+LISTED = {
+    "spiral_matrix": "[1, 2, 3]",
+    "string_insertion": "['A', 'B']",
+    "binary_matrix": "[[0, 1], [1, 0]]",
+    "n_queens": '[["_", "Q"]]',
+    "countdown": "(3 + 4) * 5 - 6/2",
+    "puzzle24": "(8 - 4) * (7 - 1)",
+    "polynomial_multiplication": "-12*x**2 + 3*x*y - 7",
+    "simple_integration": "2*x**(3/2)/3 + C",
+    "intermediate_integration": "-x*cos(2*x)/2 + exp(-x**2) + sqrt(pi)*log(x)",
+}
 
 
 @pytest.mark.parametrize("task", sorted(plain.EVALUATING))
@@ -87,12 +124,46 @@ def test_right_variants_are_plain(task):
 
 
 PAYLOADS = [
-    "__import__('os').system('true')", "[__import__('os').system('true')]", "(lambda: 1)()", "[x for x in ().__class__.__mro__]",
-    "().__class__.__base__.__subclasses__()", "exec('x = 1')", "eval('1')", "open('x', 'w')", "exit()", "quit(0)", "print(1)",
-    "sin('__import__(\"os\")')", "sympify('1')", "(sin)(x)", "x.func(1)", "x . func", "S(1)", "N(1)", "preview(x)", "test()", "1 .real",
-    "f'{exit()}'", "[exit()]", "{1: exit()}", "globals()", "ｅval('1')", "sin(x)\nimport os", "[].append(1)", "(exit)()", "a[exit()]",
-    "x := 1", "await x()", "9**9**9**9()", "`id`", "$(id)", "\x00", "sin (x) (y)", "init_printing (1)", "lambda: 1",
-]  # fmt: skip
+    "__import__('os').system('true')",
+    "[__import__('os').system('true')]",
+    "(lambda: 1)()",
+    "[x for x in ().__class__.__mro__]",
+    "().__class__.__base__.__subclasses__()",
+    "exec('x = 1')",
+    "eval('1')",
+    "open('x', 'w')",
+    "exit()",
+    "quit(0)",
+    "print(1)",
+    "sin('__import__(\"os\")')",
+    "sympify('1')",
+    "(sin)(x)",
+    "x.func(1)",
+    "x . func",
+    "S(1)",
+    "N(1)",
+    "preview(x)",
+    "test()",
+    "1 .real",
+    "f'{exit()}'",
+    "[exit()]",
+    "{1: exit()}",
+    "globals()",
+    "ｅval('1')",
+    "sin(x)\nimport os",
+    "[].append(1)",
+    "(exit)()",
+    "a[exit()]",
+    "x := 1",
+    "await x()",
+    "9**9**9**9()",
+    "`id`",
+    "$(id)",
+    "\x00",
+    "sin (x) (y)",
+    "init_printing (1)",
+    "lambda: 1",
+]
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -107,7 +178,30 @@ def test_what_is_plain_has_no_call_but_of_known_functions(text):
     assert_tame(text)
 
 
-ALPHABET = ["x", "sin", "(", ")", ".", " ", "*", "**", "+", ",", "1", "'a'", "[", "]", "_", "lambda", ":", "exit", "\n", "for", "in", "E"]
+ALPHABET = [
+    "x",
+    "sin",
+    "(",
+    ")",
+    ".",
+    " ",
+    "*",
+    "**",
+    "+",
+    ",",
+    "1",
+    "'a'",
+    "[",
+    "]",
+    "_",
+    "lambda",
+    ":",
+    "exit",
+    "\n",
+    "for",
+    "in",
+    "E",
+]
 
 
 @given(st.lists(st.sampled_from(ALPHABET), max_size=12).map("".join))
@@ -123,7 +217,15 @@ def assert_tame(text):
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return
-    active = ast.Attribute | ast.Lambda | ast.comprehension | ast.NamedExpr | ast.Await | ast.Subscript | ast.JoinedStr
+    active = (
+        ast.Attribute
+        | ast.Lambda
+        | ast.comprehension
+        | ast.NamedExpr
+        | ast.Await
+        | ast.Subscript
+        | ast.JoinedStr
+    )
     for node in ast.walk(tree):
         assert not isinstance(node, active)
         if isinstance(node, ast.Call):
@@ -139,7 +241,10 @@ def test_an_answer_that_is_right_as_text_is_right_whatever_its_form():
 
 def test_a_row_of_several_tasks_is_read_as_its_own_task_asks():
     for source, read in (("countdown", plain.UNREADABLE), ("chain_sum", "exit()")):
-        assert plain.readable(plain.COMPOSITE, "exit()", {"answer": "1", "metadata": {"source_dataset": source}}) == read
+        assert (
+            plain.readable(plain.COMPOSITE, "exit()", {"answer": "1", "metadata": {"source_dataset": source}})
+            == read
+        )
 
 
 def test_an_answer_of_endless_length_is_not_evaluated():

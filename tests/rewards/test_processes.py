@@ -1,4 +1,5 @@
-"""A row that hangs, crashes or lies costs itself: it is missing, with its cause; every other row has its score."""
+"""A row that hangs, crashes or lies costs itself: it is missing, with its cause; every other row has its
+score."""
 
 import math
 import os
@@ -24,7 +25,9 @@ from rlflow.rewards.reward_pool import computed
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
 
-def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
+def judged(
+    pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen"
+) -> Scores:
     (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)
     return reward.score(Batch.of(completion=list(completions)))
 
@@ -90,7 +93,10 @@ def test_a_row_that_does_not_end_is_killed_at_its_deadline(patient, hostile, act
     assert "0.5 s" in scores.first["timeout"]
 
 
-@pytest.mark.parametrize(("action", "score"), [("true", 1), ("int", 2), ("numpy", 0.5), ("print", 1), ("stdin", 0), ("close stdout", 1)])
+@pytest.mark.parametrize(
+    ("action", "score"),
+    [("true", 1), ("int", 2), ("numpy", 0.5), ("print", 1), ("stdin", 0), ("close stdout", 1)],
+)
 def test_numbers_of_every_kind_count_whatever_else_the_function_does(pool, hostile, action, score, capfd):
     scores = judged(pool, hostile, action, "7")
     assert (scores.values.tolist(), scores.missing) == ([score, 7], {})
@@ -135,7 +141,8 @@ def test_there_is_one_process_until_rows_wait_for_it(hostile):
     with RewardPool(2, Confinement(folders=(str(Path(hostile).parent),))) as pool:
         assert judged(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))
         (first,) = pool.pids()
-        assert judged(pool, hostile, "meet", "meet").values.tolist() == [1, 1]  # neither row ends before both have begun
+        # neither row ends before both have begun
+        assert judged(pool, hostile, "meet", "meet").values.tolist() == [1, 1]
         assert len(pool.pids()) == 2
         assert first in pool.pids()
 
@@ -215,9 +222,15 @@ def test_text_of_every_kind_arrives_unchanged(pool, hostile):
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("import nothing_such\ndef f(completion): return 1", r"r.py:1: the reward 'f' cannot be loaded: (.|\n)*ModuleNotFoundError"),
+        (
+            "import nothing_such\ndef f(completion): return 1",
+            r"r.py:1: the reward 'f' cannot be loaded: (.|\n)*ModuleNotFoundError",
+        ),
         ("x = 1\nraise SystemExit(3)\ndef f(completion): return 1", r"r.py:2: (.|\n)*SystemExit: 3"),
-        ("import os\nos._exit(9)\ndef f(completion): return 1", r"does not start, 3 times in a row: the process exited with code 9"),
+        (
+            "import os\nos._exit(9)\ndef f(completion): return 1",
+            r"does not start, 3 times in a row: the process exited with code 9",
+        ),
         ("def f(completion): return 1\ndel f", "cannot be loaded"),
     ],
 )
@@ -237,39 +250,61 @@ def test_an_edit_during_the_run_changes_nothing(tmp_path):
 
 def test_several_rewards_are_their_weighted_sum_and_missing_where_any_is(pool, hostile):
     specs = [parse_reward(f"{hostile}:{named}") for named in ("chosen:0.5", "length:-2", "chosen")]
-    scores = score_all(bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]), torch.float32)
+    scores = score_all(
+        bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]), torch.float32
+    )
     assert scores.values.isnan().tolist() == [False, True, False]
     assert scores.values[[0, 2]].tolist() == [0.5 * 4 - 2 * 1 + 4, 0.5 * 10 - 2 * 3 + 10]
-    assert {name: part.missing for name, part in scores.parts.items()} == {"chosen": {"none": 1}, "length": {}, "chosen_2": {"none": 1}}
+    assert {name: part.missing for name, part in scores.parts.items()} == {
+        "chosen": {"none": 1},
+        "length": {},
+        "chosen_2": {"none": 1},
+    }
     assert scores.parts["length"].values.tolist() == [1, 4, 3]
 
 
 def test_columns_that_a_function_reads_must_be_there_and_be_rows(pool, hostile):
     (reward,) = bind([parse_reward(f"{hostile}:good")], pool)
-    with pytest.raises(PlanError, match=r"reads 'answer', which the rows do not have(.|\n)*nearest: +answers"):
+    with pytest.raises(
+        PlanError, match=r"reads 'answer', which the rows do not have(.|\n)*nearest: +answers"
+    ):
         reward.score(Batch.of(completion=["a"], answers=["b"]))
     with pytest.raises(PlanError, match="reads 'answer', which is no row column"):
         reward.check({"completion": text, "answer": token("int64")})
 
 
 def test_numbers_reach_a_function_as_numbers(pool, tmp_path):
-    (tmp_path / "r.py").write_text("def f(level, share, flag): return level * 100 + share * 10 + (flag is True)")
+    (tmp_path / "r.py").write_text(
+        "def f(level, share, flag): return level * 100 + share * 10 + (flag is True)"
+    )
     (reward,) = bind([parse_reward(f"{tmp_path / 'r.py'}:f")], pool)
     assert reward.score(Batch.of(level=[3], share=[0.5], flag=[True])).values.tolist() == [306]
 
 
 def test_processes_that_share_a_core_count_as_computing_and_sleeping_ones_do_not():
-    busy = [sys.executable, "-I", "-S", "-c", "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"]
+    busy = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass",
+    ]
     asleep = ["sleep", "60"]
     with ExitStack() as stack:
-        crowds = [[stack.enter_context(subprocess.Popen(words)) for _ in range(count)] for words, count in ((busy, 4), (asleep, 2))]
+        crowds = [
+            [stack.enter_context(subprocess.Popen(words)) for _ in range(count)]
+            for words, count in ((busy, 4), (asleep, 2))
+        ]
         try:
             pids = [[process.pid for process in crowd] for crowd in crowds]
             until(lambda: computed(pids[0]) > 0.4)
             before, began = [computed(crowd) for crowd in pids], time.monotonic()
             until(lambda: time.monotonic() > began + 0.4)
             passed = time.monotonic() - began
-            shares = [(computed(crowd) - then) / passed / len(crowd) for crowd, then in zip(pids, before, strict=True)]
+            shares = [
+                (computed(crowd) - then) / passed / len(crowd)
+                for crowd, then in zip(pids, before, strict=True)
+            ]
         finally:
             for process in [*crowds[0], *crowds[1]]:
                 process.kill()

@@ -1,4 +1,5 @@
-"""A server that judges rows, on loopback: what it answers counts, what fails is missing by its cause, never 0."""
+"""A server that judges rows, on loopback: what it answers counts, what fails is missing by its cause, never
+0."""
 
 import math
 import socket
@@ -20,21 +21,29 @@ def asked(url, *completions, timeout=20.0):
     with RewardPool() as pool:
         (reward,) = bind([parse_reward(url)], pool, timeout=timeout)
         count = len(completions)
-        return reward.score(rlflow.Batch.of(prompt=["p: "] * count, completion=list(completions), answer=["1"] * count))
+        return reward.score(
+            rlflow.Batch.of(prompt=["p: "] * count, completion=list(completions), answer=["1"] * count)
+        )
 
 
-@pytest.mark.parametrize(("written", "spec"), [
-    ("http://judge:8000/get_reward", ("get_reward", 1.0, "http://judge:8000/get_reward")),
-    ("https://judge/get_reward:0.5", ("get_reward", 0.5, "https://judge/get_reward")),
-    ("http://judge:8000", ("judge", 1.0, "http://judge:8000")),
-    ("http://[::1]:8000/r.py:2", ("r.py", 2.0, "http://[::1]:8000/r.py")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "spec"),
+    [
+        ("http://judge:8000/get_reward", ("get_reward", 1.0, "http://judge:8000/get_reward")),
+        ("https://judge/get_reward:0.5", ("get_reward", 0.5, "https://judge/get_reward")),
+        ("http://judge:8000", ("judge", 1.0, "http://judge:8000")),
+        ("http://[::1]:8000/r.py:2", ("r.py", 2.0, "http://[::1]:8000/r.py")),
+    ],
+)
 def test_a_server_is_named_by_its_url_with_a_port_and_a_weight(written, spec):
     name, weight, url = spec
     assert parse_reward(written) == RewardSpec("remote", name, weight, path=url)
 
 
-@pytest.mark.parametrize("written", ["http://", "http:///get_reward", "http://judge:port/x", "http://me:secret@judge/x", "http://judge:0/x"])
+@pytest.mark.parametrize(
+    "written",
+    ["http://", "http:///get_reward", "http://judge:port/x", "http://me:secret@judge/x", "http://judge:0/x"],
+)
 def test_a_url_that_cannot_be_asked_is_refused_and_no_password_is_shown(written):
     with pytest.raises(PlanError, match="cannot be asked") as error:
         parse_reward(written)
@@ -49,7 +58,9 @@ def test_rows_go_in_batches_and_come_back_in_order():
     assert sorted(len(question["query"]) for _, question in server.questions) == [5, BATCH, BATCH]
     assert {path for path, _ in server.questions} == {"/get_reward"}
     assert all(question.keys() == {"query", "prompts", "labels"} for _, question in server.questions)
-    assert sorted(query for _, question in server.questions for query in question["query"]) == sorted(f"p: {row}" for row in rows)
+    assert sorted(query for _, question in server.questions for query in question["query"]) == sorted(
+        f"p: {row}" for row in rows
+    )
     assert {label for _, question in server.questions for label in question["labels"]} == {"1"}
 
 
@@ -64,23 +75,39 @@ def test_so_many_batches_are_under_way_at_a_time_and_no_more():
     assert server.most == IN_FLIGHT
 
 
-@pytest.mark.parametrize(("answer", "cause"), [
-    ({"rewards": [1.0, math.nan, math.inf, 2.0]}, {"nan": 2}), ({"rewards": [1.0, "1", [1.0], 2.0]}, {"type": 2}),
-    ({"rewards": [1.0, None, None, 2.0]}, {"none": 2}), ({"rewards": [1.0, 2.0]}, {"count": 4}), ({"rewards": []}, {"count": 4}),
-    ({"rewards": 1.0}, {"reply": 4}), ({"reward": [1.0] * 4}, {"reply": 4}), ([1.0] * 4, {"reply": 4}), (b"<html>", {"reply": 4}),
-    (b"\xff", {"reply": 4}), (b"[" * 100_000, {"reply": 4}), (b"", {"reply": 4}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ({"rewards": [1.0, math.nan, math.inf, 2.0]}, {"nan": 2}),
+        ({"rewards": [1.0, "1", [1.0], 2.0]}, {"type": 2}),
+        ({"rewards": [1.0, None, None, 2.0]}, {"none": 2}),
+        ({"rewards": [1.0, 2.0]}, {"count": 4}),
+        ({"rewards": []}, {"count": 4}),
+        ({"rewards": 1.0}, {"reply": 4}),
+        ({"reward": [1.0] * 4}, {"reply": 4}),
+        ([1.0] * 4, {"reply": 4}),
+        (b"<html>", {"reply": 4}),
+        (b"\xff", {"reply": 4}),
+        (b"[" * 100_000, {"reply": 4}),
+        (b"", {"reply": 4}),
+    ],
+)
 def test_an_answer_that_has_no_number_for_a_row_is_missing_by_its_cause(answer, cause):
     with serving(lambda handler, question: handler.say(answer)) as server:
         scores = asked(server.url, "a", "b", "c", "d")
     assert scores.missing == cause
     assert int(torch.isnan(scores.values).sum()) == sum(cause.values())
     assert scores.first.keys() == cause.keys()
-    assert all(message.startswith(f"{server.url}: ") and "function" not in message for message in scores.first.values())
+    assert all(
+        message.startswith(f"{server.url}: ") and "function" not in message
+        for message in scores.first.values()
+    )
     assert len(server.questions) == 1  # it was not asked again
 
 
-@pytest.mark.parametrize(("status", "often"), [(404, False), (302, False), (204, False), (500, True), (503, True), (429, True)])
+@pytest.mark.parametrize(
+    ("status", "often"), [(404, False), (302, False), (204, False), (500, True), (503, True), (429, True)]
+)
 def test_a_status_is_missing_and_is_asked_again_only_if_a_wait_may_mend_it(status, often):
     with serving(lambda handler, question: handler.say({"rewards": [0.0]}, status)) as server:
         scores = asked(server.url, "a", timeout=0.3)
@@ -165,6 +192,8 @@ def test_a_server_is_one_of_several_rewards_and_gets_labels_as_they_stand(tmp_pa
         specs = [parse_reward(f"{server.url}:0.5"), parse_reward(server.url)]
         data = open_data(tmp_path / "d.jsonl", wanted=wanted(specs))
         batch = data.batch([0, 0])
-        batch |= rlflow.author.batch.Batch(batch.axis, {"completion": rlflow.author.batch.Data(rlflow.text, ("ab", "abcd"))})
+        batch |= rlflow.author.batch.Batch(
+            batch.axis, {"completion": rlflow.author.batch.Data(rlflow.text, ("ab", "abcd"))}
+        )
         assert score_all(bind(specs, pool, data), batch, torch.float64).values.tolist() == [3, 6]
     assert server.questions[0][1]["labels"] == [{"right": [1]}] * 2

@@ -83,7 +83,9 @@ def test_a_tasks_own_scorer_judges_its_rows(pool, task):
     data = open_data(task, task={"size": 6}, seed=4)
     (reward,) = bind([parse_reward("task")], pool, data)
     batch = prompts_of(data).take(6)
-    right = batch | Batch(batch.axis, Batch.of(completion=[f"<answer>{answer}</answer>" for answer in batch["answer"]]).data)
+    right = batch | Batch(
+        batch.axis, Batch.of(completion=[f"<answer>{answer}</answer>" for answer in batch["answer"]]).data
+    )
     wrong = batch | Batch(batch.axis, Batch.of(completion=["no idea"] * 6).data)
     assert reward.score(right).values.tolist() == [1.0] * 6
     assert reward.score(wrong).values.max() < 0.5

@@ -6,7 +6,9 @@ from rlflow.errors import PlanError
 from rlflow.rewards.text import functions
 
 
-@pytest.mark.parametrize(("text", "line"), [("def f(:\n    pass\n", 1), ("x = 1\n\ndef f(:\n    pass\n", 3), ("x = 'a\0b'\n", 1)])
+@pytest.mark.parametrize(
+    ("text", "line"), [("def f(:\n    pass\n", 1), ("x = 1\n\ndef f(:\n    pass\n", 3), ("x = 'a\0b'\n", 1)]
+)
 def test_a_file_that_is_no_python_is_named_with_the_line_or_its_first_one(tmp_path, text, line):
     path = tmp_path / "judge.py"
     path.write_text(text)
@@ -18,6 +20,9 @@ def test_a_file_that_is_no_python_is_named_with_the_line_or_its_first_one(tmp_pa
 
 def test_functions_are_those_that_the_module_binds(tmp_path):
     path = tmp_path / "judge.py"
-    path.write_text("if True:\n    def a(): ...\nelse:\n    def b(): ...\ntry:\n    async def c(): ...\nexcept E:\n    pass\nelse:\n"
-                    "    def d(): ...\n\nclass K:\n    def method(self): ...\n\ndef e():\n    def inner(): ...\n")  # fmt: skip
+    path.write_text(
+        "if True:\n    def a(): ...\nelse:\n    def b(): ...\ntry:\n    async def c(): ...\nexcept E:\n  "
+        "  pass\nelse:\n"
+        "    def d(): ...\n\nclass K:\n    def method(self): ...\n\ndef e():\n    def inner(): ...\n"
+    )
     assert functions(str(path)) == ["a", "b", "c", "d", "e"]

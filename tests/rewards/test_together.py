@@ -31,7 +31,9 @@ def file(tmp_path: Path) -> str:
 
 
 def answers(pool, file, *texts, timeout=240.0):
-    return bind([parse_reward(f"{file}:uneven")], pool, timeout=timeout)[0].score(rlflow.Batch.of(completion=list(texts)))
+    return bind([parse_reward(f"{file}:uneven")], pool, timeout=timeout)[0].score(
+        rlflow.Batch.of(completion=list(texts))
+    )
 
 
 @pytest.mark.slow
@@ -46,7 +48,9 @@ def test_rows_of_an_async_function_keep_their_order_and_fail_alone(pool, file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "cause"), [("block", "timeout"), ("exit", "died")])
-def test_a_row_that_holds_up_the_process_of_an_async_function_is_found_and_missing_alone(patient, file, text, cause):
+def test_a_row_that_holds_up_the_process_of_an_async_function_is_found_and_missing_alone(
+    patient, file, text, cause
+):
     scores = answers(patient, file, "1", "2", text, "4", timeout=5.0)
     assert scores.missing == {cause: 1}
     assert scores.values[[0, 1, 3]].tolist() == [1, 2, 4]

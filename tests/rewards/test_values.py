@@ -12,7 +12,15 @@ from rlflow.rewards import reward_pool
 from rlflow.rewards.reward import held
 from rlflow.rewards.values import KEY, LARGEST, OTHERS, number, verdict
 
-ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.floats()), st.complex_numbers())
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.lists(st.floats()),
+    st.complex_numbers(),
+)
 
 
 @given(st.dictionaries(st.text() | st.integers() | st.just("score"), ANYTHING))
@@ -24,26 +32,42 @@ def test_of_a_dictionary_the_score_counts_and_other_finite_numbers_stand_beside_
         return
     score, others = (found["score"], found["others"]) if isinstance(found, dict) else (found, {})
     assert score == float(returned["score"])
-    assert all(math.isfinite(number) and number == float(returned[key]) and KEY.fullmatch(key) for key, number in others.items())
+    assert all(
+        math.isfinite(number) and number == float(returned[key]) and KEY.fullmatch(key)
+        for key, number in others.items()
+    )
     named = [key for key in returned if isinstance(key, str) and key != "score" and KEY.fullmatch(key)]
     assert len(others) == min(OTHERS, sum(isinstance(verdict(returned[key]), float) for key in named))
 
 
-@pytest.mark.parametrize(("returned", "cause", "says"), [
-    ({"score": None, "depth": 3}, "none", "None"), ({"accuracy": 1.0}, "type", "without 'score': .* instead of 'accuracy'"),
-    ({}, "type", "without 'score'"), ({"score": "1"}, "type", "returned str"), ({"score": math.nan}, "nan", "nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("returned", "cause", "says"),
+    [
+        ({"score": None, "depth": 3}, "none", "None"),
+        ({"accuracy": 1.0}, "type", "without 'score': .* instead of 'accuracy'"),
+        ({}, "type", "without 'score'"),
+        ({"score": "1"}, "type", "returned str"),
+        ({"score": math.nan}, "nan", "nan"),
+    ],
+)
 def test_a_dictionary_without_a_score_is_missing(returned, cause, says):
     found, message = verdict(returned)
     assert found == cause
     assert re.search(says, message)
 
 
-@pytest.mark.parametrize("reply", [
-    {"score": 1.0}, {"score": 1.0, "others": {"a b": 1.0}}, {"score": 1.0, "others": {"a": math.inf}}, {"score": 1.0, "others": {1: 1.0}},
-    {"score": "x", "others": {"a": 1.0}}, {"score": 1.0, "others": {f"k{i}": 1.0 for i in range(OTHERS + 1)}},
-    {"score": 1.0, "others": {"a": 1.0}, "more": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"score": 1.0},
+        {"score": 1.0, "others": {"a b": 1.0}},
+        {"score": 1.0, "others": {"a": math.inf}},
+        {"score": 1.0, "others": {1: 1.0}},
+        {"score": "x", "others": {"a": 1.0}},
+        {"score": 1.0, "others": {f"k{i}": 1.0 for i in range(OTHERS + 1)}},
+        {"score": 1.0, "others": {"a": 1.0}, "more": 1},
+    ],
+)
 def test_what_no_worker_sends_is_no_verdict(reply):
     with pytest.raises(reward_pool.Died):
         reward_pool._verdict(reply, built_in=False)
@@ -73,7 +97,11 @@ def test_a_number_that_float32_cannot_hold_is_missing_by_that_cause(returned):
 
 
 def test_the_largest_numbers_that_float32_holds_are_scores():
-    assert [number(sign * LARGEST) for sign in (1, -1)] == [LARGEST, -LARGEST] == torch.tensor([LARGEST, -LARGEST]).double().tolist()
+    assert (
+        [number(sign * LARGEST) for sign in (1, -1)]
+        == [LARGEST, -LARGEST]
+        == torch.tensor([LARGEST, -LARGEST]).double().tolist()
+    )
 
 
 def test_a_sum_that_float32_cannot_hold_is_missing():

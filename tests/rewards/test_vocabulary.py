@@ -10,7 +10,9 @@ from rlflow.rewards.vocabulary import check_same
 
 @pytest.fixture
 def folders(tmp_path):
-    """A function from the vocabularies of two folders, None for one without a tokenizer.json, to the folders."""
+    """A function from the vocabularies of two folders, None for one without a tokenizer.json, to the
+    folders."""
+
     def made(*vocabularies):
         for name, vocabulary in zip(("reward", "policy"), vocabularies, strict=True):
             (tmp_path / name).mkdir()
@@ -21,7 +23,9 @@ def folders(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("vocabularies", [({"a": 0}, {"a": 0}), ({"a": 0}, None), (None, {"a": 0}), (None, None)])
+@pytest.mark.parametrize(
+    "vocabularies", [({"a": 0}, {"a": 0}), ({"a": 0}, None), (None, {"a": 0}), (None, None)]
+)
 def test_equal_and_unknown_vocabularies_pass(folders, vocabularies):
     check_same(*folders(*vocabularies))
 

@@ -27,9 +27,13 @@ def sums(tmp_path):
 
 @pytest.fixture(scope="session")
 def straight(tmp_path_factory):
-    """``straight(name, **changes)``: the folder of a run that nothing happens to, with keywords as ``sums`` has them. Each is made once,
-    and tests copy what they change (``copied``)."""
-    return cache(lambda name, **changes: run(name, saving(small(tmp_path_factory.mktemp("straight"), 24)), "straight", **changes).folder)
+    """``straight(name, **changes)``: the folder of a run that nothing happens to, with keywords as ``sums``
+    has them. Each is made once, and tests copy what they change (``copied``)."""
+    return cache(
+        lambda name, **changes: (
+            run(name, saving(small(tmp_path_factory.mktemp("straight"), 24)), "straight", **changes).folder
+        )
+    )
 
 
 @pytest.fixture

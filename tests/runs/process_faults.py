@@ -1,4 +1,5 @@
-"""Faults of processes, in runs that are started as a shell starts them: what tests of how runs end share with the benchmark of faults."""
+"""Faults of processes, in runs that are started as a shell starts them: what tests of how runs end share with
+the benchmark of faults."""
 
 import json
 import os
@@ -112,23 +113,60 @@ class Launched:
 
 
 def launch(
-    folder: Path, name: str, *flags: object, iterations: int = 6, save_every: int = 1, fault: str = "", reward: str = "",
+    folder: Path,
+    name: str,
+    *flags: object,
+    iterations: int = 6,
+    save_every: int = 1,
+    fault: str = "",
+    reward: str = "",
     terminal: bool = False,
 ) -> Launched:
     """`rlflow run` of the faulty flow, or of another that ``flags`` begin with."""
-    given = words(folder, name, *flags, iterations=iterations, save_every=save_every, fault=fault, reward=reward)
+    given = words(
+        folder, name, *flags, iterations=iterations, save_every=save_every, fault=fault, reward=reward
+    )
     return started(folder, name, [sys.executable, "-m", "rlflow.cli.main", *given], terminal)
 
 
 def words(
-    folder: Path, name: str, *flags: object, iterations: int = 6, save_every: int = 1, fault: str = "", reward: str = ""
+    folder: Path,
+    name: str,
+    *flags: object,
+    iterations: int = 6,
+    save_every: int = 1,
+    fault: str = "",
+    reward: str = "",
 ) -> list[str]:
     """What follows `rlflow` on the command line of ``launch``; the file with the reward is written."""
     judge = folder / f"{name}.judge.py"
     judge.write_text(REWARD.replace("{action!r}", repr(reward)))
-    given = ["run", FAULTY, "--backend", "null", "--prompts", 4, "--held-out", 0, "--threads", 1, "--out", folder / "runs",
-             "--name", name, "--hp.once", folder / f"{name}.once", *(["--hp.fault", fault] if fault else []),
-             "--reward", f"{judge}:judge", "--iterations", iterations, "--save-every", save_every, *flags]  # fmt: skip
+    given = [
+        "run",
+        FAULTY,
+        "--backend",
+        "null",
+        "--prompts",
+        4,
+        "--held-out",
+        0,
+        "--threads",
+        1,
+        "--out",
+        folder / "runs",
+        "--name",
+        name,
+        "--hp.once",
+        folder / f"{name}.once",
+        *(["--hp.fault", fault] if fault else []),
+        "--reward",
+        f"{judge}:judge",
+        "--iterations",
+        iterations,
+        "--save-every",
+        save_every,
+        *flags,
+    ]
     return list(map(str, given))
 
 

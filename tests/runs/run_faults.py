@@ -47,7 +47,9 @@ MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is st
 
 def write_sums(path: Path, count: int = 24) -> Path:
     """Questions with answers: 24 are three iterations of 8 prompts."""
-    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 20)][:count]
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 20)][
+        :count
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -55,24 +57,36 @@ def write_sums(path: Path, count: int = 24) -> Path:
 def small(folder: Path, count: int = 200) -> dict[str, Any]:
     """Keywords of a small run on so many sums from a file; the file and the run lie in the folder."""
     data = str(write_sums(folder / "sums.jsonl", count))
-    return {"model": MODEL, "data": data, "prompts": 8, "iterations": 2, "held_out": 16, "out": str(folder / "runs"), "lr": 1e-3}
+    return {
+        "model": MODEL,
+        "data": data,
+        "prompts": 8,
+        "iterations": 2,
+        "held_out": 16,
+        "out": str(folder / "runs"),
+        "lr": 1e-3,
+    }
 
 
 def run(name: str, keywords: Mapping[str, Any], run_name: str, **changes: Any) -> Any:
     hp, more = FLOWS[name]
     flow = load_flow(name)
-    return rlflow.run(flow, dataclasses.replace(flow.parameters.hp, **hp), **{**keywords, **more, **changes}, name=run_name)
+    return rlflow.run(
+        flow, dataclasses.replace(flow.parameters.hp, **hp), **{**keywords, **more, **changes}, name=run_name
+    )
 
 
 def resumed(folder: Path, **changes: Any) -> int:
     return in_child(lambda: resume.resume(folder, changes, make_reporter(quiet=True)))
 
 
-# -- processes -----------------------------------------------------------------------------------------------------------------
+# -- processes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def forked(action: Callable[[], object]) -> int:
-    """The process id of a child that does this and ends with 0, with 130 where it was interrupted, or with 1."""
+    """The process id of a child that does this and ends with 0, with 130 where it was interrupted, or with
+    1."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -186,7 +200,8 @@ def left_over(mark: str, name: str = MARK, seconds: float = 5.0) -> list[int]:
     return marked(mark, name)
 
 
-# -- faults --------------------------------------------------------------------------------------------------------------------
+# -- faults
+# ------------------------------------------------------------------------------------------------------------
 
 
 def at(node: str, iteration: int, action: Callable[[], object]) -> None:
@@ -238,7 +253,8 @@ def nodes(name: str) -> list[str]:
     return [node.name for node in all_nodes(graph.nodes) if node.op not in (Op.DATA, Op.STATE)]
 
 
-# -- two launches --------------------------------------------------------------------------------------------------------------
+# -- two launches
+# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -251,7 +267,8 @@ class Race:
 
 
 def race(folder: Path, iterations: int, scratch: Path) -> Race:
-    """Resume a run twice at once. Both begin together, and whoever gets to work waits there until the other has ended."""
+    """Resume a run twice at once. Both begin together, and whoever gets to work waits there until the other
+    has ended."""
     begin, go = os.pipe()
     hold, release = os.pipe()
 
@@ -277,10 +294,13 @@ def race(folder: Path, iterations: int, scratch: Path) -> Race:
 def killed_holder(folder: Path, iterations: int, scratch: Path) -> Said:
     """Resume a run and kill it at work, while it holds the lock."""
     words = ["resume", folder, "--iterations", iterations, "--quiet"]
-    return command(words, scratch / "killed", lambda: signal_at("actor.generate", iterations - 1, signal.SIGKILL))
+    return command(
+        words, scratch / "killed", lambda: signal_at("actor.generate", iterations - 1, signal.SIGKILL)
+    )
 
 
-# -- what must be equal --------------------------------------------------------------------------------------------------------
+# -- what must be equal
+# --------------------------------------------------------------------------------------------------------
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -317,10 +337,16 @@ def differences(one: Content, two: Content) -> Iterator[str]:
     yield from unequal(one.tensors, two.tensors)
 
 
-def unequal(one: Mapping[str, Mapping[str, torch.Tensor]], two: Mapping[str, Mapping[str, torch.Tensor]]) -> Iterator[str]:
+def unequal(
+    one: Mapping[str, Mapping[str, torch.Tensor]], two: Mapping[str, Mapping[str, torch.Tensor]]
+) -> Iterator[str]:
     """Names of tensors that differ, bit for bit."""
-    if {group: list(members) for group, members in one.items()} != {group: list(members) for group, members in two.items()}:
+    if {group: list(members) for group, members in one.items()} != {
+        group: list(members) for group, members in two.items()
+    }:
         yield "names of tensors"
         return
     for group, members in one.items():
-        yield from (f"{group}/{name}" for name, tensor in members.items() if not torch.equal(tensor, two[group][name]))
+        yield from (
+            f"{group}/{name}" for name, tensor in members.items() if not torch.equal(tensor, two[group][name])
+        )

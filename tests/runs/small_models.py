@@ -6,12 +6,32 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 BOS, EOS, WORDS = 0, 1, 2 + 256
-MARKS = {"eos_token_id": EOS, "bos_token_id": BOS, "pad_token_id": EOS, "initializer_range": 0.1, "vocab_size": WORDS}
-SIZE = MARKS | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                "head_dim": 8, "max_position_embeddings": 2048}  # fmt: skip
+MARKS = {
+    "eos_token_id": EOS,
+    "bos_token_id": BOS,
+    "pad_token_id": EOS,
+    "initializer_range": 0.1,
+    "vocab_size": WORDS,
+}
+SIZE = MARKS | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 2048,
+}
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZE, tie_word_embeddings=True),
     "llama": LlamaConfig(**SIZE, tie_word_embeddings=False),
@@ -35,10 +55,16 @@ def make(folder: Path, kind: str, chat: str | None = None, seed: int = 0) -> Pat
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(CONFIGS[kind]).save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(["<bos>", "<eos>", *letters])}, merges=[]))
+    inner = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(["<bos>", "<eos>", *letters])}, merges=[]
+        )
+    )
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
+    )
     tokenizer.chat_template = chat
     tokenizer.save_pretrained(folder)
     return folder

@@ -16,7 +16,8 @@ def resolved(hp, **keywords):
 def test_settings_as_a_dict_are_those_of_the_flags():
     assert resolved({"samples": 3, "clip": 0.1}) == resolved(None, **{"hp.samples": 3, "hp.clip": 0.1})
     assert resolved({"samples": 3}).samples == 3
-    assert resolved({"samples": 3}, **{"hp.samples": 5}).samples == 5  # a keyword speaks of one setting and wins
+    # a keyword speaks of one setting and wins
+    assert resolved({"samples": 3}, **{"hp.samples": 5}).samples == 5
 
 
 def test_a_misspelt_setting_of_a_dict_is_named_with_its_nearest():

@@ -1,4 +1,5 @@
-"""Whole runs of what ships on four architectures: they learn, sampler and trainer agree, and what they leave is what they trained."""
+"""Whole runs of what ships on four architectures: they learn, sampler and trainer agree, and what they leave
+is what they trained."""
 
 import json
 import math
@@ -38,7 +39,12 @@ def finite(result):
     """Metrics of the iterations, all of them numbers."""
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "actor.update/loss" in row]
-    assert [name for row in rows for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)] == []
+    assert [
+        name
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ] == []
     return rows
 
 
@@ -46,8 +52,10 @@ def same_logits(trainer, folder):
     """A plain forward of transformers, row by row, gives the trainer's log-probs; returns the model."""
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     chance = torch.Generator().manual_seed(0)
-    rows = Batch.of(prompt_tokens=[torch.randint(2, 250, (n,), generator=chance) for n in (1, 9, 20)],
-                    tokens=[torch.randint(2, 250, (n,), generator=chance) for n in (15, 4, 11)])
+    rows = Batch.of(
+        prompt_tokens=[torch.randint(2, 250, (n,), generator=chance) for n in (1, 9, 20)],
+        tokens=[torch.randint(2, 250, (n,), generator=chance) for n in (15, 4, 11)],
+    )
     found = trainer.forward(rows)["logprobs"]
     for i in range(3):
         row = rows.rows([i])
@@ -61,9 +69,12 @@ def same_logits(trainer, folder):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_run_learns_agrees_and_leaves_what_it_trained(name, model, task, tmp_path):
-    (tmp_path / "spread.py").write_text(SPREAD)  # a file of its own: what it imports is imported in each reward process
+    # a file of its own: what it imports is imported in each reward process
+    (tmp_path / "spread.py").write_text(SPREAD)
     reward = f"{tmp_path}/spread.py:spread"
-    result = rlflow.run(name, **{**task, "model": str(model), "held_out": 0, "lr": 1e-3}, **SETTINGS[name], reward=reward)
+    result = rlflow.run(
+        name, **{**task, "model": str(model), "held_out": 0, "lr": 1e-3}, **SETTINGS[name], reward=reward
+    )
     rows = finite(result)
     assert [row["actor.update/skipped_steps"] + row["actor.update/left_out"] for row in rows] == [0, 0]
     if name != "sft":

@@ -1,5 +1,5 @@
-"""Bad days of a run: rewards that hang, die or lie, stages that never return, numbers that are not finite. What is bad
-is left out and counted, and the run goes on; where nothing good is left it stops and says why."""
+"""Bad days of a run: rewards that hang, die or lie, stages that never return, numbers that are not finite.
+What is bad is left out and counted, and the run goes on; where nothing good is left it stops and says why."""
 
 import json
 import re
@@ -45,8 +45,11 @@ MODES = {
     "hang with a child": ("subprocess.Popen(['sleep', '600']).wait()", "timeout"),
     "exit": ("os._exit(3)", "died"),
     "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "died"),
-    "kill beside a child": ("subprocess.Popen(['sleep', '600']); os.kill(os.getpid(), signal.SIGKILL)", "died"),
-}  # fmt: skip
+    "kill beside a child": (
+        "subprocess.Popen(['sleep', '600']); os.kill(os.getpid(), signal.SIGKILL)",
+        "died",
+    ),
+}
 PROMPTS = 4 * len(MODES)  # of an iteration
 IN_TURN = '''
 import math, os, signal, subprocess, sys, threading
@@ -83,10 +86,15 @@ def lines(folder):
 
 def in_turn():
     """The reward whose rows fail in all ways."""
-    bodies = "".join(f"def way_{number}():\n    {action}\n" for number, (action, _) in enumerate(MODES.values()))
+    bodies = "".join(
+        f"def way_{number}():\n    {action}\n" for number, (action, _) in enumerate(MODES.values())
+    )
     lasting = sum(not ends(cause) for _, cause in MODES.values())
-    return (IN_TURN.replace("{actions}", bodies).replace("{names}", ", ".join(f"way_{number}" for number in range(len(MODES))))
-            .replace("{lasting}", str(lasting)))  # fmt: skip
+    return (
+        IN_TURN.replace("{actions}", bodies)
+        .replace("{names}", ", ".join(f"way_{number}" for number in range(len(MODES))))
+        .replace("{lasting}", str(lasting))
+    )
 
 
 def ends(cause):
@@ -98,14 +106,27 @@ def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(tmp_path, ma
     """Whatever it does in place of giving one."""
     monkeypatch.setattr(summary, "SAMPLES", 2 * PROMPTS)  # so that all rows are written down
     (tmp_path / "judge.py").write_text(in_turn())
-    folder = rlflow.run("grpo", reward=f"{tmp_path}/judge.py:bad", out=str(tmp_path / "runs"), backend="null", prompts=PROMPTS,
-                        iterations=2, threads=1, reward_timeout=5, **{"hp.samples": 2}).folder  # fmt: skip
+    folder = rlflow.run(
+        "grpo",
+        reward=f"{tmp_path}/judge.py:bad",
+        out=str(tmp_path / "runs"),
+        backend="null",
+        prompts=PROMPTS,
+        iterations=2,
+        threads=1,
+        reward_timeout=5,
+        **{"hp.samples": 2},
+    ).folder
     found = lines(folder)
     assert len(found) == 2
     counts = Counter(cause for _, cause in MODES.values() for sample in range(1 if ends(cause) else 2))
     lost = counts.total()
     for line in found:
-        assert {name.partition("/missing_bad/")[2]: value for name, value in line.items() if "/missing_bad/" in name} == counts
+        assert {
+            name.partition("/missing_bad/")[2]: value
+            for name, value in line.items()
+            if "/missing_bad/" in name
+        } == counts
         assert line["reward/missing"] == lost
         assert line["reward/missing_rate"] == pytest.approx(lost / (2 * PROMPTS))
         assert (line["actor.update/left_out"], line["actor.update/rows"]) == (lost, 2 * PROMPTS - lost)
@@ -119,13 +140,21 @@ def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(tmp_path, ma
     said = [line for line in (folder / "notes.txt").read_text().splitlines() if "rewards are missing" in line]
     assert len(said) == len(counts)  # once for both
     for cause, count in counts.items():
-        (line,) = [line for line in said if f"iteration 0: {count} rewards are missing, and their rows are left out: bad/{cause}: " in line]
-        assert cause not in ("none", "nan", "type") or re.search(rf"{tmp_path}/judge\.py:\d+: the function returned", line)
+        (line,) = [
+            line
+            for line in said
+            if f"iteration 0: {count} rewards are missing, and their rows are left out: bad/{cause}: " in line
+        ]
+        assert cause not in ("none", "nan", "type") or re.search(
+            rf"{tmp_path}/judge\.py:\d+: the function returned", line
+        )
     assert left_over(mark) == []
 
 
 def test_more_missing_rewards_than_allowed_stop_the_run_with_the_cause(tmp_path, mark):
-    with pytest.raises(StageError, match=r"25% of the rewards are missing, expected at most 20% \(--max-missing\)") as caught:
+    with pytest.raises(
+        StageError, match=r"25% of the rewards are missing, expected at most 20% \(--max-missing\)"
+    ) as caught:
         null_run(tmp_path, "raise ValueError('a bad row')", max_missing=0.2)
     assert "bad/raised: " in str(caught.value)
     assert "judge.py:10: ValueError: a bad row" in str(caught.value)
@@ -135,8 +164,25 @@ def test_more_missing_rewards_than_allowed_stop_the_run_with_the_cause(tmp_path,
 
 def test_a_stopped_run_exits_with_1_and_says_the_cause(tmp_path, mark):
     (tmp_path / "judge.py").write_text(REWARD.replace("{action}", "os._exit(3)"))
-    ended = command(["run", "grpo", "--backend", "null", "--prompts", 4, "--hp.samples", 2, "--reward", f"{tmp_path}/judge.py:bad",
-                     "--max-missing", 0.1, "--out", tmp_path / "runs"], tmp_path / "said")  # fmt: skip
+    ended = command(
+        [
+            "run",
+            "grpo",
+            "--backend",
+            "null",
+            "--prompts",
+            4,
+            "--hp.samples",
+            2,
+            "--reward",
+            f"{tmp_path}/judge.py:bad",
+            "--max-missing",
+            0.1,
+            "--out",
+            tmp_path / "runs",
+        ],
+        tmp_path / "said",
+    )
     assert ended.code == 1
     assert "bad/died: the process exited with code 3" in ended.err
     assert "Traceback" not in ended.err
@@ -147,11 +193,13 @@ def test_a_stopped_run_exits_with_1_and_says_the_cause(tmp_path, mark):
 def test_a_reward_may_take_its_deadline_for_every_row(tmp_path, monkeypatch):
     """Together longer than a node's own deadline."""
     monkeypatch.setitem(verbs.DEADLINES, "reward", 0.2)
-    folder = null_run(tmp_path, "threading.Event().wait(0.15); return 1.0", iterations=1, reward_timeout=5).folder
+    folder = null_run(
+        tmp_path, "threading.Event().wait(0.15); return 1.0", iterations=1, reward_timeout=5
+    ).folder
     assert lines(folder)[0]["reward/missing"] == 0
 
 
-NEVER = '''
+NEVER = """
 import subprocess, threading
 from rlflow import flow, loss, stage
 
@@ -170,25 +218,47 @@ def stuck(prompts, actor, reward):
     batch |= reward(batch)
     batch |= never(batch)
     actor.update(batch, simple)
-'''
+"""
 
 
 def test_a_stage_that_never_returns_is_named_at_its_deadline(tmp_path, mark):
     (tmp_path / "stuck.py").write_text(NEVER.replace("{action}", "pass"))
     (tmp_path / "judge.py").write_text(REWARD.replace("{action}", "return 1.0"))
-    ended = command(["run", tmp_path / "stuck.py", "--backend", "null", "--prompts", 4, "--reward", f"{tmp_path}/judge.py:bad",
-                     "--out", tmp_path / "runs"], tmp_path / "said")  # fmt: skip
+    ended = command(
+        [
+            "run",
+            tmp_path / "stuck.py",
+            "--backend",
+            "null",
+            "--prompts",
+            4,
+            "--reward",
+            f"{tmp_path}/judge.py:bad",
+            "--out",
+            tmp_path / "runs",
+        ],
+        tmp_path / "said",
+    )
     assert ended.code == 1
     assert "stage 'never' failed in iteration 0 on 4 rows" in ended.err
     assert "no result after its deadline of 0.3 s" in ended.err
     assert left_over(mark) == []
 
 
-# -- numbers -------------------------------------------------------------------------------------------------------------------
+# -- numbers
+# ------------------------------------------------------------------------------------------------------------
 
 
 def bad_run(task, name, **changes):
-    keywords = {**task, "held_out": 0, "save_every": 1, "iterations": 3, "schedule": "linear", "threads": 1, **changes}
+    keywords = {
+        **task,
+        "held_out": 0,
+        "save_every": 1,
+        "iterations": 3,
+        "schedule": "linear",
+        "threads": 1,
+        **changes,
+    }
     return rlflow.run(BAD, **keywords, name=name)
 
 
@@ -199,8 +269,16 @@ def tensors(folder):
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
     """Tensors of a run of so many iterations in which the rows that would be bad are not there."""
-    return cache(lambda iterations: tensors(bad_run(small(tmp_path_factory.mktemp("without")), "without", iterations=iterations,
-                                                    **{"hp.drop": True}).folder))  # fmt: skip
+    return cache(
+        lambda iterations: tensors(
+            bad_run(
+                small(tmp_path_factory.mktemp("without")),
+                "without",
+                iterations=iterations,
+                **{"hp.drop": True},
+            ).folder
+        )
+    )
 
 
 @pytest.mark.parametrize("place", ["scores", "values"])
@@ -209,7 +287,11 @@ def test_rows_that_are_not_finite_are_left_out_as_if_they_were_not_there(place, 
     with_them = bad_run(task, "with", **{"hp.place": place, "hp.value": value})
     for line in lines(with_them.folder):
         for role in ("actor", "critic"):
-            assert (line[f"{role}.update/left_out"], line[f"{role}.update/rows"], line[f"{role}.update/skipped_steps"]) == (2, 6, 0)
+            assert (
+                line[f"{role}.update/left_out"],
+                line[f"{role}.update/rows"],
+                line[f"{role}.update/skipped_steps"],
+            ) == (2, 6, 0)
     assert list(unequal(tensors(with_them.folder), without(3))) == []
 
 
@@ -220,7 +302,9 @@ def test_of_logprobs_that_are_not_finite_only_who_reads_them_leaves_rows_out(val
     assert (line["actor.update/left_out"], line["critic.update/left_out"]) == (2, 0)
     one, two = tensors(with_them.folder), without(1)
     groups = [group for group in one if group.startswith("actor")]
-    assert list(unequal({group: one[group] for group in groups}, {group: two[group] for group in groups})) == []
+    assert (
+        list(unequal({group: one[group] for group in groups}, {group: two[group] for group in groups})) == []
+    )
 
 
 @pytest.mark.parametrize("place", ["loss", "gradient"])
@@ -246,14 +330,18 @@ def test_nothing_finite_for_too_long_stops_the_run_and_names_the_samples(task):
 
 
 def test_a_gradient_that_is_never_finite_stops_the_run_and_blames_no_sample(task):
-    with pytest.raises(StageError, match=r"stage 'actor.update' failed in iteration 2 .*none: the gradient is not"):
+    with pytest.raises(
+        StageError, match=r"stage 'actor.update' failed in iteration 2 .*none: the gradient is not"
+    ):
         bad_run(task, "stopped", iterations=9, **{"hp.place": "gradient"})
 
 
 def test_weights_that_blow_up_end_the_run_and_the_finite_checkpoint_stays(task):
     folder = bad_run(task, "sound", iterations=2).folder
     before, digest = tensors(folder), (folder / "final" / "actor" / "model.safetensors").read_bytes()
-    with pytest.raises(StageError, match=r"stage 'critic.update' failed in iteration 2 .*parameters have NaN or infinities"):
+    with pytest.raises(
+        StageError, match=r"stage 'critic.update' failed in iteration 2 .*parameters have NaN or infinities"
+    ):
         fork(folder, {"iterations": 4, "lr": 1e38, "schedule": "constant", "name": "wild"}, Quiet())
     assert all(bool(tensor.isfinite().all()) for group in before.values() for tensor in group.values())
     assert list(unequal(tensors(folder), before)) == []
@@ -287,9 +375,15 @@ def spoils(prompts, actor, reference, reward):
 
 def test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_stage_is_named(task, tmp_path):
     (tmp_path / "spoils.py").write_text(SPOILS)
-    message = r"spoils.py:20: .*in iteration 1: 24 of 24 weights of 'reference' have NaN .*'spoil' may change them"
+    message = (
+        r"spoils.py:20: .*in iteration 1: 24 of 24 weights of 'reference' have NaN .*'spoil' may change them"
+    )
     with pytest.raises(StageError, match=message) as caught:
-        rlflow.run(str(tmp_path / "spoils.py"), **{**task, "iterations": 3, "save_every": 1, "held_out": 0, "prompts": 2}, name="spoiled")
+        rlflow.run(
+            str(tmp_path / "spoils.py"),
+            **{**task, "iterations": 3, "save_every": 1, "held_out": 0, "prompts": 2},
+            name="spoiled",
+        )
     folder = Path(task["out"]) / "spoiled"
     assert content(folder).iteration == 1
     assert "rlflow resume" in str(caught.value)
@@ -298,9 +392,17 @@ def test_weights_that_a_stage_with_side_effects_breaks_are_not_saved_and_the_sta
 
 def test_good_iterations_between_bad_ones_keep_a_run_alive(task, tmp_path):
     """Rewards that are missing in every other iteration."""
-    (tmp_path / "judge.py").write_text("def odd(completion, answer):\n    return 1.0 if int(answer) % 2 else float('nan')\n")
+    (tmp_path / "judge.py").write_text(
+        "def odd(completion, answer):\n    return 1.0 if int(answer) % 2 else float('nan')\n"
+    )
     rows = [{"prompt": f"{a} + 0 =", "answer": str(n // 8 % 2)} for n, a in enumerate(range(10, 58))]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = rlflow.run("grpo", **{**task, "data": str(tmp_path / "rows.jsonl"), "held_out": 0, "prompts": 24, "iterations": 4},
-                        reward=f"{tmp_path}/judge.py:odd", max_missing=1.0, max_bad=1, **{"hp.samples": 2, "hp.max_tokens": 2})  # fmt: skip
+    result = rlflow.run(
+        "grpo",
+        **{**task, "data": str(tmp_path / "rows.jsonl"), "held_out": 0, "prompts": 24, "iterations": 4},
+        reward=f"{tmp_path}/judge.py:odd",
+        max_missing=1.0,
+        max_bad=1,
+        **{"hp.samples": 2, "hp.max_tokens": 2},
+    )
     assert result.iterations == 4

@@ -46,35 +46,62 @@ def test_a_report_says_what_bounded_an_iteration():
     for _ in range(2):
         totals.add(SPANS, 0.0, 10.0)
     found = totals.bounds
-    assert (found.iterations, found.seconds, found.bound, found.by, found.outside) == (2, 10.0, 9.5, PATH, 0.5)
+    assert (found.iterations, found.seconds, found.bound, found.by, found.outside) == (
+        2,
+        10.0,
+        9.5,
+        PATH,
+        0.5,
+    )
     assert found.critical == {"generate": 4.0, "reward": 5.0, "gae": 0.5}
     assert found.busy == pytest.approx({"model": 0.7, "cpu": 0.025, "io": 5 / 80})
-    rows = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in bounds_text(totals).splitlines()[:-3]]
+    rows = [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        for line in bounds_text(totals).splitlines()[:-3]
+    ]
     assert [row for row in rows if len(row) == 5] == [
-        ["node", "calls", "seconds", "share", "on the critical path"], ["reward", "2", "10.00", "35%", "50%"],
-        ["generate", "2", "8.00", "40%", "40%"], ["values", "2", "4.00", "10%", "0%"], ["logprobs", "2", "2.00", "5%", "0%"],
-        ["gae", "2", "1.00", "5%", "5%"]]  # fmt: skip
+        ["node", "calls", "seconds", "share", "on the critical path"],
+        ["reward", "2", "10.00", "35%", "50%"],
+        ["generate", "2", "8.00", "40%", "40%"],
+        ["values", "2", "4.00", "10%", "0%"],
+        ["logprobs", "2", "2.00", "5%", "0%"],
+        ["gae", "2", "1.00", "5%", "5%"],
+    ]
     assert bounds_text(totals).splitlines()[-3:] == [
         "an iteration took 10.000 s; no schedule of its nodes takes less than 9.500 s: the longest path",
         "critical path: generate 4.000 s → reward 5.000 s → gae 0.500 s; 0.500 s outside nodes",
-        "busy: model 70%, cpu 2%, io 6%"]
+        "busy: model 70%, cpu 2%, io 6%",
+    ]
 
 
 def test_a_lane_with_more_work_than_the_longest_path_is_the_bound():
-    spans = [Span("a", "train", 0.0, 3.0), Span("b", "train", 3.0, 6.0), Span("c", "train.cpu", 6.0, 6.5, ("a", "b"))]
+    spans = [
+        Span("a", "train", 0.0, 3.0),
+        Span("b", "train", 3.0, 6.0),
+        Span("c", "train.cpu", 6.0, 6.5, ("a", "b")),
+    ]
     totals = RunTotals({"train": 1, "train.cpu": 2, "train.io": 4, "rollout": 1})
     totals.add(spans, 0.0, 6.5)
     assert (totals.bounds.bound, totals.bounds.by, totals.bounds.path) == (6.0, "train", 3.5)
     told = totals.as_json()
-    assert (told["bounded_by"], told["bound"], told["critical"][0]) == ("train", 6.0, {"node": "a", "seconds": 3.0})
+    assert (told["bounded_by"], told["bound"], told["critical"][0]) == (
+        "train",
+        6.0,
+        {"node": "a", "seconds": 3.0},
+    )
     assert json.loads(json.dumps(told)) == told
-    assert "busy: train 92%, train.cpu 4%, rollout 0%" in bounds_text(totals)  # a pool that did nothing is said, a side lane is not
+    # a pool that did nothing is said, a side lane is not
+    assert "busy: train 92%, train.cpu 4%, rollout 0%" in bounds_text(totals)
 
 
 def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for():
-    """Iteration 1 begins at 10. Its rows, sampled from 6 to 12, kept it waiting for 2 seconds; those that were there at 8 for none."""
+    """Iteration 1 begins at 10. Its rows, sampled from 6 to 12, kept it waiting for 2 seconds; those that
+    were there at 8 for none."""
     for end, waited in ((12.0, 2.0), (8.0, 0.0)):
-        spans = [Span("generate", "rollout", 6.0, end), Span("update", "train", max(end, 10.0), 15.0, ("generate",))]
+        spans = [
+            Span("generate", "rollout", 6.0, end),
+            Span("update", "train", max(end, 10.0), 15.0, ("generate",)),
+        ]
         totals = RunTotals({"train": 1, "rollout": 1}, staleness=1)
         totals.add(spans, 10.0, 5.0)
         assert totals.bounds.critical.get("generate", 0.0) == waited
@@ -83,59 +110,108 @@ def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for()
     assert (totals.bounds.bound, totals.bounds.by) == (5.0, "train")
 
 
-# attempt [0, 10]: twice generate ──▶ reward ──▶ keep, a second before, between and after; then logprobs ──▶ update
+# attempt [0, 10]: twice generate ──▶ reward ──▶ keep, a second before, between and after; then logprobs ──▶
+# update
 TRIES = [
-    Span("generate", "model", 1.0, 4.0), Span("reward", "io", 4.0, 5.0, ("generate",)), Span("keep", "cpu", 5.0, 5.0625, ("reward",)),
-    Span("generate", "model", 6.0, 7.0), Span("reward", "io", 7.0, 9.0, ("generate",)), Span("keep", "cpu", 9.0, 9.0625, ("reward",)),
+    Span("generate", "model", 1.0, 4.0),
+    Span("reward", "io", 4.0, 5.0, ("generate",)),
+    Span("keep", "cpu", 5.0, 5.0625, ("reward",)),
+    Span("generate", "model", 6.0, 7.0),
+    Span("reward", "io", 7.0, 9.0, ("generate",)),
+    Span("keep", "cpu", 9.0, 9.0625, ("reward",)),
     Span("attempt", "control", 0.0, 10.0, ("prompts",)),
-    Span("logprobs", "model", 10.0, 12.0, ("attempt",)), Span("update", "model", 12.0, 16.0, ("logprobs",)),
+    Span("logprobs", "model", 10.0, 12.0, ("attempt",)),
+    Span("update", "model", 12.0, 16.0, ("logprobs",)),
 ]
 
 
 def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well():
-    totals = RunTotals({"model": 1, "io": 8, "cpu": 2}, within=dict.fromkeys(("generate", "reward", "keep"), "attempt"))
+    totals = RunTotals(
+        {"model": 1, "io": 8, "cpu": 2}, within=dict.fromkeys(("generate", "reward", "keep"), "attempt")
+    )
     totals.add(TRIES, 0.0, 20.0)
     assert {share.node: (share.seconds, share.part, share.critical) for share in totals} == {
-        "update": (4.0, 4.0, 4.0), "generate": (4.0, 4.0, 4.0), "attempt": (2.875, 2.875, 2.875),
-        "reward": (3.0, 3.0, 3.0), "logprobs": (2.0, 2.0, 2.0), "keep": (0.125, 0.125, 0.125),
+        "update": (4.0, 4.0, 4.0),
+        "generate": (4.0, 4.0, 4.0),
+        "attempt": (2.875, 2.875, 2.875),
+        "reward": (3.0, 3.0, 3.0),
+        "logprobs": (2.0, 2.0, 2.0),
+        "keep": (0.125, 0.125, 0.125),
     }
     assert totals.shares["attempt"].calls == 1
     assert totals.shares["generate"].calls == 2
     found = totals.bounds
     assert list(found.critical.items()) == [
-        ("generate", 4.0), ("reward", 3.0), ("keep", 0.125), ("attempt", 2.875), ("logprobs", 2.0), ("update", 4.0)]
+        ("generate", 4.0),
+        ("reward", 3.0),
+        ("keep", 0.125),
+        ("attempt", 2.875),
+        ("logprobs", 2.0),
+        ("update", 4.0),
+    ]
     assert (found.outside, found.path) == (4.0, 16.0)
     assert bounds_text(totals).splitlines()[-2] == (
-        "critical path: generate 4.000 s → reward 3.000 s → … → attempt 2.875 s → logprobs 2.000 s → update 4.000 s; 4.000 s outside nodes")
+        "critical path: generate 4.000 s → reward 3.000 s → … → attempt 2.875 s → logprobs 2.000 s → "
+        "update 4.000 s; 4.000 s outside nodes"
+    )
 
 
 def test_a_repeat_within_a_repeat_counts_once_too():
-    inner = [Span("generate", "model", 1.0, 3.0), Span("narrow", "control", 0.5, 3.5), Span("keep", "cpu", 3.5, 4.0, ("narrow",)),
-             Span("wide", "control", 0.0, 5.0)]
+    inner = [
+        Span("generate", "model", 1.0, 3.0),
+        Span("narrow", "control", 0.5, 3.5),
+        Span("keep", "cpu", 3.5, 4.0, ("narrow",)),
+        Span("wide", "control", 0.0, 5.0),
+    ]
     totals = RunTotals({"model": 1}, within={"generate": "narrow", "narrow": "wide", "keep": "wide"})
     totals.add(inner, 0.0, 5.0)
-    assert {share.node: share.seconds for share in totals} == {"generate": 2.0, "narrow": 1.0, "keep": 0.5, "wide": 1.5}
+    assert {share.node: share.seconds for share in totals} == {
+        "generate": 2.0,
+        "narrow": 1.0,
+        "keep": 0.5,
+        "wide": 1.5,
+    }
     assert [*totals.bounds.critical] == ["generate", "narrow", "keep", "wide"]
     assert totals.bounds.path == 5.0
 
 
 def test_nodes_that_ran_at_once_share_their_time():
     totals = RunTotals({"model": 1, "io": 8})
-    totals.add([Span("generate", "model", -4.0, 2.0), Span("reward", "io", 1.0, 5.0), Span("logprobs", "model", 2.0, 3.0)], 0.0, 5.0)
+    totals.add(
+        [
+            Span("generate", "model", -4.0, 2.0),
+            Span("reward", "io", 1.0, 5.0),
+            Span("logprobs", "model", 2.0, 3.0),
+        ],
+        0.0,
+        5.0,
+    )
     assert {share.node: share.part for share in totals} == {"generate": 1.5, "reward": 3.0, "logprobs": 0.5}
 
 
 def test_the_critical_path_is_that_of_most_iterations_and_never_one_that_none_had():
-    """In two iterations the reward ends last, in one the values, which once came late: means would put them in between."""
-    rewarded = [Span("generate", "model", 0, 4), Span("reward", "io", 4, 9, ("generate",)), Span("gae", "cpu", 9, 10, ("reward", "values"))]
-    valued = [Span("generate", "model", 0, 1), Span("values", "model", 1, 2, ("generate",)),
-              Span("gae", "cpu", 2, 20, ("reward", "values")), Span("remember", "cpu", 20, 21, ("gae",))]
+    """In two iterations the reward ends last, in one the values, which once came late: means would put them
+    in between."""
+    rewarded = [
+        Span("generate", "model", 0, 4),
+        Span("reward", "io", 4, 9, ("generate",)),
+        Span("gae", "cpu", 9, 10, ("reward", "values")),
+    ]
+    valued = [
+        Span("generate", "model", 0, 1),
+        Span("values", "model", 1, 2, ("generate",)),
+        Span("gae", "cpu", 2, 20, ("reward", "values")),
+        Span("remember", "cpu", 20, 21, ("gae",)),
+    ]
     totals = RunTotals({"model": 1, "cpu": 2, "io": 8})
     for spans in (rewarded, valued, rewarded):
         totals.add(spans, 0.0, spans[-1].end + 0.5)
     assert totals.bounds.critical == {"generate": 4.0, "reward": 5.0, "gae": 1.0}
     assert (totals.bounds.alike, totals.bounds.outside) == (2, 0.5)
-    said = "critical path (of 2 iterations): generate 4.000 s → reward 5.000 s → gae 1.000 s; 0.500 s outside nodes"
+    said = (
+        "critical path (of 2 iterations): generate 4.000 s → reward 5.000 s → gae 1.000 s; 0.500 s "
+        "outside nodes"
+    )
     assert bounds_text(totals).splitlines()[-2] == said
 
 
@@ -159,13 +235,23 @@ def test_nothing_ran_has_no_path():
 
 
 def test_a_run_of_a_flow_that_repeats_has_a_chain_of_its_plan(tmp_path):
-    result = rlflow.run("dapo", backend="null", prompts=4, iterations=3, out=str(tmp_path),
-                        **{"hp.samples": 2, "hp.groups": 4, "hp.tries": 3, "hp.max_tokens": 4, "hp.overlong": 0})
-    made = plan(compile_flow(load_flow("dapo"), dataclasses.replace(load_flow("dapo").parameters.hp, overlong=0)))
+    result = rlflow.run(
+        "dapo",
+        backend="null",
+        prompts=4,
+        iterations=3,
+        out=str(tmp_path),
+        **{"hp.samples": 2, "hp.groups": 4, "hp.tries": 3, "hp.max_tokens": 4, "hp.overlong": 0},
+    )
+    made = plan(
+        compile_flow(load_flow("dapo"), dataclasses.replace(load_flow("dapo").parameters.hp, overlong=0))
+    )
     body = made.bodies[made.graph.by_name["repeat.sampled"].id]
     allowed = {(a.name, "repeat.sampled") for a in body.graph.nodes}
     for graph, each in ((made.graph, made), (body.graph, body)):
-        allowed |= {(graph.nodes[i].name, graph.nodes[j].name) for j, before in each.waits_for.items() for i in before}
+        allowed |= {
+            (graph.nodes[i].name, graph.nodes[j].name) for j, before in each.waits_for.items() for i in before
+        }
         models = [graph.nodes[i].name for i in each.live if each.lane[i] == "model"]
         allowed |= set(permutations(models, 2))
     chain = [*result.totals.bounds.critical]

@@ -1,4 +1,5 @@
-"""What is printed of any run: a chain of nodes that one of its iterations had, each waiting for the one before it; and no time twice."""
+"""What is printed of any run: a chain of nodes that one of its iterations had, each waiting for the one
+before it; and no time twice."""
 
 import re
 from dataclasses import dataclass, replace
@@ -33,18 +34,24 @@ def plans(draw, name, lanes="abc"):
     plan = prune(Plan(None, Graph(name, tuple(nodes), (RowAxis(),)), tuple(range(count + 1))))
     in_a = [number for number, of in lane.items() if of == "a"]
     turns = {later: first for first, later in pairwise(in_a)} if draw(st.booleans()) else {}
-    return rank(replace(plan, lane={0: "control"} | lane, turns=turns), dict.fromkeys(range(count + 1), 1.0), ROOM)
+    return rank(
+        replace(plan, lane={0: "control"} | lane, turns=turns), dict.fromkeys(range(count + 1), 1.0), ROOM
+    )
 
 
 def ran(plan, draw, after=0.0):
     """The spans of the plan in virtual time, each node for a whole number of seconds, some for none."""
     seconds = {number: float(draw(st.integers(0, 5))) for number in plan.live}
-    return [replace(span, start=span.start + after, end=span.end + after) for span in simulate(plan, seconds, ROOM).spans]
+    return [
+        replace(span, start=span.start + after, end=span.end + after)
+        for span in simulate(plan, seconds, ROOM).spans
+    ]
 
 
 @dataclass
 class Case:
-    """The spans of each iteration, which pairs of nodes may follow one another on a chain, and what runs within what."""
+    """The spans of each iteration, which pairs of nodes may follow one another on a chain, and what runs
+    within what."""
 
     iterations: list[list[Span]]
     edges: set[tuple[str, str]]
@@ -55,7 +62,12 @@ def edges(plan, lanes):
     """What a node can have waited for: those before it in the plan, and others in a lane of limited room."""
     names = {unit: plan.node(unit).name for unit in plan.units}
     own = {(names[before], names[unit]) for unit, waits in plan.waits_for.items() for before in waits}
-    return own | {(names[i], names[j]) for i in plan.units for j in plan.units if i != j and plan.lane[i] == plan.lane[j] in lanes}
+    return own | {
+        (names[i], names[j])
+        for i in plan.units
+        for j in plan.units
+        if i != j and plan.lane[i] == plan.lane[j] in lanes
+    }
 
 
 @st.composite
@@ -68,9 +80,15 @@ def cases(draw):
     holder = outer.graph.nodes[2].id
     into = {(outer.node(before).name, name) for before in outer.waits_for[holder] for name in entries}
     out = {(body.node(i).name, HOLDER) for i in body.live} | {(HOLDER, name) for name in entries}
-    return Case([held(outer, body, draw) for _ in range(draw(st.integers(1, 4)))],
-                edges(outer, ROOM) | edges(body, ROOM) | into | out | {(body.node(i).name, name) for i in body.live for name in entries},
-                dict.fromkeys((body.node(i).name for i in body.live), HOLDER))
+    return Case(
+        [held(outer, body, draw) for _ in range(draw(st.integers(1, 4)))],
+        edges(outer, ROOM)
+        | edges(body, ROOM)
+        | into
+        | out
+        | {(body.node(i).name, name) for i in body.live for name in entries},
+        dict.fromkeys((body.node(i).name for i in body.live), HOLDER),
+    )
 
 
 def held(outer, body, draw):
@@ -82,7 +100,9 @@ def held(outer, body, draw):
     seconds = {number: now if number == 2 else float(draw(st.integers(0, 5))) for number in outer.live}
     spans = list(simulate(outer, seconds, ROOM).spans)
     began = next(span.start for span in spans if span.node == HOLDER)
-    return spans + [replace(span, lane=f"{span.lane}'", start=span.start + began, end=span.end + began) for span in inner]
+    return spans + [
+        replace(span, lane=f"{span.lane}'", start=span.start + began, end=span.end + began) for span in inner
+    ]
 
 
 @settings(deadline=None, max_examples=80)
@@ -104,19 +124,28 @@ def test_the_chain_is_one_that_an_iteration_had_and_no_time_stands_twice(case):
     assert not case.within or abs(totals.shares[HOLDER].seconds - own) < 1e-9
     if case.within and HOLDER in chain and all(taken(spans, case.within) for spans in case.iterations):
         assert set(case.within) & set(chain)
-    shown = re.findall(r"(\w+) \d+\.\d{3} s|…", bounds_text(totals).splitlines()[-2].partition(": ")[2].partition(";")[0])
+    shown = re.findall(
+        r"(\w+) \d+\.\d{3} s|…", bounds_text(totals).splitlines()[-2].partition(": ")[2].partition(";")[0]
+    )
     assert [name for name in shown if name] == [name for name in chain if name in shown]
 
 
 def taken(spans, names):
     """Seconds in which something of these names ran; all times are whole, and less than 200."""
-    return sum(any(span.start <= second < span.end for span in spans if span.node in names) for second in range(200))
+    return sum(
+        any(span.start <= second < span.end for span in spans if span.node in names) for second in range(200)
+    )
 
 
 def follows(spans, first, later):
     """Whether something of one node had ended when something of the other began, or holds what did."""
-    return any(a.end <= b.start + 1e-9 or HOLDER in (first, later)
-               for a in spans if a.node == first for b in spans if b.node == later)
+    return any(
+        a.end <= b.start + 1e-9 or HOLDER in (first, later)
+        for a in spans
+        if a.node == first
+        for b in spans
+        if b.node == later
+    )
 
 
 @settings(deadline=None, max_examples=50)
@@ -126,4 +155,5 @@ def test_in_one_lane_of_one_iteration_the_path_without_pauses_is_the_whole_time(
     totals = RunTotals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
     end = max(span.end for span in spans)
     totals.add(spans, 0.0, end)
-    assert abs(sum(share.critical for share in totals) - end) < 1e-9  # in virtual time something on the path runs at each moment
+    # in virtual time something on the path runs at each moment
+    assert abs(sum(share.critical for share in totals) - end) < 1e-9

@@ -21,7 +21,9 @@ class Deaf(local.Generator):
     def receive(self, weights, version):
         own = dict(self.network.tensors())
         kept = "model.layers.0.self_attn.q_proj.weight"
-        super().receive(((name, own[kept].clone() if name == kept else tensor) for name, tensor in weights), version)
+        super().receive(
+            ((name, own[kept].clone() if name == kept else tensor) for name, tensor in weights), version
+        )
 
 
 class Other(local.Generator):
@@ -42,7 +44,15 @@ def metrics(task, backends):
     """``metrics(generator)``: what each of two iterations of a run with this generator told."""
 
     def metrics(generator, **more):
-        small = {"prompts": 4, "held_out": 0, "threads": 1, "lr": 0.01, "hp.samples": 4, "hp.max_tokens": 4, "save_every": 0}
+        small = {
+            "prompts": 4,
+            "held_out": 0,
+            "threads": 1,
+            "lr": 0.01,
+            "hp.samples": 4,
+            "hp.max_tokens": 4,
+            "save_every": 0,
+        }
         result = rlflow.run("grpo", **{**task, **small, "actor.generator": generator, **more})
         return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -71,13 +81,17 @@ def test_canaries_are_the_two_halves_of_prompts():
 
 
 def test_what_differs_too_much_is_told_of():
-    (said,) = canary_warnings(figures({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}), 1.05)
+    (said,) = canary_warnings(
+        figures({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}), 1.05
+    )
     assert "role 'actor'" in said
     assert not list(canary_warnings(figures({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}), 1.05))
 
 
 def test_in_bfloat16_rounding_is_told_from_a_difference():
-    rounded, apart = (figures({"canary/actor_factor": factor, "canary/actor_max": 0.7}) for factor in (1.08, 1.2))
+    rounded, apart = (
+        figures({"canary/actor_factor": factor, "canary/actor_max": 0.7}) for factor in (1.08, 1.2)
+    )
     assert list(canary_warnings(rounded, 1.05))
     assert not list(canary_warnings(rounded, 1.05, "bfloat16"))
     (said,) = canary_warnings(apart, 1.05, "bfloat16")

@@ -20,7 +20,9 @@ CLOCKS = ("told/prompt_id", "told#2/prompt_id", "told/iteration", "told#2/iterat
 @pytest.fixture
 def records(tmp_path):
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"question {n}", "answer": str(n)}) + "\n" for n in range(20)))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"question {n}", "answer": str(n)}) + "\n" for n in range(20))
+    )
     return str(path)
 
 
@@ -30,12 +32,18 @@ def clocks(folder):
 
 
 def test_a_resumed_run_counts_on_and_its_progress_is_of_the_iterations_that_it_has_now(records, tmp_path):
-    straight = clocks(rlflow.run(CRITIQUE, data=records, out=str(tmp_path / "straight"), iterations=5, **SMALL).folder)
+    straight = clocks(
+        rlflow.run(CRITIQUE, data=records, out=str(tmp_path / "straight"), iterations=5, **SMALL).folder
+    )
     folder = rlflow.run(CRITIQUE, data=records, out=str(tmp_path / "cut"), iterations=2, **SMALL).folder
     first = clocks(folder)
     resume(folder, {"iterations": 5}, Quiet())
     assert clocks(folder)[2:] == straight[2:]
-    assert [line["told/iteration"] for line in straight] == [line["told#2/iteration"] for line in straight] == list(range(5))
+    assert (
+        [line["told/iteration"] for line in straight]
+        == [line["told#2/iteration"] for line in straight]
+        == list(range(5))
+    )
     assert [line["told/progress"] for line in straight] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
     assert [line["told/progress"] for line in first] == [0, 0.5]
     assert [line["told/prompt_id"] for line in first] == [line["told/prompt_id"] for line in straight[:2]]
@@ -52,12 +60,15 @@ def test_rows_have_the_number_of_their_record_where_something_reads_it_and_else_
 
 @pytest.mark.parametrize("controlled", [True, False])
 def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, controlled):
-    """The model's own log-probs and those of sampling are the same numbers only where both divide by the same temperature."""
+    """The model's own log-probs and those of sampling are the same numbers only where both divide by the same
+    temperature."""
     settings = {"hp.controlled": controlled, "hp.max_tokens": 4, "held_out": 4, "save_every": 0, "threads": 1}
     folder = rlflow.run(EMA, **task | settings | {"iterations": 3}).folder
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "above/temperature" in line]
-    heats = [line["controlled/heat"] for line in lines] if controlled else [1.2 - 0.4 * n / 3 for n in range(3)]
+    heats = (
+        [line["controlled/heat"] for line in lines] if controlled else [1.2 - 0.4 * n / 3 for n in range(3)]
+    )
     assert [line["above/temperature"] for line in lines] == pytest.approx(heats)
     assert len(set(heats)) == 3
     assert all(line["policy/mismatch_max"] < 1e-3 for line in lines)
@@ -65,9 +76,21 @@ def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, c
 
 def test_a_reward_reads_the_number_of_the_record_in_its_file_in_training_and_in_evaluation(task, tmp_path):
     """The data have no answers, so that the reward is the judge of the evaluation too."""
-    (tmp_path / "bare.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 0 ="}) + "\n" for n in range(60)))
-    (tmp_path / "place.py").write_text("def place(prompt_id, prompt):\n    return float(prompt == f'{prompt_id} + 0 =')\n")
-    settings = {"data": str(tmp_path / "bare.jsonl"), "reward": (f"{tmp_path / 'place.py'}:place",), "hp.max_tokens": 3}
+    (tmp_path / "bare.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n} + 0 ="}) + "\n" for n in range(60))
+    )
+    (tmp_path / "place.py").write_text(
+        "def place(prompt_id, prompt):\n    return float(prompt == f'{prompt_id} + 0 =')\n"
+    )
+    settings = {
+        "data": str(tmp_path / "bare.jsonl"),
+        "reward": (f"{tmp_path / 'place.py'}:place",),
+        "hp.max_tokens": 3,
+    }
     result = rlflow.run("grpo", **task | settings | {"iterations": 1, "save_every": 0, "threads": 1})
-    (line,) = [line for line in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines()) if "reward/mean" in line]
+    (line,) = [
+        line
+        for line in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
+        if "reward/mean" in line
+    ]
     assert (line["reward/mean"], result.before.greedy, result.before.sampled) == (1.0, 1.0, 1.0)

@@ -8,12 +8,20 @@ import sys
 import pytest
 from run_faults import MODEL, in_child, run
 
-EVIL = "from pathlib import Path\nPath({mark!r}).write_text('ran')\nfrom transformers import {base}\n\n\nclass Evil({base}):\n    pass\n"
-CLASSES = {"AutoTokenizer": "PreTrainedTokenizerFast", "AutoConfig": "Qwen3Config", "AutoModelForCausalLM": "Qwen3ForCausalLM"}
+EVIL = (
+    "from pathlib import Path\nPath({mark!r}).write_text('ran')\nfrom transformers import "
+    "{base}\n\n\nclass Evil({base}):\n    pass\n"
+)
+CLASSES = {
+    "AutoTokenizer": "PreTrainedTokenizerFast",
+    "AutoConfig": "Qwen3Config",
+    "AutoModelForCausalLM": "Qwen3ForCausalLM",
+}
 
 
 def with_code(folder, mark, unknown):
-    """A model folder that names classes of its own for all that is loaded from it. unknown: keys that transformers makes nothing of."""
+    """A model folder that names classes of its own for all that is loaded from it. unknown: keys that
+    transformers makes nothing of."""
     shutil.copytree(MODEL, folder)
     for kind, base in CLASSES.items():
         (folder / f"evil_{kind}.py").write_text(EVIL.format(mark=str(mark), base=base))
@@ -41,16 +49,25 @@ def answered(words, action):
 UNKNOWN = {"tokenizer_class": "EvilTokenizer", "model_type": "evil"}
 
 
-@pytest.mark.parametrize(("backend", "unknown"), [
-    pytest.param("null", UNKNOWN, id="an unknown tokenizer"),
-    pytest.param("null", {}, id="a tokenizer", marks=pytest.mark.slow),
-    pytest.param("local", {}, id="a model", marks=pytest.mark.slow),
-    pytest.param("local", UNKNOWN, id="an unknown model", marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    ("backend", "unknown"),
+    [
+        pytest.param("null", UNKNOWN, id="an unknown tokenizer"),
+        pytest.param("null", {}, id="a tokenizer", marks=pytest.mark.slow),
+        pytest.param("local", {}, id="a model", marks=pytest.mark.slow),
+        pytest.param("local", UNKNOWN, id="an unknown model", marks=pytest.mark.slow),
+    ],
+)
 def test_no_code_of_a_model_folder_is_run_where_yes_is_answered(backend, unknown, task, tmp_path):
     mark = tmp_path / "ran"
     with_code(tmp_path / "model", mark, unknown)
-    keywords = {"model": str(tmp_path / "model"), "data": task["data"], "out": task["out"], "iterations": 1, "held_out": 0}
+    keywords = {
+        "model": str(tmp_path / "model"),
+        "data": task["data"],
+        "out": task["out"],
+        "iterations": 1,
+        "held_out": 0,
+    }
     code = answered(b"y\n" * 20, lambda: run("grpo", keywords, "told", prompts=4, backend=backend))
     assert not mark.exists()
     assert code == 0 or unknown

@@ -15,4 +15,7 @@ def test_workers_are_told_what_the_driver_found(asked):
 
 
 def test_a_gpu_that_was_asked_for_need_not_be_here():
-    assert worker_setups(None, sort_values({"device": "cuda"}, []), None, None, {}).config.options.device == "cuda"
+    assert (
+        worker_setups(None, sort_values({"device": "cuda"}, []), None, None, {}).config.options.device
+        == "cuda"
+    )

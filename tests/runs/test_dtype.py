@@ -24,11 +24,19 @@ FLOWS = {
 def columns_of(task, tmp_path, monkeypatch):
     """The columns that an iteration keeps, by node and name, in the order in which they were put."""
     (tmp_path / "thirds.py").write_text(THIRDS)
-    task |= {"prompts": 2, "reward": (f"{tmp_path / 'thirds.py'}:thirds", f"{tmp_path / 'thirds.py'}:thirds:0.7"), "held_out": 0}
+    task |= {
+        "prompts": 2,
+        "reward": (f"{tmp_path / 'thirds.py'}:thirds", f"{tmp_path / 'thirds.py'}:thirds:0.7"),
+        "held_out": 0,
+    }
     kept, put = [], Store.put
 
     def keeping(store, node, batch, names):
-        kept.extend((node.name, output.name, batch.data[output.source]) for output in node.outputs if output.name in names)
+        kept.extend(
+            (node.name, output.name, batch.data[output.source])
+            for output in node.outputs
+            if output.name in names
+        )
         put(store, node, batch, names)
 
     monkeypatch.setattr(Store, "put", keeping)
@@ -37,7 +45,9 @@ def columns_of(task, tmp_path, monkeypatch):
         flow = load_flow(name)
         known = {field.name for field in dataclasses.fields(flow.parameters.hp)}
         small = {"samples": 3, "max_tokens": 5, "minibatch": 4} | FLOWS[name]
-        hp = dataclasses.replace(flow.parameters.hp, **{key: value for key, value in small.items() if key in known})
+        hp = dataclasses.replace(
+            flow.parameters.hp, **{key: value for key, value in small.items() if key in known}
+        )
         roles = rlflow.roles(flow, hp, dtype=dtype, **task)
         try:
             for _ in range(2):  # the second reads what the first has made of the state
@@ -54,18 +64,37 @@ def columns_of(task, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("grpo", "float32"), *((name, "float64") for name in FLOWS)])
 def test_every_number_of_a_run_has_the_dtype_of_its_models(columns_of, name, dtype):
-    numbers = [(node, column, data) for node, column, data in columns_of(name, dtype)
-               if isinstance(data.value, torch.Tensor) and data.value.is_floating_point()]
+    numbers = [
+        (node, column, data)
+        for node, column, data in columns_of(name, dtype)
+        if isinstance(data.value, torch.Tensor) and data.value.is_floating_point()
+    ]
     assert {"scores", "advantages", "logprobs"} <= {column for _, column, _ in numbers}
-    assert {(node, column, data.kind.dtype) for node, column, data in numbers} == {(node, column, dtype) for node, column, _ in numbers}
-    assert {(node, column, data.value.dtype) for node, column, data in numbers if data.value.dtype is not getattr(torch, dtype)} == set()
+    assert {(node, column, data.kind.dtype) for node, column, data in numbers} == {
+        (node, column, dtype) for node, column, _ in numbers
+    }
+    assert {
+        (node, column, data.value.dtype)
+        for node, column, data in numbers
+        if data.value.dtype is not getattr(torch, dtype)
+    } == set()
 
 
 def test_statistics_of_groups_are_those_of_the_rewards_to_the_last_digit(columns_of):
     found = {column: data for _, column, data in columns_of("grpo", "float64")}
-    scores, group, advantages = found["scores"].value.tolist(), found["group"].value.tolist(), found["advantages"]
-    texts, answers = found["completion"].value, dict(zip(sorted(set(group)), found["answer"].value, strict=True))
-    assert scores == [0.7 * one + one for one in (len(text) / 3 + 1e-9 * len(answers[g]) for text, g in zip(texts, group, strict=True))]
+    scores, group, advantages = (
+        found["scores"].value.tolist(),
+        found["group"].value.tolist(),
+        found["advantages"],
+    )
+    texts, answers = (
+        found["completion"].value,
+        dict(zip(sorted(set(group)), found["answer"].value, strict=True)),
+    )
+    assert scores == [
+        0.7 * one + one
+        for one in (len(text) / 3 + 1e-9 * len(answers[g]) for text, g in zip(texts, group, strict=True))
+    ]
     firsts = advantages.value[advantages.lengths.cumsum(0) - advantages.lengths].tolist()
     for score, mine, advantage in zip(scores, group, firsts, strict=True):
         own = [other for other, its in zip(scores, group, strict=True) if its == mine]

@@ -48,12 +48,15 @@ def samples(result):
 
 @pytest.mark.parametrize("flow", ["grpo", "ppo"])
 def test_a_flow_trains_on_what_its_model_said_in_all_turns(again, flow):
-    result = rlflow.run(flow, **{name: value for name, value in again.items() if flow == "grpo" or name != "hp.samples"})
+    result = rlflow.run(
+        flow, **{name: value for name, value in again.items() if flow == "grpo" or name != "hp.samples"}
+    )
     iterations = [line for line in lines(result) if "actor.update/loss" in line]
     assert all(1 < line["env/turns"] <= 2 for line in iterations)
     assert all(line["env/failed"] == 0 for line in iterations)
     assert all(line["env/tries"] >= 1 for line in iterations)
-    assert all(line["policy/mismatch_max"] < 1e-4 for line in iterations)  # trainer and sampler agree on whole episodes
+    # trainer and sampler agree on whole episodes
+    assert all(line["policy/mismatch_max"] < 1e-4 for line in iterations)
     episodes = [row["episode"]["turns"] for row in samples(result)]
     assert any(len(turns) == 2 and turns[0]["says"] == " no. " for turns in episodes)
     assert {row["finish"] for row in samples(result)} <= {"env", "turns", "length"}
@@ -65,8 +68,13 @@ def test_an_environment_that_says_nothing_changes_no_bit(task):
     plain = rlflow.run("grpo", **task, **HP, reward=["task"], name="plain")
     silent = rlflow.run("grpo", **task, **HP, reward=["task"], name="silent", env=f"{FILE}:Quiet")
     assert all(torch.equal(tensor, weights(silent)[name]) for name, tensor in weights(plain).items())
-    own = [{name: value for name, value in line.items() if name not in TIMES and not name.startswith("env/")} for line in lines(silent)]
-    assert own == [{name: value for name, value in line.items() if name not in TIMES} for line in lines(plain)]
+    own = [
+        {name: value for name, value in line.items() if name not in TIMES and not name.startswith("env/")}
+        for line in lines(silent)
+    ]
+    assert own == [
+        {name: value for name, value in line.items() if name not in TIMES} for line in lines(plain)
+    ]
     assert silent.after == plain.after
 
 
@@ -74,7 +82,9 @@ def test_an_environment_that_says_nothing_changes_no_bit(task):
 def test_scorers_that_come_with_rlflow_judge_what_was_said_last(again):
     own = rlflow.run("grpo", **again, name="own")
     task = rlflow.run("grpo", **again, name="task", reward=["task"])
-    assert [line.get("reward/mean") for line in lines(own)] == [line.get("reward/mean") for line in lines(task)]
+    assert [line.get("reward/mean") for line in lines(own)] == [
+        line.get("reward/mean") for line in lines(task)
+    ]
     assert own.after == task.after
 
 
@@ -82,12 +92,20 @@ def test_an_episode_that_fails_is_missing_by_its_cause_and_its_rows_fate_says_so
     broken = {**again, "env": f"{FILE}:Broken", "max_missing": 1.0, "held_out": 0}
     result = rlflow.run("grpo", **broken)
     iterations = lines(result)
-    missing = sum(line["reward/missing_env_raised"] for line in iterations if "reward/missing_env_raised" in line)
+    missing = sum(
+        line["reward/missing_env_raised"] for line in iterations if "reward/missing_env_raised" in line
+    )
     assert missing > 0
-    fates = [end for line in (result.folder / "fates.jsonl").read_text().splitlines() for end in json.loads(line)["fates"]]
+    fates = [
+        end
+        for line in (result.folder / "fates.jsonl").read_text().splitlines()
+        for end in json.loads(line)["fates"]
+    ]
     assert sum(end["rows"] for end in fates if end.get("cause") == "episode failed: raised") == missing
     assert any(row["finish"] == "failed" and row["scores"] is None for row in samples(result)) or missing < 48
-    with pytest.raises(StageError, match=r"rewards are missing.*env_raised: .*ConnectionError: the service is away"):
+    with pytest.raises(
+        StageError, match=r"rewards are missing.*env_raised: .*ConnectionError: the service is away"
+    ):
         rlflow.run("grpo", **{**broken, "max_missing": 0.0})
 
 
@@ -106,7 +124,9 @@ def test_an_eager_iteration_is_the_compiled_one(again):
     with rlflow.roles("grpo", **keywords) as roles:
         flow(roles.take(), **roles)
         trained = dict(roles.prepared.engine.models["actor"].trainer.weights())
-        assert all(torch.equal(tensor, trained[name]) for name, tensor in weights(result).items() if name in trained)
+        assert all(
+            torch.equal(tensor, trained[name]) for name, tensor in weights(result).items() if name in trained
+        )
 
 
 @pytest.mark.slow
@@ -132,10 +152,18 @@ def test_a_run_that_was_killed_while_it_sampled_goes_on_as_if_it_had_not(again):
 
 
 def test_one_that_cannot_be_repeated_is_told_when_a_run_goes_on(again, tmp_path, capsys):
-    keywords = again | {"env": f"{FILE}:Quiet", "held_out": 0, "reward": ["task"], "save_every": 1, "iterations": 1}
+    keywords = again | {
+        "env": f"{FILE}:Quiet",
+        "held_out": 0,
+        "reward": ["task"],
+        "save_every": 1,
+        "iterations": 1,
+    }
     result = rlflow.run("grpo", **{name: value for name, value in keywords.items() if name != "env.turns"})
     resume(result.folder, {"iterations": 2}, make_reporter(False))
-    assert "again.py:Quiet says that an episode cannot be played again" in " ".join(capsys.readouterr().out.split())
+    assert "again.py:Quiet says that an episode cannot be played again" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
@@ -149,11 +177,20 @@ def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
 
 def test_a_changed_file_that_a_setting_names_is_refused_when_a_run_goes_on(task, tmp_path):
     own, corpus = tmp_path / "own.py", tmp_path / "corpus.txt"
-    own.write_text("from pathlib import Path\nfrom rlflow import Turn\nclass Own:\n    def __init__(self, *, corpus: Path): pass\n"
-                   "    def step(self, said): return Turn(reward=1.0)\n")
+    own.write_text(
+        "from pathlib import Path\nfrom rlflow import Turn\nclass Own:\n    def __init__(self, *, "
+        "corpus: Path): pass\n"
+        "    def step(self, said): return Turn(reward=1.0)\n"
+    )
     corpus.write_text("Lund lies in Sweden.")
-    keywords = {name: value for name, value in task.items() if name not in ("model", "lr")} | HP | {"backend": "null", "held_out": 0}
-    result = rlflow.run("grpo", **keywords | {"env": f"{own}:Own", "env.corpus": str(corpus), "iterations": 1})
+    keywords = (
+        {name: value for name, value in task.items() if name not in ("model", "lr")}
+        | HP
+        | {"backend": "null", "held_out": 0}
+    )
+    result = rlflow.run(
+        "grpo", **keywords | {"env": f"{own}:Own", "env.corpus": str(corpus), "iterations": 1}
+    )
     corpus.write_text("Lund lies in Norway.")
     with pytest.raises(PlanError, match="depends on has changed") as refused:
         resume(result.folder, {"iterations": 2}, make_reporter(True))
@@ -162,8 +199,10 @@ def test_a_changed_file_that_a_setting_names_is_refused_when_a_run_goes_on(task,
 
 def test_what_an_environment_reads_of_the_data_is_carried(task, tmp_path):
     own = tmp_path / "own.py"
-    own.write_text("from rlflow import Turn\nclass Own:\n    def reset(self, hint, *, seed): self.hint = hint\n"
-                   "    def step(self, said): return Turn(reward=float(self.hint['n']), done=True)\n")
+    own.write_text(
+        "from rlflow import Turn\nclass Own:\n    def reset(self, hint, *, seed): self.hint = hint\n"
+        "    def step(self, said): return Turn(reward=float(self.hint['n']), done=True)\n"
+    )
     data = tmp_path / "hints.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} + 1 =", "hint": {"n": 3}}) + "\n" for n in range(40)))
     result = rlflow.run("grpo", **{**task, "data": str(data)}, **HP, env=f"{own}:Own")

@@ -51,7 +51,9 @@ PAIRS = {"dpo": {"minibatch": 8}, "reward_model": {"minibatch": 8}}
 QUICK = ("ppo", "grpo", "dapo")  # the others are in the slow tier
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FLOWS, *PAIRS)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FLOWS, *PAIRS)]
+)
 def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, task):
     task |= {"held_out": 0, "prompts": 4}
     if name == "distill":
@@ -81,7 +83,9 @@ def test_an_update_changes_the_parameters_and_the_seed_decides_how(task):
     """The equality above would hold for runs that learn nothing."""
     ends = {}
     for seed in (0, 0, 1):
-        roles = rlflow.roles("grpo", dataclasses.replace(load_flow("grpo").parameters.hp, **FLOWS["grpo"]), **task, seed=seed)
+        roles = rlflow.roles(
+            "grpo", dataclasses.replace(load_flow("grpo").parameters.hp, **FLOWS["grpo"]), **task, seed=seed
+        )
         before = parameters(roles.prepared.engine)
         load_flow("grpo")(roles.take(), **roles)
         after = parameters(roles.prepared.engine)

@@ -1,4 +1,5 @@
-"""`rlflow eval` has the numbers that a run has of itself, at every checkpoint, and says what it cannot do and why."""
+"""`rlflow eval` has the numbers that a run has of itself, at every checkpoint, and says what it cannot do and
+why."""
 
 import json
 import shutil
@@ -46,9 +47,25 @@ def ground(tmp_path_factory):
 
 
 def settings(where, **more):
-    return {"model": MODEL, "data": str(where / "sums.jsonl"), "prompts": 4, "iterations": 3, "eval_every": 1, "save_every": 1, "keep": 5,
-            "threads": 1, "held_out": 4, "hp.max_tokens": 4, "lr": 1e-3, "out": str(where), "eval": [f"small={where}/small.jsonl"],
-            "eval_samples": 4, "reward": ["task", f"{where}/judges.py:even@small"], "data.small.prompt": "ask", **more}  # fmt: skip
+    return {
+        "model": MODEL,
+        "data": str(where / "sums.jsonl"),
+        "prompts": 4,
+        "iterations": 3,
+        "eval_every": 1,
+        "save_every": 1,
+        "keep": 5,
+        "threads": 1,
+        "held_out": 4,
+        "hp.max_tokens": 4,
+        "lr": 1e-3,
+        "out": str(where),
+        "eval": [f"small={where}/small.jsonl"],
+        "eval_samples": 4,
+        "reward": ["task", f"{where}/judges.py:even@small"],
+        "data.small.prompt": "ask",
+        **more,
+    }
 
 
 def own(folder, iteration):
@@ -74,11 +91,28 @@ def test_a_run_has_the_same_numbers_and_answers_as_it_had_itself(ground, tmp_pat
 
 def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["eval", str(ground / "run/final/actor"), "--eval", f"small={ground}/small.jsonl", "--data.small.prompt", "ask",
-             "--eval-samples", "4", "--reward", f"{ground}/judges.py:even", "--max-tokens", "4", "--threads", "1", "--json"]
+    words = [
+        "eval",
+        str(ground / "run/final/actor"),
+        "--eval",
+        f"small={ground}/small.jsonl",
+        "--data.small.prompt",
+        "ask",
+        "--eval-samples",
+        "4",
+        "--reward",
+        f"{ground}/judges.py:even",
+        "--max-tokens",
+        "4",
+        "--threads",
+        "1",
+        "--json",
+    ]
     assert called(words) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert printed["evaluation"] == {name: value for name, value in own(ground / "run", 3).items() if "small" in name}
+    assert printed["evaluation"] == {
+        name: value for name, value in own(ground / "run", 3).items() if "small" in name
+    }
     kept = [line for line in answers(ground / "run", 3).splitlines() if json.loads(line)["set"] == "small"]
     assert (tmp_path / "evaluations/actor-1/answers.jsonl").read_text().splitlines() == kept
     assert called([*words[:-1], "--quiet"]) == 0
@@ -88,18 +122,28 @@ def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_pat
 @pytest.mark.slow
 def test_a_reward_without_a_set_judges_all_sets_of_a_model_folder_that_have_none(ground, tmp_path):
     """Also where a set has answers, by which the packaged scorer would judge."""
-    (tmp_path / "judges.py").write_text("def all(completion):\n    return 1.0\n\ndef none(completion):\n    return 0.0\n")
+    (tmp_path / "judges.py").write_text(
+        "def all(completion):\n    return 1.0\n\ndef none(completion):\n    return 0.0\n"
+    )
     judges = tmp_path / "judges.py"
-    values = {"eval": (f"one={ground}/sums.jsonl", f"two={ground}/sums.jsonl"), "reward": (f"{judges}:all", f"{judges}:none@two"),
-              "threads": "1", "hp.max_tokens": "2"}  # fmt: skip
+    values = {
+        "eval": (f"one={ground}/sums.jsonl", f"two={ground}/sums.jsonl"),
+        "reward": (f"{judges}:all", f"{judges}:none@two"),
+        "threads": "1",
+        "hp.max_tokens": "2",
+    }
     sets = evaluate_folder(Path(MODEL), values, tmp_path, Quiet()).accuracy.sets
     assert [sets[name]["greedy"] for name in ("one", "two")] == [1.0, 0.0]
 
 
 def test_a_run_is_measured_on_other_sets_and_by_other_judges(ground, tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4"}) + "\n")
-    evaluated = evaluate_run(ground / "run", {"eval": (f"other={tmp_path}/other.jsonl",), "reward": (f"{ground}/judges.py:short",)},
-                             tmp_path, Quiet())  # fmt: skip
+    evaluated = evaluate_run(
+        ground / "run",
+        {"eval": (f"other={tmp_path}/other.jsonl",), "reward": (f"{ground}/judges.py:short",)},
+        tmp_path,
+        Quiet(),
+    )
     figures = keyed(shown(evaluated.accuracy))
     assert {name.split("/")[1] for name in figures} == {"other"}
     assert figures["evaluation/other/prompts"] == 1
@@ -112,19 +156,33 @@ def test_rewards_of_an_evaluation_judge_sets_alone():
     assert with_rewards(saved, {}) == {}
     assert with_rewards(saved, {"reward": ("task",)})["reward"] == ("math", "task@old")
     other = {"reward": ("task", "b.py:g@two"), "eval": ("one=x", "two=y")}
-    assert with_rewards(without_sets(saved, ["one", "two"]), other)["reward"] == ("math", "b.py:g@two", "task@one")
+    assert with_rewards(without_sets(saved, ["one", "two"]), other)["reward"] == (
+        "math",
+        "b.py:g@two",
+        "task@one",
+    )
     assert without_sets({**saved, "data.old.prompt": "ask", "data.prompt": "q"}, ["one"]) == {
-        "reward": ["math"], "eval": ["old=x"], "data.prompt": "q"}
+        "reward": ["math"],
+        "eval": ["old=x"],
+        "data.prompt": "q",
+    }
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_has_the_same_answers_as_one_that_was_never_cut_and_a_fork_measures_what_it_is_told_to(ground, tmp_path):
+def test_a_run_that_goes_on_has_the_same_answers_as_one_that_was_never_cut_and_a_fork_measures_what_it_is_told_to(
+    ground, tmp_path
+):
     cut = rlflow.run("grpo", **settings(ground, name="cut", iterations=1)).folder
     (cut / "evaluations/.writing-1-1-0-after-000002.jsonl-1").touch()  # of a process that was killed
     resume(cut, {"iterations": "3"}, Quiet())
-    assert sorted(path.name for path in (cut / "evaluations").iterdir()) == [f"after-00000{n}.jsonl" for n in range(4)]
+    assert sorted(path.name for path in (cut / "evaluations").iterdir()) == [
+        f"after-00000{n}.jsonl" for n in range(4)
+    ]
     for number in range(4):
-        assert (own(cut, number), answers(cut, number)) == (own(ground / "run", number), answers(ground / "run", number))
+        assert (own(cut, number), answers(cut, number)) == (
+            own(ground / "run", number),
+            answers(ground / "run", number),
+        )
     forked = fork(cut, {"iterations": "4", "eval_samples": "2", "name": "fork"}, Quiet())
     assert {"evaluation/small/pass@2", "evaluation/small/prompts"} < own(forked.folder, 3).keys()
     assert own(forked.folder, 3)["evaluation/small/greedy"] == own(cut, 3)["evaluation/small/greedy"]
@@ -142,19 +200,32 @@ def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
     assert "held-out set small: records" in str(error.value)
 
 
-@pytest.mark.parametrize(("words", "message", "remedy"), [
-    (["eval", "gone"], "there is no run 'gone'", "rlflow runs"),
-    (["eval", "RUN", "--checkpoint", "9"], "no checkpoint after 9", "--checkpoint 3"),
-    (["eval", "MODEL"], "nothing to evaluate the model on", "--eval NAME=FILE"),
-    (["eval", "MODEL", "--eval", "x=WHERE/gone.jsonl"], "no such data: .*gone.jsonl", ""),
-    (["eval", "MODEL", "--eval", "WHERE/small.jsonl"], "has no name", "--eval small="),
-    (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl"], "prompt", "--data.prompt FIELD"),
-    (["eval", "MODEL", *SMALL], "nothing judges the held-out set 'x'", "--reward REWARD@x"),
-    (["eval", "MODEL", *SMALL, "--reward", "math"], "reads 'answer'", "--data.x.answer"),
-    (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl", "--checkpoint", "1"], "has no checkpoints", "name the run"),
-    (["eval", "MODEL", "--eval", "x=WHERE/sums.jsonl", "--backend", "null"], "nothing to evaluate on", "--eval"),
-])  # fmt: skip
-def test_what_cannot_be_evaluated_is_said_with_a_remedy_and_leaves_nothing(ground, tmp_path, monkeypatch, words, message, remedy):
+@pytest.mark.parametrize(
+    ("words", "message", "remedy"),
+    [
+        (["eval", "gone"], "there is no run 'gone'", "rlflow runs"),
+        (["eval", "RUN", "--checkpoint", "9"], "no checkpoint after 9", "--checkpoint 3"),
+        (["eval", "MODEL"], "nothing to evaluate the model on", "--eval NAME=FILE"),
+        (["eval", "MODEL", "--eval", "x=WHERE/gone.jsonl"], "no such data: .*gone.jsonl", ""),
+        (["eval", "MODEL", "--eval", "WHERE/small.jsonl"], "has no name", "--eval small="),
+        (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl"], "prompt", "--data.prompt FIELD"),
+        (["eval", "MODEL", *SMALL], "nothing judges the held-out set 'x'", "--reward REWARD@x"),
+        (["eval", "MODEL", *SMALL, "--reward", "math"], "reads 'answer'", "--data.x.answer"),
+        (
+            ["eval", "MODEL", "--eval", "x=WHERE/small.jsonl", "--checkpoint", "1"],
+            "has no checkpoints",
+            "name the run",
+        ),
+        (
+            ["eval", "MODEL", "--eval", "x=WHERE/sums.jsonl", "--backend", "null"],
+            "nothing to evaluate on",
+            "--eval",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_with_a_remedy_and_leaves_nothing(
+    ground, tmp_path, monkeypatch, words, message, remedy
+):
     monkeypatch.chdir(tmp_path)
     places = {"RUN": str(ground / "run"), "MODEL": MODEL, "WHERE": str(ground)}
     with pytest.raises(PlanError, match=message) as error:
@@ -171,7 +242,9 @@ def test_a_run_without_checkpoints_is_no_model(ground, tmp_path):
 
 
 def test_a_folder_is_measured_from_python(ground, tmp_path):
-    evaluated = evaluate_folder(Path(MODEL), {"eval": (f"sums={ground}/sums.jsonl",), "threads": "1"}, tmp_path, Quiet())
+    evaluated = evaluate_folder(
+        Path(MODEL), {"eval": (f"sums={ground}/sums.jsonl",), "threads": "1"}, tmp_path, Quiet()
+    )
     assert (evaluated.iteration, evaluated.accuracy.sampled) == (None, None)
     assert evaluated.accuracy.sets["sums"]["prompts"] == 24
     tokens = json.loads((evaluated.folder / "evaluation.json").read_text())["settings"]["hp.max_tokens"]
@@ -190,16 +263,30 @@ def test_adapters_have_the_same_numbers_from_a_checkpoint(ground, tmp_path):
 @pytest.mark.slow
 def test_an_environment_acts_in_the_evaluation_of_a_run_and_of_a_folder(tmp_path):
     write_sums(tmp_path / "sums.jsonl")
-    (tmp_path / "again.py").write_text("from rlflow import Turn\n\nclass Again:\n"
-                                       "    def step(self, said):\n        return Turn(says=' again ')\n")
+    (tmp_path / "again.py").write_text(
+        "from rlflow import Turn\n\nclass Again:\n"
+        "    def step(self, said):\n        return Turn(says=' again ')\n"
+    )
     env = {"env": f"{tmp_path}/again.py:Again", "env.turns": 2}
     data = {"data": str(tmp_path / "sums.jsonl"), "held_out": 4}
-    rlflow.run("grpo", name="acts", model=MODEL, prompts=4, iterations=1, threads=1, out=str(tmp_path), **data, **env,
-               **{"hp.max_tokens": 12})  # fmt: skip
+    rlflow.run(
+        "grpo",
+        name="acts",
+        model=MODEL,
+        prompts=4,
+        iterations=1,
+        threads=1,
+        out=str(tmp_path),
+        **data,
+        **env,
+        **{"hp.max_tokens": 12},
+    )
     again = evaluate_run(tmp_path / "acts", {}, tmp_path / "figures", Quiet())
     assert keyed(shown(again.accuracy)) == own(tmp_path / "acts", 1)
     values = {"eval": (f"sums={tmp_path}/sums.jsonl",), "hp.max_tokens": 12}
     acted = evaluate_folder(Path(MODEL), {**values, **env}, tmp_path / "figures", Quiet())
     alone = evaluate_folder(Path(MODEL), values, tmp_path / "figures", Quiet())
-    said = [(each.folder / "answers.jsonl").read_text().count(" again ") > 0 for each in (again, acted, alone)]
+    said = [
+        (each.folder / "answers.jsonl").read_text().count(" again ") > 0 for each in (again, acted, alone)
+    ]
     assert said == [True, True, False]

@@ -40,13 +40,25 @@ def test_the_account_of_a_run_is_that_of_its_lines_but_for_a_torn_one(tmp_path):
     assert run_account(tmp_path / "none") == Account()
 
 
-@pytest.mark.parametrize("damage", [
-    "[" * 100_000, '{"a":' * 100_000, "[1, 2]", '"x"', "\0" * 100, '{"fates": [], "sampled": []}', '{"fates": {"a": 1}}',
-    '{"fates": [[1]]}', '{"fates": [{"fate": [1], "source": {}}]}', '{"fates": [{"fate": "no such"}]}',
-    '{"fates": [], "sampled": {"a": {"groups": 1, "rows": {}, "tokens": 1}}}',
-    '{"fates": [], "sampled": {"a": {"groups": 1, "rows": 1e999, "tokens": 1}}}',
-    '{"fates": [], "sampled": {"a": {"groups": 1, "rows": -1, "tokens": 1}}}',
-], ids=lambda text: text[:60])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "[1, 2]",
+        '"x"',
+        "\0" * 100,
+        '{"fates": [], "sampled": []}',
+        '{"fates": {"a": 1}}',
+        '{"fates": [[1]]}',
+        '{"fates": [{"fate": [1], "source": {}}]}',
+        '{"fates": [{"fate": "no such"}]}',
+        '{"fates": [], "sampled": {"a": {"groups": 1, "rows": {}, "tokens": 1}}}',
+        '{"fates": [], "sampled": {"a": {"groups": 1, "rows": 1e999, "tokens": 1}}}',
+        '{"fates": [], "sampled": {"a": {"groups": 1, "rows": -1, "tokens": 1}}}',
+    ],
+    ids=lambda text: text[:60],
+)
 def test_a_damaged_line_is_left_out_of_the_account(tmp_path, damage):
     line = json.dumps({"iteration": 0, **account().as_json()})
     (tmp_path / "fates.jsonl").write_text(f"{damage}\n{line}\n")

@@ -17,12 +17,24 @@ pytestmark = pytest.mark.slow
 def test_the_generation_config_of_a_final_model_names_every_end(tmp_path):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 7, "top_k": 5}))
-    run = rlflow.run("grpo", model=str(folder), data="chain_sum", iterations=1, prompts=2, held_out=2, threads=1,
-                     out=str(tmp_path / "runs"), **{"hp.max_tokens": 8, "hp.samples": 2})
+    run = rlflow.run(
+        "grpo",
+        model=str(folder),
+        data="chain_sum",
+        iterations=1,
+        prompts=2,
+        held_out=2,
+        threads=1,
+        out=str(tmp_path / "runs"),
+        **{"hp.max_tokens": 8, "hp.samples": 2},
+    )
     final = run.folder / "final" / "actor"
     written = json.loads((final / "generation_config.json").read_text())
-    assert (written["eos_token_id"], written["top_k"]) == ([1, 7], 5), "transformers alone writes no top_k without do_sample"
+    assert (written["eos_token_id"], written["top_k"]) == ([1, 7], 5), (
+        "transformers alone writes no top_k without do_sample"
+    )
     assert ends_of(final).problems == []
     usual = (run.folder / "settings.json").stat().st_mode
-    assert [path.name for path in final.iterdir() if path.stat().st_mode != usual] == []  # weights too, for who may read the rest
+    # weights too, for who may read the rest
+    assert [path.name for path in final.iterdir() if path.stat().st_mode != usual] == []
     assert "do not agree on what ends a reply" in (run.folder / "notes.txt").read_text()

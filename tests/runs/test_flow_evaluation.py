@@ -21,14 +21,18 @@ TIMES = ("seconds", "response/tokens_per_second")
 
 
 def ran(task, name, **keywords):
-    return rlflow.run(f"{FLOWS}::{name}", **task | {"eval_every": 1, "save_every": 0, "threads": 1} | keywords)
+    return rlflow.run(
+        f"{FLOWS}::{name}", **task | {"eval_every": 1, "save_every": 0, "threads": 1} | keywords
+    )
 
 
 def lines(folder):
     """(of evaluations, of iterations), without times."""
     every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     every = [{name: value for name, value in line.items() if name not in TIMES} for line in every]
-    return [line for line in every if "evaluation/sampled" in line], [line for line in every if "evaluation/sampled" not in line]
+    return [line for line in every if "evaluation/sampled" in line], [
+        line for line in every if "evaluation/sampled" not in line
+    ]
 
 
 def answers(folder):
@@ -36,7 +40,9 @@ def answers(folder):
 
 
 @pytest.mark.slow
-def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_changes_nothing_of_training(task):
+def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_changes_nothing_of_training(
+    task,
+):
     usual, greedy = ran(task, "usual"), ran(task, "greedy")
     (judged, trained), (own, beside) = lines(usual.folder), lines(greedy.folder)
     assert [line["evaluation/greedy"] for line in judged] == [line["evaluation/sampled"] for line in own]
@@ -86,7 +92,10 @@ def test_mean_scores_are_shown_beside_shares(task):
     own, _ = lines(result.folder)
     assert [(line["evaluation/sampled"], line["evaluation/score"]) for line in own] == [(0.0, 0.5)] * 2
     del own[0]["iteration"]
-    assert accuracy(3, figures(own[0]), 16) == "held-out accuracy after 3 iterations: sampled 0.0% of 16, mean score 0.5"
+    assert (
+        accuracy(3, figures(own[0]), 16)
+        == "held-out accuracy after 3 iterations: sampled 0.0% of 16, mean score 0.5"
+    )
     assert "mean score" in summary(result)
     assert summarised(result.folder).evaluation["evaluation/score"] == 0.5
 
@@ -97,7 +106,9 @@ def test_without_held_out_prompts_a_body_is_not_run(task):
 
 def test_an_evaluation_of_several_sources_gives_the_share_of_each(task, tmp_path):
     other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps({"prompt": f"{n} - 1 =", "answer": str(n - 1)}) + "\n" for n in range(2, 42)))
+    other.write_text(
+        "".join(json.dumps({"prompt": f"{n} - 1 =", "answer": str(n - 1)}) + "\n" for n in range(2, 42))
+    )
     result = ran(task, "two", iterations=1, data=(f"sums={task['data']}", f"less={other}"))
     own, _ = lines(result.folder)
     assert {"evaluation/sampled/sums", "evaluation/sampled/less"} < own[0].keys()

@@ -1,4 +1,5 @@
-"""GSM8K: its answers are judged as they are written, and runs train on it, with a chat template and without."""
+"""GSM8K: its answers are judged as they are written, and runs train on it, with a chat template and
+without."""
 
 import contextlib
 import io
@@ -55,8 +56,14 @@ def test_worked_solutions_are_right_and_other_numbers_wrong(reward):
     answers = [record.answer for record in data.records]
     numbers = [answer.rpartition("#### ")[2] for answer in answers]
     right = judged(reward, answers, data)
-    wrong = judged(reward, [f"{answer.rpartition('#### ')[0]}#### {int(number.replace(',', '')) + 1}"
-                            for answer, number in zip(answers, numbers, strict=True)], data)  # fmt: skip
+    wrong = judged(
+        reward,
+        [
+            f"{answer.rpartition('#### ')[0]}#### {int(number.replace(',', '')) + 1}"
+            for answer, number in zip(answers, numbers, strict=True)
+        ],
+        data,
+    )
     assert (len(data), right.missing, wrong.missing) == (64, {}, {})
     assert right.values.tolist() == [1.0] * 64
     assert wrong.values.tolist() == [0.0] * 64
@@ -66,9 +73,34 @@ def test_worked_solutions_are_right_and_other_numbers_wrong(reward):
 @pytest.mark.slow
 def test_grpo_trains_on_it_from_the_command_line(instruct, tmp_path):
     system = "Put the final answer after ####."
-    code, text = printed("run", ROOT / "algorithms" / "grpo.py", "--model", instruct, "--data", PROBLEMS, "--reward", "math",
-                         "--iterations", 2, "--prompts", 4, "--hp.samples", 2, "--hp.max-tokens", 8, "--held-out", 4,
-                         "--data.system", system, "--lr", "1e-3", "--out", tmp_path, "--name", "one")
+    code, text = printed(
+        "run",
+        ROOT / "algorithms" / "grpo.py",
+        "--model",
+        instruct,
+        "--data",
+        PROBLEMS,
+        "--reward",
+        "math",
+        "--iterations",
+        2,
+        "--prompts",
+        4,
+        "--hp.samples",
+        2,
+        "--hp.max-tokens",
+        8,
+        "--held-out",
+        4,
+        "--data.system",
+        system,
+        "--lr",
+        "1e-3",
+        "--out",
+        tmp_path,
+        "--name",
+        "one",
+    )
     assert code == 0, text
     assert f"prompts go through the chat template of {instruct}" in text
     rows = metrics(tmp_path / "one")
@@ -81,7 +113,9 @@ def test_grpo_trains_on_it_from_the_command_line(instruct, tmp_path):
 
 def first_prompt(folder, model="model", **data):
     """What the model is given first, as text."""
-    roles = rlflow.roles("grpo", **{model: str(folder)}, data={"source": str(PROBLEMS), **data}, reward="math", held_out=0)
+    roles = rlflow.roles(
+        "grpo", **{model: str(folder)}, data={"source": str(PROBLEMS), **data}, reward="math", held_out=0
+    )
     try:
         batch = roles.take(1)
         return AutoTokenizer.from_pretrained(folder).decode(batch["prompt_tokens"][0]), batch["prompt"][0]
@@ -91,7 +125,10 @@ def first_prompt(folder, model="model", **data):
 
 @pytest.mark.slow
 def test_a_chat_template_words_the_prompts_of_a_run_and_without_one_they_are_plain(instruct, base):
-    opening, ending = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    opening, ending = (
+        "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
     text, question = first_prompt(instruct)
     assert text == opening.format("You are a helpful assistant.") + question.strip() + ending
     text, question = first_prompt(instruct, system="Count.", template="{prompt} Explain.")
@@ -104,7 +141,15 @@ def test_a_chat_template_words_the_prompts_of_a_run_and_without_one_they_are_pla
 
 @pytest.mark.slow
 def test_sft_takes_the_worked_solutions_as_completions(base, tmp_path):
-    result = rlflow.run("sft", model=str(base), data={"source": str(PROBLEMS), "completion": "answer"}, prompts=8, iterations=3,
-                        held_out=0, lr=1e-2, out=str(tmp_path))
+    result = rlflow.run(
+        "sft",
+        model=str(base),
+        data={"source": str(PROBLEMS), "completion": "answer"},
+        prompts=8,
+        iterations=3,
+        held_out=0,
+        lr=1e-2,
+        out=str(tmp_path),
+    )
     losses = [row["actor.update/loss"] for row in metrics(result.folder)]
     assert losses[0] > losses[1] > losses[2]

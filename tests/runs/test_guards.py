@@ -21,7 +21,9 @@ def rate(share):
 
 def test_each_cause_of_missing_rewards_is_said_once_and_not_where_the_run_stops_for_them():
     asked = []
-    guard = Guard(Options(max_missing=0.5), lambda: asked.append(1) or {NONE: "f.py:1: None", NAN: "x" * 1000})
+    guard = Guard(
+        Options(max_missing=0.5), lambda: asked.append(1) or {NONE: "f.py:1: None", NAN: "x" * 1000}
+    )
     some = missing(2, NONE) | missing(1, NONE, "reward#2") | rate(0.25)
     (said,) = guard.missing_warnings(some)
     assert said.startswith("3 rewards are missing, and their rows are left out: f/none: f.py:1: None")
@@ -34,15 +36,26 @@ def test_each_cause_of_missing_rewards_is_said_once_and_not_where_the_run_stops_
     assert len(said) < 500
 
 
-@pytest.mark.parametrize("figure", [Figure(Of.STAGE, "missing_calls", "tools"), Figure(Of.LOGGED, "missing_calls"),
-                                    Figure(Of.LOGGED, "missing_calls", "reward", "reward", "f"), Figure(Of.STATE, "missing_none")])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        Figure(Of.STAGE, "missing_calls", "tools"),
+        Figure(Of.LOGGED, "missing_calls"),
+        Figure(Of.LOGGED, "missing_calls", "reward", "reward", "f"),
+        Figure(Of.STATE, "missing_none"),
+    ],
+)
 def test_nothing_else_is_taken_for_missing_rewards(figure):
     assert list(Guard(Options(), dict).missing_warnings({figure: 3.0} | rate(0.0))) == []
 
 
 def test_updates_that_take_no_step_end_the_run_and_other_numbers_of_that_name_do_not():
     guard, stuck = Guard(Options(max_bad=2), dict), {Figure(Of.UPDATE, "steps", "actor.update", "actor"): 0.0}
-    others = {Figure(Of.STAGE, "steps", "tools"): 0.0, Figure(Of.LOGGED, "steps"): 0.0, Figure(Of.STATE, "steps"): 0.0}
+    others = {
+        Figure(Of.STAGE, "steps", "tools"): 0.0,
+        Figure(Of.LOGGED, "steps"): 0.0,
+        Figure(Of.STATE, "steps"): 0.0,
+    }
     for iteration in range(5):
         guard.check(iteration, others, IterationSummary())
     guard.check(5, stuck, IterationSummary())
@@ -52,18 +65,31 @@ def test_updates_that_take_no_step_end_the_run_and_other_numbers_of_that_name_do
 
 def test_only_scores_say_how_many_rewards_are_missing():
     guard = Guard(Options(max_missing=0.5), lambda: {Cause("raised", "f"): "no"})
-    guard.check(0, {Figure(Of.STAGE, "reward/missing_rate", "tools"): 1.0, Figure(Of.LOGGED, "missing_rate"): 1.0}, IterationSummary())
+    guard.check(
+        0,
+        {Figure(Of.STAGE, "reward/missing_rate", "tools"): 1.0, Figure(Of.LOGGED, "missing_rate"): 1.0},
+        IterationSummary(),
+    )
     with pytest.raises(StageError, match=r"75% of the rewards are missing.*f/raised: no.*rewards.txt"):
         guard.check(1, rate(0.75), IterationSummary())
 
 
-@pytest.mark.parametrize(("summary", "says"), [
-    (IterationSummary(broken=["3.0"]), "position.sample: 3.0"), (IterationSummary(largest=("scores", 9.0)), "none: the gradient is not"),
-    (IterationSummary(largest=("scores", 1e38)), "gradient is too large for float32, since 'scores' has numbers of 1e"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("summary", "says"),
+    [
+        (IterationSummary(broken=["3.0"]), "position.sample: 3.0"),
+        (IterationSummary(largest=("scores", 9.0)), "none: the gradient is not"),
+        (
+            IterationSummary(largest=("scores", 1e38)),
+            "gradient is too large for float32, since 'scores' has numbers of 1e",
+        ),
+    ],
+)
 def test_a_run_without_a_finite_step_ends_with_what_is_not_finite(summary, says):
     with pytest.raises(StageError, match=says):
-        Guard(Options(max_bad=1), dict).check(2, {Figure(Of.UPDATE, "steps", "critic.update", "critic"): 0.0}, summary)
+        Guard(Options(max_bad=1), dict).check(
+            2, {Figure(Of.UPDATE, "steps", "critic.update", "critic"): 0.0}, summary
+        )
 
 
 def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
@@ -77,7 +103,13 @@ def test_a_loss_that_is_not_finite_while_its_gradient_is_is_told():
 
 def test_adapters_that_merging_rounds_away_are_told_once():
     guard = Guard(Options(), dict)
-    figures = {Figure(Of.UPDATE, "merge_rounding", f"{role}.update", role): share for role, share in (("actor", 0.84), ("critic", 0.5))}
+    figures = {
+        Figure(Of.UPDATE, "merge_rounding", f"{role}.update", role): share
+        for role, share in (("actor", 0.84), ("critic", 0.5))
+    }
     (warning,) = guard.merge_warnings(figures)
-    assert "actor.update: merged into weights of fewer bits, what the adapters have learned is off by 84%" in warning
+    assert (
+        "actor.update: merged into weights of fewer bits, what the adapters have learned is off by 84%"
+        in warning
+    )
     assert list(guard.merge_warnings(figures)) == []

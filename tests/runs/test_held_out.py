@@ -21,7 +21,15 @@ from rlflow.runs.report import summary
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-SMALL = {"model": MODEL, "prompts": 4, "iterations": 2, "eval_every": 1, "save_every": 0, "threads": 1, "hp.max_tokens": 3}
+SMALL = {
+    "model": MODEL,
+    "prompts": 4,
+    "iterations": 2,
+    "eval_every": 1,
+    "save_every": 0,
+    "threads": 1,
+    "hp.max_tokens": 3,
+}
 
 
 def evaluated(tmp_path, held_out, **keywords):
@@ -34,7 +42,8 @@ def evaluated(tmp_path, held_out, **keywords):
 def test_accuracy_is_measured_before_the_first_iteration_and_as_often_as_asked_for(tmp_path):
     lines = evaluated(tmp_path, 5)
     assert [line["iteration"] for line in lines] == [0, 1, 2]
-    assert all(line[f"evaluation/{name}"] * 5 % 1 == 0 for line in lines for name in ("greedy", "sampled"))  # of five prompts
+    # of five prompts
+    assert all(line[f"evaluation/{name}"] * 5 % 1 == 0 for line in lines for name in ("greedy", "sampled"))
 
 
 def test_without_held_out_prompts_nothing_is_measured(tmp_path):
@@ -42,18 +51,25 @@ def test_without_held_out_prompts_nothing_is_measured(tmp_path):
 
 
 def answers_of(folder, iteration):
-    return [json.loads(line) for line in (folder / "evaluations" / f"after-00000{iteration}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "evaluations" / f"after-00000{iteration}.jsonl").read_text().splitlines()
+    ]
 
 
 def sums(path, first, count):
-    path.write_text("".join(json.dumps({"ask": f"{first} + {n} =", "sum": str(first + n)}) + "\n" for n in range(count)))
+    path.write_text(
+        "".join(json.dumps({"ask": f"{first} + {n} =", "sum": str(first + n)}) + "\n" for n in range(count))
+    )
     return path
 
 
 def test_prompts_of_a_further_set_that_were_worded_before_are_told_by_its_name(tmp_path):
     model, file = shutil.copytree(MODEL, tmp_path / "model"), tmp_path / "hard.jsonl"
     (model / "chat_template.jinja").write_text("{% for m in messages %}<eos>{{ m.content }}{% endfor %}")
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("1 + 1", "<eos>1 + 2", "2 + 2")))
+    file.write_text(
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("1 + 1", "<eos>1 + 2", "2 + 2"))
+    )
     algorithm = load_flow("grpo")
     graph = compile_flow(algorithm, override(algorithm.parameters.hp, {"max_tokens": 3}, "hp.")).graph
     roles = bind_roles(graph, sort_values({"model": str(model)}, [use.name for use in graph.roles]))
@@ -62,32 +78,45 @@ def test_prompts_of_a_further_set_that_were_worded_before_are_told_by_its_name(t
         opened = {"hard": open_data(file, tokenizer=model, chat=chat)}
         usable_sets(graph, roles, options, lambda names, opened=opened: opened, notes.append, False)
     (told,) = notes
-    assert told.startswith(f"{file}:2: warning: 1 of 3 prompts of the held-out set 'hard' hold control tokens already")
+    assert told.startswith(
+        f"{file}:2: warning: 1 of 3 prompts of the held-out set 'hard' hold control tokens already"
+    )
 
 
 @pytest.mark.slow
 def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their_answers_are_kept(tmp_path):
-    small, fields = sums(tmp_path / "small.jsonl", 1, 6), {"data.small.prompt": "ask", "data.small.answer": "sum"}
+    small, fields = (
+        sums(tmp_path / "small.jsonl", 1, 6),
+        {"data.small.prompt": "ask", "data.small.answer": "sum"},
+    )
     keywords = {"eval": [f"small={small}"], "eval_samples": 4, **fields}
     lines = evaluated(tmp_path, 5, name="both", **keywords)
     assert [line["iteration"] for line in lines] == [0, 1, 2]
     figures = {"sampled", "greedy", "mean@4", "pass@1", "pass@2", "pass@4", "maj@2", "maj@4"}
     assert {name for name in lines[0] if name != "iteration"} == {
-        f"evaluation/{name}" for name in (*figures, "small/prompts", *(f"small/{name}" for name in figures))}
+        f"evaluation/{name}" for name in (*figures, "small/prompts", *(f"small/{name}" for name in figures))
+    }
     assert lines[0]["evaluation/small/prompts"] == 6
-    assert sorted(path.name for path in (tmp_path / "both/evaluations").iterdir()) == [f"after-00000{n}.jsonl" for n in range(3)]
+    assert sorted(path.name for path in (tmp_path / "both/evaluations").iterdir()) == [
+        f"after-00000{n}.jsonl" for n in range(3)
+    ]
     kept = answers_of(tmp_path / "both", 2)
     assert [row["set"] for row in kept] == [""] * 4 + ["small"] * 6
     assert [(row["record"], row["prompt"], row["answer"], row["role"], row["seed"]) for row in kept[4:]] == [
-        (n, f"1 + {n} =", str(1 + n), "actor", 0) for n in range(6)]
+        (n, f"1 + {n} =", str(1 + n), "actor", 0) for n in range(6)
+    ]
     each = [answer for row in kept for answer in (row["greedy"], *row["sampled"])]
     assert {len(row["sampled"]) for row in kept} == {4}
-    assert all(answer.keys() == {"completion", "score", "extracted", "truncated", "tokens"} for answer in each)
-    assert all(answer["truncated"] == (len(answer["completion"]) == 3) for answer in each)  # a token is a letter
+    assert all(
+        answer.keys() == {"completion", "score", "extracted", "truncated", "tokens"} for answer in each
+    )
+    # a token is a letter
+    assert all(answer["truncated"] == (len(answer["completion"]) == 3) for answer in each)
     assert {answer["truncated"] for answer in each} == {True, False}
     right = [answer["score"] for row in kept[4:] for answer in row["sampled"]]
     assert lines[-1]["evaluation/small/pass@1"] == lines[-1]["evaluation/small/sampled"] == sum(right) / 24
-    assert evaluated(tmp_path, 0, name="alone", eval=[f"small={small}"], **fields) == []  # nothing held out of the data
+    # nothing held out of the data
+    assert evaluated(tmp_path, 0, name="alone", eval=[f"small={small}"], **fields) == []
     first, several = (answers_of(tmp_path / name, 0) for name in ("alone", "both"))
     assert [row["sampled"][0] for row in first] == [row["sampled"][0] for row in several[4:]]
     assert [row["greedy"] for row in first] == [row["greedy"] for row in several[4:]]
@@ -97,7 +126,9 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
 
 
 def test_a_prompt_of_a_pair_is_answered_once(tmp_path):
-    folder = rlflow.run("dpo", out=str(tmp_path), name="pairs", prompts=4, iterations=1, held_out=6, save_every=0, threads=1).folder
+    folder = rlflow.run(
+        "dpo", out=str(tmp_path), name="pairs", prompts=4, iterations=1, held_out=6, save_every=0, threads=1
+    ).folder
     kept = answers_of(folder, 0)
     assert len({row["record"] for row in kept}) == len(kept) >= 6
 
@@ -133,14 +164,19 @@ def three(prompts, one, other, judge, reward):
     judge.update(last, likelihood)
 
 
-def test_each_role_that_answers_the_prompts_of_the_data_is_evaluated_by_name_and_samples_name_theirs(tmp_path):
+def test_each_role_that_answers_the_prompts_of_the_data_is_evaluated_by_name_and_samples_name_theirs(
+    tmp_path,
+):
     data = str(write_sums(tmp_path / "sums.jsonl"))
     small = {name: value for name, value in SMALL.items() if name != "hp.max_tokens"}
     result = rlflow.run(three, data=data, out=str(tmp_path), held_out=4, **small)
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     judged = [line for line in lines if "evaluation/greedy" in line]
     named = {f"evaluation/{role}/{name}" for role in ("one", "other") for name in ("greedy", "sampled")}
-    assert all({name for name in line if name.count("/") == 2 and name.startswith("evaluation/")} == named for line in judged)
+    assert all(
+        {name for name in line if name.count("/") == 2 and name.startswith("evaluation/")} == named
+        for line in judged
+    )
     assert all(line["evaluation/sampled"] == line["evaluation/one/sampled"] for line in judged)
     assert result.after.roles.keys() == {"one", "other"}
     assert "other greedy" in summary(result)

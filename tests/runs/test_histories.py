@@ -1,5 +1,5 @@
-"""Runs of flows of drawn shapes, whose rows are asked, chosen, joined and merged: on two ranks, with nodes that begin late, or killed at
-any node, they are the run in one process that nothing happens to."""
+"""Runs of flows of drawn shapes, whose rows are asked, chosen, joined and merged: on two ranks, with nodes
+that begin late, or killed at any node, they are the run in one process that nothing happens to."""
 
 import os
 import random
@@ -24,7 +24,15 @@ def started(out, name, shape, **changes):
     """A run of a flow of this shape, from a file of its own."""
     path = out / "shape.py"
     path.write_text(f"{DRAWN.read_text()}\n\ngenerated = drawn(**{shape!r})\n")
-    keywords = {"backend": "null", "prompts": 3, "iterations": ITERATIONS, "save_every": 1, "held_out": 0, "prove": "off", "quiet": True}
+    keywords = {
+        "backend": "null",
+        "prompts": 3,
+        "iterations": ITERATIONS,
+        "save_every": 1,
+        "held_out": 0,
+        "prove": "off",
+        "quiet": True,
+    }
     rlflow.run(f"{path}::generated", **{**keywords, **changes}, out=str(out), name=name)
 
 
@@ -54,9 +62,11 @@ def checked(out, shape, seed):
         started(out, name, shape, **changes)
 
     assert in_child(partial(again, "ranks", pools="all=2@threads")) == 0
-    assert metrics(out / "ranks") == [pytest.approx(line, rel=1e-12) for line in wanted.metrics]  # a loss is added up in another order
+    # a loss is added up in another order
+    assert metrics(out / "ranks") == [pytest.approx(line, rel=1e-12) for line in wanted.metrics]
     assert fates(out / "ranks") == fates(out / "straight")
-    ended = in_child(partial(again, "killed", dies_at=1 + seed % 40))  # or a little later, or never, as nodes run side by side
+    # or a little later, or never, as nodes run side by side
+    ended = in_child(partial(again, "killed", dies_at=1 + seed % 40))
     assert ended in (0, -signal.SIGKILL)
     if not list((out / "killed").glob("checkpoints/step-*")):
         return

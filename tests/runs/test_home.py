@@ -1,4 +1,5 @@
-"""A run keeps its folder: whatever becomes of the working directory, of the folder itself, of the model folder, and of what lies in it."""
+"""A run keeps its folder: whatever becomes of the working directory, of the folder itself, of the model
+folder, and of what lies in it."""
 
 import json
 import os
@@ -25,7 +26,14 @@ ITERATIONS = 4
 
 
 def null_run(out, name="run", **changes):
-    keywords = {"backend": "null", "prompts": 4, "iterations": ITERATIONS, "save_every": 1, "out": str(out), "name": name}
+    keywords = {
+        "backend": "null",
+        "prompts": 4,
+        "iterations": ITERATIONS,
+        "save_every": 1,
+        "out": str(out),
+        "name": name,
+    }
     return rlflow.run("grpo", **{**keywords, **changes})
 
 
@@ -58,8 +66,23 @@ def test_a_stage_that_changes_directory_harms_nothing(tmp_path, monkeypatch, wan
 
 def refused(action, tmp_path):
     """What a run says that ends with 2."""
-    words = ["run", "grpo", "--backend", "null", "--prompts", 4, "--iterations", ITERATIONS, "--save-every", 0, "--out", tmp_path / "runs",
-             "--name", "run", "--quiet"]
+    words = [
+        "run",
+        "grpo",
+        "--backend",
+        "null",
+        "--prompts",
+        4,
+        "--iterations",
+        ITERATIONS,
+        "--save-every",
+        0,
+        "--out",
+        tmp_path / "runs",
+        "--name",
+        "run",
+        "--quiet",
+    ]
     said = command(words, tmp_path / "said", action)
     assert said.code == 2, said.err
     return said.err
@@ -135,7 +158,9 @@ def test_a_run_needs_nothing_of_its_model_folder_once_it_has_begun(task, tmp_pat
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
     (folder / "stray.json").write_bytes(b"0" * (65 << 20))
-    straight = run("grpo", {**task, "model": str(folder)}, "straight", iterations=2, prompts=4, held_out=0, save_every=1).folder
+    straight = run(
+        "grpo", {**task, "model": str(folder)}, "straight", iterations=2, prompts=4, held_out=0, save_every=1
+    ).folder
     saved = load_latest(straight).snapshot.files
 
     def losing():
@@ -146,8 +171,13 @@ def test_a_run_needs_nothing_of_its_model_folder_once_it_has_begun(task, tmp_pat
     lost = straight.with_name("lost")
     assert list(differences(content(lost), content(straight))) == []
     assert load_latest(lost).snapshot.files == saved
-    assert sorted(saved) == sorted(f"actor/{path.name}" for path in Path(MODEL).iterdir() if path.suffix == ".json")
-    one, other = ({path.name: path.read_bytes() for path in (each / "final/actor").iterdir()} for each in (lost, straight))
+    assert sorted(saved) == sorted(
+        f"actor/{path.name}" for path in Path(MODEL).iterdir() if path.suffix == ".json"
+    )
+    one, other = (
+        {path.name: path.read_bytes() for path in (each / "final/actor").iterdir()}
+        for each in (lost, straight)
+    )
     assert one == other
     assert (Path(MODEL) / "tokenizer.json").read_bytes() == one["tokenizer.json"]
 
@@ -206,7 +236,15 @@ def content_without_metrics(folder):
     return saved.iteration, saved.tensors, saved.state
 
 
-READ = ("metrics.jsonl", "status.json", "notes.txt", "settings.json", "bounds.txt", "timeline.json", "identity.json")
+READ = (
+    "metrics.jsonl",
+    "status.json",
+    "notes.txt",
+    "settings.json",
+    "bounds.txt",
+    "timeline.json",
+    "identity.json",
+)
 
 
 @pytest.mark.slow
@@ -281,7 +319,9 @@ def test_a_disk_that_is_full_as_a_run_goes_on_leaves_no_iteration_twice(half, tm
     assert in_child(full) == 0
     assert [line["iteration"] for line in metrics(folder)] == list(range(ITERATIONS))
     assert list(differences(content(folder), wanted)) == []
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".") or path.suffix == ".aside"] == []
+    assert [
+        path.name for path in folder.iterdir() if path.name.startswith(".") or path.suffix == ".aside"
+    ] == []
     assert status.read(folder).state == "done"
     assert json.loads((folder / "settings.json").read_text())["options"]["iterations"] == ITERATIONS
 

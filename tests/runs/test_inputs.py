@@ -1,4 +1,5 @@
-"""What a run depends on beside its settings and its graph: resume refuses it by name where it changed, or says so where that is enough."""
+"""What a run depends on beside its settings and its graph: resume refuses it by name where it changed, or
+says so where that is enough."""
 
 import json
 import os
@@ -28,7 +29,10 @@ from rlflow.runs.session import start_run
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
-REWARD = "from scale import times\n\n\ndef score(completion):\n    from inner import add\n    return times(len(completion)) + add(1)\n"
+REWARD = (
+    "from scale import times\n\n\ndef score(completion):\n    from inner import add\n    return "
+    "times(len(completion)) + add(1)\n"
+)
 FILES = {
     "judge/rules.py": REWARD,
     "judge/scale.py": "FACTOR = 2\n\n\ndef times(x):\n    return FACTOR * x\n",
@@ -45,8 +49,9 @@ def ground(tmp_path_factory):
 
 
 def made(place):
-    """A reward with modules of its own, two model folders, data, a flow whose file imports a module beside it; and a run of one iteration
-    on the null backend, which loads no weights but depends on those it is given."""
+    """A reward with modules of its own, two model folders, data, a flow whose file imports a module beside
+    it; and a run of one iteration on the null backend, which loads no weights but depends on those it is
+    given."""
     for name, content in FILES.items():
         (place / name).parent.mkdir(exist_ok=True, parents=True)
         (place / name).write_text(content)
@@ -54,9 +59,20 @@ def made(place):
         shutil.copytree(MODEL, place / name)
     rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(40)]
     (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "mine.py").write_text(f"import tilt  # noqa: F401\n{(algorithms_folder() / 'grpo.py').read_text()}")
-    keywords = {"backend": "null", "prompts": 4, "iterations": 1, "held_out": 4, "model": f"{place}/model", "out": f"{place}/runs",
-                "data": f"{place}/sums.jsonl", "reward": f"{place}/judge/rules.py:score", "reference": {"model": f"{place}/reference"}}
+    (place / "mine.py").write_text(
+        f"import tilt  # noqa: F401\n{(algorithms_folder() / 'grpo.py').read_text()}"
+    )
+    keywords = {
+        "backend": "null",
+        "prompts": 4,
+        "iterations": 1,
+        "held_out": 4,
+        "model": f"{place}/model",
+        "out": f"{place}/runs",
+        "data": f"{place}/sums.jsonl",
+        "reward": f"{place}/judge/rules.py:score",
+        "reference": {"model": f"{place}/reference"},
+    }
     rlflow.run(f"{place}/mine.py::grpo", **{"hp.beta": 0.1}, **keywords)
     return place
 
@@ -92,7 +108,8 @@ class Said(Quiet):
 def go_on(folder, how=resume.resume, **changes):
     load.cache_clear()  # a flow's file is loaded once per process
     said = Said()
-    how(folder, {"iterations": 2, **changes}, said, trust=True)  # changed files elsewhere are asked about first
+    # changed files elsewhere are asked about first
+    how(folder, {"iterations": 2, **changes}, said, trust=True)
     return said.notes
 
 
@@ -118,20 +135,47 @@ def added(path):
 
 CHANGES = {
     "reward": ("judge/rules.py", edited("+ add(1)", "- add(1)"), "rules.py:score: sha256 "),
-    "its module": ("judge/scale.py", edited("FACTOR = 2", "FACTOR = -2"), "rules.py:score: scale.py: sha256 "),
-    "its module's module": ("judge/inner/sums.py", edited("x + 1", "x - 1"), "rules.py:score: inner/sums.py: sha256 "),
+    "its module": (
+        "judge/scale.py",
+        edited("FACTOR = 2", "FACTOR = -2"),
+        "rules.py:score: scale.py: sha256 ",
+    ),
+    "its module's module": (
+        "judge/inner/sums.py",
+        edited("x + 1", "x - 1"),
+        "rules.py:score: inner/sums.py: sha256 ",
+    ),
     "the flow's module": ("tilt.py", edited("0.5", "0.25"), "flow mine.py: tilt.py: sha256 "),
     "weights": ("model/model.safetensors", flipped, "actor: model.safetensors: sha256 "),
-    "weights of the frozen reference": ("reference/model.safetensors", flipped, "reference: model.safetensors: sha256 "),
+    "weights of the frozen reference": (
+        "reference/model.safetensors",
+        flipped,
+        "reference: model.safetensors: sha256 ",
+    ),
     "weights that are gone": ("reference/model.safetensors", Path.unlink, "→ nothing"),
-    "configuration": ("reference/config.json", edited("10000.0", "31.5"),
-                      "reference: config.json rope_parameters.rope_theta: 10000.0 → 31.5"),
-    "end token": ("model/generation_config.json", config(eos_token_id=7), "actor: generation_config.json eos_token_id: 1 → 7"),
-    "tokenizer": ("model/tokenizer.json", edited('"truncation": null', '"truncation":  null'), "actor: tokenizer.json: sha256 "),
+    "configuration": (
+        "reference/config.json",
+        edited("10000.0", "31.5"),
+        "reference: config.json rope_parameters.rope_theta: 10000.0 → 31.5",
+    ),
+    "end token": (
+        "model/generation_config.json",
+        config(eos_token_id=7),
+        "actor: generation_config.json eos_token_id: 1 → 7",
+    ),
+    "tokenizer": (
+        "model/tokenizer.json",
+        edited('"truncation": null', '"truncation":  null'),
+        "actor: tokenizer.json: sha256 ",
+    ),
     "chat template": ("model/chat_template.jinja", added, "actor: chat_template.jinja: nothing → sha256 "),
-    "special token": ("model/tokenizer_config.json", config(eos_token="!"), 'actor: tokenizer_config.json eos_token: "'),
+    "special token": (
+        "model/tokenizer_config.json",
+        config(eos_token="!"),
+        'actor: tokenizer_config.json eos_token: "',
+    ),
     "held-out data": ("sums.jsonl", edited('"answer": "', '"answer": "1'), "held-out records: digest "),
-}  # fmt: skip
+}
 
 
 QUICK = ("reward", "its module's module", "weights of the frozen reference", "configuration", "held-out data")
@@ -167,14 +211,25 @@ def renamed_copy(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [
-    lambda place: edited("FACTOR = 2", "FACTOR = 2  # a comment")(place / "judge/scale.py"),
-    lambda place: edited("not imported", "changed")(place / "judge/never.py"),
-    lambda place: config(transformers_version="0.0")(place / "model/config.json"),
-    lambda place: (place / "model/README.md").write_text("of no matter"),
-    lambda place: os.utime(place / "model/model.safetensors"),
-    lambda place: renamed_copy(place / "reference"),
-], ids=["a comment", "a file that is not imported", "who wrote a config", "a stranger beside a model", "a time", "a copy"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda place: edited("FACTOR = 2", "FACTOR = 2  # a comment")(place / "judge/scale.py"),
+        lambda place: edited("not imported", "changed")(place / "judge/never.py"),
+        lambda place: config(transformers_version="0.0")(place / "model/config.json"),
+        lambda place: (place / "model/README.md").write_text("of no matter"),
+        lambda place: os.utime(place / "model/model.safetensors"),
+        lambda place: renamed_copy(place / "reference"),
+    ],
+    ids=[
+        "a comment",
+        "a file that is not imported",
+        "who wrote a config",
+        "a stranger beside a model",
+        "a time",
+        "a copy",
+    ],
+)
 def test_what_does_not_matter_is_no_change(change, place, begun):
     change(place)
     assert [note for note in go_on(begun) if "changed" in note or "cannot be told" in note] == []
@@ -183,9 +238,15 @@ def test_what_does_not_matter_is_no_change(change, place, begun):
 def test_variables_of_the_chat_template_are_part_of_a_run_each_by_its_name(place):
     data = open_data(place / "sums.jsonl")
     variables = {"enable_thinking": False, "date": "1 May"}
-    parts = [find_dependencies(Sources(place / "mine.py", {}, {}, training, data, None), Options()).identity.kept
-             for training in (data, replace(data, wording=Wording(template_kwargs=variables)))]  # fmt: skip
-    assert parts[1] == {**parts[0], "chat template: enable_thinking": "false", "chat template: date": '"1 May"'}
+    parts = [
+        find_dependencies(Sources(place / "mine.py", {}, {}, training, data, None), Options()).identity.kept
+        for training in (data, replace(data, wording=Wording(template_kwargs=variables)))
+    ]
+    assert parts[1] == {
+        **parts[0],
+        "chat template: enable_thinking": "false",
+        "chat template: date": '"1 May"',
+    }
 
 
 def recorded(folder, **changes):
@@ -205,7 +266,9 @@ def test_versions_and_machines_are_told_of_and_recorded_anew(begun):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [None, b"", b"{", b"[" * 9999, b'{"format": "rlflow-identity", "version": 2}'])
+@pytest.mark.parametrize(
+    "left", [None, b"", b"{", b"[" * 9999, b'{"format": "rlflow-identity", "version": 2}']
+)
 def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
     if left is None:
         (begun / identity.FILE).unlink()
@@ -217,7 +280,9 @@ def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
 
 def test_an_identity_that_cannot_be_read_says_why(tmp_path):
     (tmp_path / identity.FILE).write_text('{"format": "another"}')
-    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: Input should be 'rlflow-identity'"):
+    with pytest.raises(
+        ValueError, match=f"{identity.FILE} cannot be read: Input should be 'rlflow-identity'"
+    ):
         identity.read(tmp_path)
     (tmp_path / identity.FILE).unlink()
     (tmp_path / identity.FILE).mkdir()
@@ -249,7 +314,9 @@ def test_files_that_nobody_touched_are_not_read_again(tmp_path):
     recent = {"w": before["w"].model_copy(update={"recent": True})}
     assert len(compare_weights(recent, {"w": weight_file(path)}, {"w": path}, print)[1]) == 1
     changed = path.stat().st_ctime_ns
-    assert [weight_file(path, lambda now=changed + later: now).recent for later in (0, 2 * 10**9 - 1, 2 * 10**9)] == [True, True, False]
+    assert [
+        weight_file(path, lambda now=changed + later: now).recent for later in (0, 2 * 10**9 - 1, 2 * 10**9)
+    ] == [True, True, False]
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
@@ -264,21 +331,31 @@ def test_any_change_of_a_byte_is_noticed(tmp_path_factory, content, data):
     assert [change.name for change in changes] == ["w"]
 
 
-def test_all_files_that_others_may_have_touched_are_read_and_it_is_said_where_they_are_large(tmp_path, monkeypatch):
+def test_all_files_that_others_may_have_touched_are_read_and_it_is_said_where_they_are_large(
+    tmp_path, monkeypatch
+):
     paths = {name: tmp_path / name for name in ("a", "b", "c")}
     for name, path in paths.items():
         path.write_bytes(name.encode() * 500)
     now = {name: weight_file(path) for name, path in paths.items()}
-    before = {name: file.with_digest(digest(paths[name]) if name != "b" else "0" * 64) for name, file in now.items()}
+    before = {
+        name: file.with_digest(digest(paths[name]) if name != "b" else "0" * 64) for name, file in now.items()
+    }
     before |= {"gone": before["a"]}
     for large, lines in ((1500, []), (1499, [r"reading 1\.0 GiB of weights", r"read them in 0 s"])):
         monkeypatch.setattr(identity, "LARGE", large)
         said = []
         files, changes = compare_weights(before, now, paths, said.append)
-        assert [re.match(line, text) is not None for line, text in zip(lines, said, strict=True)] == [True] * len(lines)
-        assert {name: file.sha256 for name, file in files.items()} == {name: digest(path) for name, path in paths.items()}
+        assert [re.match(line, text) is not None for line, text in zip(lines, said, strict=True)] == [
+            True
+        ] * len(lines)
+        assert {name: file.sha256 for name, file in files.items()} == {
+            name: digest(path) for name, path in paths.items()
+        }
         assert [(change.name, change.before, change.now) for change in changes] == [
-            ("b", f"sha256 {'0' * 64}", f"sha256 {digest(paths['b'])}"), ("gone", f"sha256 {digest(paths['a'])}", identity.GONE)]
+            ("b", f"sha256 {'0' * 64}", f"sha256 {digest(paths['b'])}"),
+            ("gone", f"sha256 {digest(paths['a'])}", identity.GONE),
+        ]
 
 
 def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tmp_path):
@@ -295,7 +372,9 @@ def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tm
 def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
     """Else a resumed run would take all that there is for a change."""
     flow = load_flow("grpo")
-    config, hp = resolve_config(flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)})
+    config, hp = resolve_config(
+        flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)}
+    )
     folder = start_run(prepare(flow, hp, config, judge=None), Quiet()).folder
     assert identity.read(folder) is None
     assert any("cannot be told" in note for note in go_on(folder))

@@ -1,4 +1,5 @@
-"""A run that is killed at any call that changes its folder is resumed to the end of the run that was not, or never was there."""
+"""A run that is killed at any call that changes its folder is resumed to the end of the run that was not, or
+never was there."""
 
 import json
 import os
@@ -29,13 +30,20 @@ WHOLE = ("settings.json", "identity.json", "graph.json", "status.json", "bounds.
 
 
 def null_run(out, name="cut", **changes):
-    keywords = {"backend": "null", "prompts": 4, "iterations": ITERATIONS, "save_every": 1, "out": str(out), "name": name}
+    keywords = {
+        "backend": "null",
+        "prompts": 4,
+        "iterations": ITERATIONS,
+        "save_every": 1,
+        "out": str(out),
+        "name": name,
+    }
     return rlflow.run("grpo", **{**keywords, **changes})
 
 
 def killed_at(point, root, action):
-    """The exit status of a child that does this and is killed before its n-th change of what lies below ``root``; in the middle of it where
-    that is a write and n is odd."""
+    """The exit status of a child that does this and is killed before its n-th change of what lies below
+    ``root``; in the middle of it where that is a write and n is odd."""
 
     def dying():
         with faults.watching(*faults.below(root, faults.dying_at(point))):
@@ -65,8 +73,14 @@ def check_end(folder, wanted):
     if (ended.state, ended.iterations) != ("done", ITERATIONS):
         assert resumed(folder, iterations=ITERATIONS) == 0
     assert list(differences(content(folder), wanted)) == []
-    assert [path.name for path in (*folder.iterdir(), *(folder / "checkpoints").iterdir()) if path.name.startswith(".")] == []
-    assert (folder / "final/actor/null.txt").read_text() == f"{wanted.iteration} optimizer steps of no model\n"
+    assert [
+        path.name
+        for path in (*folder.iterdir(), *(folder / "checkpoints").iterdir())
+        if path.name.startswith(".")
+    ] == []
+    assert (
+        folder / "final/actor/null.txt"
+    ).read_text() == f"{wanted.iteration} optimizer steps of no model\n"
     assert (folder / "answers.jsonl").exists()
     assert status.read(folder).state == "done"
 
@@ -108,8 +122,8 @@ def laid_out(begun, out):
 
 
 def ordered(found):
-    """Once there is a checkpoint there always is one. The run's status is written with the time too, so on a slow machine the checkpoint
-    comes a few changes later than in another run."""
+    """Once there is a checkpoint there always is one. The run's status is written with the time too, so on a
+    slow machine the checkpoint comes a few changes later than in another run."""
     first = found.index(True)
     return all(found[first + 4 :])
 
@@ -160,7 +174,8 @@ def test_a_run_killed_before_its_final_models_is_finished_by_resume(straight, tm
     assert not (folder / "final").exists()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
     check_end(folder, straight[0])
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before  # nothing is saved twice
+    # nothing is saved twice
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
     with pytest.raises(PlanError, match="has done its iterations"):
         resume.resume(folder, {}, make_reporter(quiet=True))
 
@@ -195,8 +210,9 @@ def test_a_run_that_has_not_its_name_yet_leaves_no_run_behind(tmp_path):
 
 
 def check_whole(out):
-    """What is there after the power went: no run, or one that says what it is, whose logs reach as far as its checkpoint, and which has its
-    final models if it says that it is done. Gives the checkpoint's iteration."""
+    """What is there after the power went: no run, or one that says what it is, whose logs reach as far as its
+    checkpoint, and which has its final models if it says that it is done. Gives the checkpoint's
+    iteration."""
     if not (out / "cut").exists():
         return -1
     for name in ("settings.json", "identity.json", "graph.json"):

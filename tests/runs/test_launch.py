@@ -1,4 +1,5 @@
-"""Two launches into one run directory: one of them works, the other says who does. A killed process holds nothing."""
+"""Two launches into one run directory: one of them works, the other says who does. A killed process holds
+nothing."""
 
 import json
 import os
@@ -16,7 +17,14 @@ ROUNDS = 10
 @pytest.fixture
 def folder(tmp_path):
     """A run of one iteration."""
-    keywords = {"backend": "null", "prompts": 4, "threads": 1, "out": str(tmp_path), "name": "held", "hp.samples": 2}
+    keywords = {
+        "backend": "null",
+        "prompts": 4,
+        "threads": 1,
+        "out": str(tmp_path),
+        "name": "held",
+        "hp.samples": 2,
+    }
     return rlflow.run("grpo", iterations=1, **keywords).folder
 
 
@@ -34,7 +42,8 @@ def test_of_two_launches_at_once_one_works_and_the_other_exits_with_3_and_names_
 def test_the_lock_of_a_killed_run_is_taken_over_at_once(folder, tmp_path):
     for iterations in range(2, 5):
         assert killed_holder(folder, iterations, tmp_path).code == -9
-        assert json.loads((folder / "status.json").read_text())["state"] == "running"  # it had no time to say more
+        # it had no time to say more
+        assert json.loads((folder / "status.json").read_text())["state"] == "running"
         found = race(folder, iterations, tmp_path)
         assert (found.first.code, found.second.code) == (3, 0), found
         assert json.loads((folder / "status.json").read_text())["state"] == "done"

@@ -1,4 +1,5 @@
-"""Runs of models whose rotary frequencies follow the longest row: chosen once, recorded, and kept by who goes on."""
+"""Runs of models whose rotary frequencies follow the longest row: chosen once, recorded, and kept by who goes
+on."""
 
 import json
 
@@ -19,16 +20,32 @@ PROMPTS = ["1 + 1 =", "What is one and one, in a word? Say it."] * 4  # 39 bytes
 @pytest.fixture
 def settings(tmp_path):
     folder = make(tmp_path / "model", "llama")
-    config = LlamaConfig(**MARKS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                         max_position_embeddings=24, rope_parameters=ROPE)  # fmt: skip
+    config = LlamaConfig(
+        **MARKS,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=24,
+        rope_parameters=ROPE,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     records = [json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in PROMPTS]
     (tmp_path / "data.jsonl").write_text("".join(records))
     (tmp_path / "judge.py").write_text("def length(completion):\n    return len(completion.encode()) % 3\n")
     return {
-        "model": str(folder), "data": str(tmp_path / "data.jsonl"), "reward": f"{tmp_path}/judge.py:length", "out": str(tmp_path / "runs"),
-        "prompts": 4, "iterations": 1, "held_out": 0, "hp.samples": 2, "hp.max_tokens": 8, "threads": 1,
-    }  # fmt: skip
+        "model": str(folder),
+        "data": str(tmp_path / "data.jsonl"),
+        "reward": f"{tmp_path}/judge.py:length",
+        "out": str(tmp_path / "runs"),
+        "prompts": 4,
+        "iterations": 1,
+        "held_out": 0,
+        "hp.samples": 2,
+        "hp.max_tokens": 8,
+        "threads": 1,
+    }
 
 
 class Told(Quiet):
@@ -55,5 +72,7 @@ def test_a_run_chooses_frequencies_once_and_whoever_goes_on_keeps_them(settings)
 
 
 def test_a_longest_row_that_is_too_short_for_the_data_is_refused(settings):
-    with pytest.raises(PlanError, match=r"rows can be longer(.|\n)*--longest-row 40\n(.|\n)*--longest-row 47"):
+    with pytest.raises(
+        PlanError, match=r"rows can be longer(.|\n)*--longest-row 40\n(.|\n)*--longest-row 47"
+    ):
         rlflow.run("grpo", **settings, longest_row=40)

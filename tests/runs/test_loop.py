@@ -1,4 +1,5 @@
-"""The loop by itself, with workers that are in this process: what it does where these are lost, and when it looks at its folder."""
+"""The loop by itself, with workers that are in this process: what it does where these are lost, and when it
+looks at its folder."""
 
 import json
 from dataclasses import replace
@@ -36,7 +37,11 @@ class Copied:
     complete = True
 
     def __init__(self, models):
-        self.states = {role: (dict(model.trainer.state()), model.version) for role, model in models.items() if model.trainer is not None}
+        self.states = {
+            role: (dict(model.trainer.state()), model.version)
+            for role, model in models.items()
+            if model.trainer is not None
+        }
 
     def settled(self, seconds):
         return True
@@ -74,7 +79,15 @@ class Recovering(Workers):
 
 
 def context(tmp_path, flow="grpo", **keywords):
-    values = {"backend": "null", "prompts": 4, "iterations": 5, "save_every": 0, "commit_every": 0, "out": str(tmp_path), "name": "run"}
+    values = {
+        "backend": "null",
+        "prompts": 4,
+        "iterations": 5,
+        "save_every": 0,
+        "commit_every": 0,
+        "out": str(tmp_path),
+        "name": "run",
+    }
     source = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(source, None, values | keywords)
     return prepare(source, hp, config, judge=None)
@@ -85,7 +98,9 @@ def run(tmp_path, workers):
 
 
 def test_a_run_whose_pools_could_not_be_started_anew_ends_before_the_next_iteration_and_is_saved(tmp_path):
-    with pytest.raises(StageError, match=r"(?s)gcs_server \(pid 7\) has died.*saved as step-0*2; go on with: rlflow resume"):
+    with pytest.raises(
+        StageError, match=r"(?s)gcs_server \(pid 7\) has died.*saved as step-0*2; go on with: rlflow resume"
+    ):
         run(tmp_path, Workers(lost_at=3))
     assert load_latest(tmp_path / "run").snapshot.iteration == 2
 
@@ -132,7 +147,8 @@ class Told(Quiet):
 
 @pytest.mark.parametrize("deaths", [0, 1])
 def test_iterations_that_a_death_cut_are_repeated_as_if_nothing_had_been(tmp_path, deaths):
-    """What the run counts and writes is that of a run in which nobody died: state of the flow, rows, held-out accuracy, checkpoints."""
+    """What the run counts and writes is that of a run in which nobody died: state of the flow, rows, held-out
+    accuracy, checkpoints."""
     cut = context(tmp_path, counting, commit_every=2, eval_every=1, save_every=2, keep=9, held_out=12)
     run_plan, left, told = cut.executor.run, [deaths], Told()
 
@@ -148,14 +164,19 @@ def test_iterations_that_a_death_cut_are_repeated_as_if_nothing_had_been(tmp_pat
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["level"] for line in lines if "level" in line] == [1, 2, 3, 4, 5]
     evaluations = [line["iteration"] for line in lines if "level" not in line]
-    assert (sorted(evaluations), told.evaluations) == ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, *([3] * deaths), 4, 5])
+    assert (sorted(evaluations), told.evaluations) == (
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, *([3] * deaths), 4, 5],
+    )
     assert len(result.answers) == 10
     assert result.before is not None
     assert (result.totals.iterations, result.skipped, left) == (5, 0, [0])
     saved = sorted(path.name for path in (result.folder / "checkpoints").glob("step-*"))
     assert saved == ["step-00000002", "step-00000004", "step-00000005"]
     rows = [json.loads(line) for line in (result.folder / "samples.jsonl").read_text().splitlines()]
-    prompts = {iteration: [row["prompt"] for row in rows if row["iteration"] == iteration] for iteration in range(5)}
+    prompts = {
+        iteration: [row["prompt"] for row in rows if row["iteration"] == iteration] for iteration in range(5)
+    }
     assert sorted(prompts[0] + prompts[3]) != sorted(prompts[0] * 2)
     assert all(len(said) == 4 for said in prompts.values())
     assert len((result.folder / "fates.jsonl").read_text().splitlines()) == 5
@@ -216,14 +237,19 @@ def saved_steps(folder):
 
 
 def test_a_run_that_a_stage_ends_before_weights_change_saves_what_it_has_done(tmp_path):
-    with pytest.raises(StageError, match=r"(?s)the judge is away.*saved as step-0*3; go on with: rlflow resume"):
+    with pytest.raises(
+        StageError, match=r"(?s)the judge is away.*saved as step-0*3; go on with: rlflow resume"
+    ):
         start_run(context(tmp_path, failing_before), Quiet())
     assert saved_steps(tmp_path / "run") == (3, 3)
     assert load_latest(tmp_path / "run").snapshot.state["flow_state"] == {"level": 3.0}
 
 
 def test_a_run_that_fails_as_weights_change_says_that_they_are_lost(tmp_path):
-    with pytest.raises(StageError, match=r"(?s)no memory is left.*iteration 3 was changing weights.*no checkpoint is left: start"):
+    with pytest.raises(
+        StageError,
+        match=r"(?s)no memory is left.*iteration 3 was changing weights.*no checkpoint is left: start",
+    ):
         start_run(context(tmp_path, failing_within), Quiet())
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
 
@@ -302,7 +328,10 @@ def test_a_run_that_cannot_save_three_times_in_a_row_ends_and_says_where_it_is_s
 @pytest.mark.slow
 def test_what_no_place_takes_is_said_to_be_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(elsewhere, "_places", lambda folder: [])
-    with pytest.raises(PlanError, match=r"(?s)no other place takes it, so that it is lost; no checkpoint is left: start the run again"):
+    with pytest.raises(
+        PlanError,
+        match=r"(?s)no other place takes it, so that it is lost; no checkpoint is left: start the run again",
+    ):
         start_run(context(tmp_path, save_every=1, iterations=20), Blocking(tmp_path / "run"))
 
 

@@ -21,7 +21,15 @@ from rlflow.runs import resume
 
 @pytest.fixture
 def adapters(task, tmp_path):
-    return {**task, "iterations": 4, "held_out": 0, "save_every": 1, "lora": 4, "lr": 1e-2, "out": str(tmp_path / "runs")}
+    return {
+        **task,
+        "iterations": 4,
+        "held_out": 0,
+        "save_every": 1,
+        "lora": 4,
+        "lr": 1e-2,
+        "out": str(tmp_path / "runs"),
+    }
 
 
 @pytest.mark.slow
@@ -45,8 +53,10 @@ def test_a_run_of_adapters_cut_and_resumed_ends_like_the_run_that_was_not(adapte
 def test_the_final_model_and_the_export_are_the_merged_weights(adapters, tmp_path):
     folder = run("grpo", {**adapters, "iterations": 2}, "one").folder
     export(folder, tmp_path / "exported")
-    final, exported, base = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in
-                             (folder / "final" / "actor", tmp_path / "exported", MODEL))
+    final, exported, base = (
+        AutoModelForCausalLM.from_pretrained(one).state_dict()
+        for one in (folder / "final" / "actor", tmp_path / "exported", MODEL)
+    )
     assert final.keys() == exported.keys() == base.keys()
     assert all(torch.equal(tensor, exported[name]) for name, tensor in final.items())
     changed = {name for name in final if not torch.equal(final[name], base[name])}
@@ -77,7 +87,16 @@ def test_a_fork_may_go_on_with_all_weights_and_not_with_other_adapters(adapters)
 
 @pytest.mark.slow
 def test_adapters_learn_sums(tmp_path):
-    result = rlflow.run("grpo", prompts=24, iterations=6, held_out=100, lora=8, lr=3e-3, out=str(tmp_path), **{"hp.minibatch": 96})
+    result = rlflow.run(
+        "grpo",
+        prompts=24,
+        iterations=6,
+        held_out=100,
+        lora=8,
+        lr=3e-3,
+        out=str(tmp_path),
+        **{"hp.minibatch": 96},
+    )
     assert result.before.sampled < 0.5
     assert result.after.sampled > result.before.sampled + 0.15
 
@@ -96,5 +115,9 @@ def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(tm
     assert (code, "expected: int >= 0" in text) == (2, True)
     code, text = printed("run", file, "--help")
     assert code == 0
-    for name in ("lora int >= 0 = 0", "lora_alpha float > 0 and < inf = 16.0", "lora_targets 'all-linear' | 'attention' = all-linear"):
+    for name in (
+        "lora int >= 0 = 0",
+        "lora_alpha float > 0 and < inf = 16.0",
+        "lora_targets 'all-linear' | 'attention' = all-linear",
+    ):
         assert f"--ROLE.{name}" in text

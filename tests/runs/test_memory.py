@@ -1,4 +1,5 @@
-"""Runs within a limit of memory: the same bits, the moves that were planned, and bytes that are really freed."""
+"""Runs within a limit of memory: the same bits, the moves that were planned, and bytes that are really
+freed."""
 
 import json
 
@@ -19,30 +20,46 @@ BUFFERS = 4096  # bytes of buffers that are no weights
 
 def lines(result):
     found = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in ("seconds", "response/tokens_per_second")} for line in found]
+    return [
+        {name: value for name, value in line.items() if name not in ("seconds", "response/tokens_per_second")}
+        for line in found
+    ]
 
 
 def weights(result):
-    return {(path.parent.name, name): tensor for path in result.folder.glob("final/*/model.safetensors")
-            for name, tensor in load_file(path).items()}  # fmt: skip
+    return {
+        (path.parent.name, name): tensor
+        for path in result.folder.glob("final/*/model.safetensors")
+        for name, tensor in load_file(path).items()
+    }
 
 
 def in_memory(half):
     """Bytes of its storages, each once."""
     moments = getattr(half, "optimizer", None)
-    tensors = [*half.network.held(), *(t for state in (moments.state.values() if moments else ()) for t in state.values() if t.dim())]
+    tensors = [
+        *half.network.held(),
+        *(t for state in (moments.state.values() if moments else ()) for t in state.values() if t.dim()),
+    ]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What is really there after each time that the keeper settled something: bytes, and those that were planned."""
+    """What is really there after each time that the keeper settled something: bytes, and those that were
+    planned."""
     seen, settle = [], MemoryMover.settle
 
     def settled(self, needs):
         settle(self, needs)
         if self.course is not None:
-            seen.append((sum(map(in_memory, self._halves.values())), sum(self.course.sizes[part] for part in self.there), self.course))
+            seen.append(
+                (
+                    sum(map(in_memory, self._halves.values())),
+                    sum(self.course.sizes[part] for part in self.there),
+                    self.course,
+                )
+            )
 
     monkeypatch.setattr(MemoryMover, "settle", settled)
     return seen
@@ -65,5 +82,6 @@ def test_a_run_within_a_limit_ends_as_one_without_and_goes_on_within_another(tas
     assert json.loads((begun.folder / "weights.json").read_text()) == told
     for found, planned, course in measured:
         assert found <= planned + BUFFERS <= course.limit
-    assert sum(found >= planned for found, planned, _ in measured) > len(measured) / 2  # before a first step there are no moments
+    # before a first step there are no moments
+    assert sum(found >= planned for found, planned, _ in measured) > len(measured) / 2
     assert min(found for found, _, _ in measured) < 0.5 * courses[16_000_000].peak_without

@@ -15,7 +15,9 @@ def test_a_sampler_that_differs_from_its_trainer_is_told_of():
     assert "by 3 at most" in said
 
 
-@pytest.mark.parametrize("options", [Options(max_mismatch=1.3), Options(staleness=1), Options(backend="null")])
+@pytest.mark.parametrize(
+    "options", [Options(max_mismatch=1.3), Options(staleness=1), Options(backend="null")]
+)
 def test_nothing_is_said_of_what_is_small_or_meant(options):
     assert not list(mismatch_warnings(options, figures(APART)))
 

@@ -19,18 +19,35 @@ def found(folder, file, module=""):
 
 
 def test_what_is_imported_from_the_same_folder_is_followed_and_what_is_not_is_named(tmp_path):
-    written(tmp_path, one="import two, os.path\nfrom pack.inner import deep\nimport numpy as np", two="def f():\n    import three\n",
-            three="from rlflow import stage\nimport one", four="", pack__init="from . import beside", pack__beside="",
-            pack__inner__deep="from ..beside import x\nfrom ... import three")  # fmt: skip
+    written(
+        tmp_path,
+        one="import two, os.path\nfrom pack.inner import deep\nimport numpy as np",
+        two="def f():\n    import three\n",
+        three="from rlflow import stage\nimport one",
+        four="",
+        pack__init="from . import beside",
+        pack__beside="",
+        pack__inner__deep="from ..beside import x\nfrom ... import three",
+    )
     files = ["pack/__init__.py", "pack/beside.py", "pack/inner/deep.py", "three.py", "two.py"]
     assert found(tmp_path, "one.py") == (files, ["numpy", "rlflow"])
     assert found(tmp_path, "four.py") == ([], [])
 
 
 def test_of_a_module_of_a_package_what_lies_beside_the_package_is_another_package(tmp_path):
-    written(tmp_path, mine__init="", mine__judge="import numpy\nfrom mine.inner import a\nfrom .other import b", mine__inner="",
-            mine__other="", numpy__init="import numpy.core", numpy__core="")  # fmt: skip
-    assert found(tmp_path, "mine/judge.py", "mine.judge") == (["mine/__init__.py", "mine/inner.py", "mine/other.py"], ["numpy"])
+    written(
+        tmp_path,
+        mine__init="",
+        mine__judge="import numpy\nfrom mine.inner import a\nfrom .other import b",
+        mine__inner="",
+        mine__other="",
+        numpy__init="import numpy.core",
+        numpy__core="",
+    )
+    assert found(tmp_path, "mine/judge.py", "mine.judge") == (
+        ["mine/__init__.py", "mine/inner.py", "mine/other.py"],
+        ["numpy"],
+    )
 
 
 def test_rlflow_beside_a_file_is_known_by_its_version(tmp_path):
@@ -46,5 +63,7 @@ def test_a_file_that_is_no_python_imports_nothing_and_is_taken_as_it_is(content,
 
 
 def test_comments_and_layout_have_no_meaning(tmp_path):
-    written(tmp_path, one="x = 1  # one\n\n\ny = [\n    2,\n]\n", two="x = 1\ny = [2]\n", three="x = 1\ny = [3]\n")
+    written(
+        tmp_path, one="x = 1  # one\n\n\ny = [\n    2,\n]\n", two="x = 1\ny = [2]\n", three="x = 1\ny = [3]\n"
+    )
     assert meaning(tmp_path / "one.py") == meaning(tmp_path / "two.py") != meaning(tmp_path / "three.py")

@@ -1,4 +1,5 @@
-"""Names mean nothing: a flow has the same figures whatever its roles, stages, metrics and state are called."""
+"""Names mean nothing: a flow has the same figures whatever its roles, stages, metrics and state are
+called."""
 
 import json
 import random
@@ -47,35 +48,110 @@ def made(prompts, {actor}, {critic}, {judge}):
     {actor}.update(rows, {loss})
     {critic}.update(others, {loss})
 """
-PLAIN = {"actor": "actor", "critic": "critic", "judge": "judge", "first": "first", "second": "second", "third": "third",
-         "loss": "objective","column": "column", "other": "other", "state": "height", "one": "one",
-         "two": "two", "three": "three"}  # fmt: skip
+PLAIN = {
+    "actor": "actor",
+    "critic": "critic",
+    "judge": "judge",
+    "first": "first",
+    "second": "second",
+    "third": "third",
+    "loss": "objective",
+    "column": "column",
+    "other": "other",
+    "state": "height",
+    "one": "one",
+    "two": "two",
+    "three": "three",
+}
 METRICS = ("one", "two", "three")
-IDENTIFIERS = ["steps", "missing_x", "a", "a_b", "a_b_c", "x_1", "x_7", "policy", "reward", "response", "evaluation", "funnel", "seconds",
-               "generate", "update", "canary", "fates", "critic", "scores_mean", "mean", "env", "data", "kept"]  # fmt: skip
-TEXTS = [*IDENTIFIERS, "policy/entropy", "reward/missing_rate", "missing_calls", "update/steps", "funnel/rows_sampled", "lowest", "missing",
-         "response/length", "actor.update/steps", "missing_env_raised", "flat_groups", "sampled"]  # fmt: skip
+IDENTIFIERS = [
+    "steps",
+    "missing_x",
+    "a",
+    "a_b",
+    "a_b_c",
+    "x_1",
+    "x_7",
+    "policy",
+    "reward",
+    "response",
+    "evaluation",
+    "funnel",
+    "seconds",
+    "generate",
+    "update",
+    "canary",
+    "fates",
+    "critic",
+    "scores_mean",
+    "mean",
+    "env",
+    "data",
+    "kept",
+]
+TEXTS = [
+    *IDENTIFIERS,
+    "policy/entropy",
+    "reward/missing_rate",
+    "missing_calls",
+    "update/steps",
+    "funnel/rows_sampled",
+    "lowest",
+    "missing",
+    "response/length",
+    "actor.update/steps",
+    "missing_env_raised",
+    "flat_groups",
+    "sampled",
+]
 
 
 def hostile(seed):
     """A name for each part of the flow, no two alike but that a metric may be called as anything is."""
     chance = random.Random(seed)
-    names = dict(zip([part for part in PLAIN if part not in METRICS], chance.sample(IDENTIFIERS, len(PLAIN)), strict=False))
+    names = dict(
+        zip(
+            [part for part in PLAIN if part not in METRICS],
+            chance.sample(IDENTIFIERS, len(PLAIN)),
+            strict=False,
+        )
+    )
     return names | dict(zip(METRICS, chance.sample(TEXTS, len(METRICS)), strict=True))
 
 
 def ran(folder, names):
-    """The figures of each iteration of the flow under these names, called as in the plain flow; and how the run is told of."""
+    """The figures of each iteration of the flow under these names, called as in the plain flow; and how the
+    run is told of."""
     (folder / "flow.py").write_text(FLOW.format(**names))
-    run = rlflow.run(f"{folder}/flow.py::made", backend="null", prompts=3, iterations=3, max_bad=2, prove="off", save_every=0, seed=1,
-                     out=str(folder))  # fmt: skip
+    run = rlflow.run(
+        f"{folder}/flow.py::made",
+        backend="null",
+        prompts=3,
+        iterations=3,
+        max_bad=2,
+        prove="off",
+        save_every=0,
+        seed=1,
+        out=str(folder),
+    )
     table, back = read(run.folder), {name: part for part, name in names.items() if part not in METRICS}
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    figures = [by_figure({key: value for key, value in line.items() if key != "iteration"}, table) for line in lines]
+    figures = [
+        by_figure({key: value for key, value in line.items() if key != "iteration"}, table) for line in lines
+    ]
     notes = (run.folder / "notes.txt").read_text() if (run.folder / "notes.txt").exists() else ""
     last = summarised(run.folder).figures
-    told = (len(renamed(last)), len(plainly(last)), len(progress(last).split()), len(funnel_lines(last)), "missing" in notes)
-    return [{_plain(figure, names, back): value for figure, value in line.items() if figure.of is not Of.RUN} for line in figures], told
+    told = (
+        len(renamed(last)),
+        len(plainly(last)),
+        len(progress(last).split()),
+        len(funnel_lines(last)),
+        "missing" in notes,
+    )
+    return [
+        {_plain(figure, names, back): value for figure, value in line.items() if figure.of is not Of.RUN}
+        for line in figures
+    ], told
 
 
 def _plain(figure, names, back):
@@ -93,7 +169,9 @@ def plain(tmp_path_factory):
     return ran(tmp_path_factory.mktemp("plain"), PLAIN)
 
 
-@pytest.mark.parametrize("seed", [0, 11, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(1, 11), *range(12, 20)))])
+@pytest.mark.parametrize(
+    "seed", [0, 11, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(1, 11), *range(12, 20)))]
+)
 def test_every_figure_is_that_of_the_same_flow_under_plain_names(plain, tmp_path, seed):
     (found, told), (expected, so_told) = ran(tmp_path, hostile(seed)), plain
     assert [sorted(line.items()) for line in found] == [sorted(line.items()) for line in expected]

@@ -1,4 +1,5 @@
-"""What a run resolves, it resolves once: settings of backends, headers of model folders, where roles run, and the plan."""
+"""What a run resolves, it resolves once: settings of backends, headers of model folders, where roles run, and
+the plan."""
 
 import runpy
 
@@ -12,7 +13,11 @@ from rlflow.config.roles.bound import bind_roles
 from rlflow.runs.planning import place_roles
 
 ONCE = runpy.run_path(str(ROOT / "benchmarks" / "once.py"))
-SETTINGS = {f"settings {role}.{half}": 1 for role in ("actor", "critic", "reference") for half in ("trainer", "generator")}
+SETTINGS = {
+    f"settings {role}.{half}": 1
+    for role in ("actor", "critic", "reference")
+    for half in ("trainer", "generator")
+}
 
 
 @pytest.mark.slow
@@ -48,7 +53,10 @@ def test_nothing_looks_for_what_a_backend_can_do_by_its_name():
 def test_what_is_done_twice_is_named():
     once = {"settings actor.trainer": 1, "passes": 1}
     assert ONCE["more_than_once"](once, [{"settings actor.trainer": 1}]) == []
-    assert ONCE["more_than_once"]({**once, "passes": 2}, [{"layouts": 1}]) == ["driver: passes, 2 times", "worker: layouts"]
+    assert ONCE["more_than_once"]({**once, "passes": 2}, [{"layouts": 1}]) == [
+        "driver: passes, 2 times",
+        "worker: layouts",
+    ]
 
 
 def test_no_pools_are_no_placement():

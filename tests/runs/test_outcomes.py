@@ -26,7 +26,10 @@ def likelihood(new):
 @flow
 def samplers(prompts, actor, actor_b):
     """Two roles that are trained, and a baseline that is only read."""
-    one, other = actor.generate(prompts, samples=8, max_tokens=2), actor_b.generate(prompts, samples=6, max_tokens=2)
+    one, other = (
+        actor.generate(prompts, samples=8, max_tokens=2),
+        actor_b.generate(prompts, samples=6, max_tokens=2),
+    )
     actor.generate(prompts, max_tokens=2)
     actor.update(one, likelihood)
     actor_b.update(other, likelihood)
@@ -52,53 +55,107 @@ def account(*ends, opened=0):
 
 
 def test_sampled_and_used_are_of_the_account():
-    found = funnel(account(("actor.generate", Fate.TRAINED, "actor.update", "", 28),
-                                   ("actor.generate", Fate.LEFT_OUT, "actor.update", "scores is not finite", 4)), HEALTH)
-    assert found == {"funnel/rows_sampled": 32, "funnel/rows_scored": 30, "funnel/rows_mixed": 16, "funnel/rows_untruncated": 12,
-                     "funnel/rows_used": 28}
-    assert list(found) == [f"funnel/rows_{name}" for name in ("sampled", "scored", "mixed", "untruncated", "used")]
+    found = funnel(
+        account(
+            ("actor.generate", Fate.TRAINED, "actor.update", "", 28),
+            ("actor.generate", Fate.LEFT_OUT, "actor.update", "scores is not finite", 4),
+        ),
+        HEALTH,
+    )
+    assert found == {
+        "funnel/rows_sampled": 32,
+        "funnel/rows_scored": 30,
+        "funnel/rows_mixed": 16,
+        "funnel/rows_untruncated": 12,
+        "funnel/rows_used": 28,
+    }
+    assert list(found) == [
+        f"funnel/rows_{name}" for name in ("sampled", "scored", "mixed", "untruncated", "used")
+    ]
     assert keyed(without_funnel(figures(HEALTH | {"policy/entropy": 0.5}))) == {"policy/entropy": 0.5}
 
 
-@pytest.mark.parametrize(("fate", "cause"), [(Fate.LEFT_OUT, "not kept"), (Fate.LEFT_OUT, "not chosen"), (Fate.SURPLUS, ""),
-                                             (Fate.STALE, ""), (Fate.CARRIED, "")])
+@pytest.mark.parametrize(
+    ("fate", "cause"),
+    [
+        (Fate.LEFT_OUT, "not kept"),
+        (Fate.LEFT_OUT, "not chosen"),
+        (Fate.SURPLUS, ""),
+        (Fate.STALE, ""),
+        (Fate.CARRIED, ""),
+    ],
+)
 def test_rows_that_a_repeat_or_a_choice_dropped_are_a_step_of_their_own(fate, cause):
-    found = funnel(account(("actor.generate", Fate.TRAINED, "actor.update", "", 24),
-                           ("actor.generate", fate, "repeat", cause, 40), opened=8), HEALTH)
-    assert (found["funnel/rows_sampled"], found["funnel/rows_kept"], found["funnel/rows_used"]) == (72, 32, 24)
+    found = funnel(
+        account(
+            ("actor.generate", Fate.TRAINED, "actor.update", "", 24),
+            ("actor.generate", fate, "repeat", cause, 40),
+            opened=8,
+        ),
+        HEALTH,
+    )
+    assert (found["funnel/rows_sampled"], found["funnel/rows_kept"], found["funnel/rows_used"]) == (
+        72,
+        32,
+        24,
+    )
 
 
 def test_a_baseline_that_is_read_only_is_not_sampled_for_learning():
-    found = funnel(account(("actor.generate", Fate.TRAINED, "actor.update", "", 8),
-                                   ("actor.generate#2", Fate.READ, "actor.update", "", 4)))
+    found = funnel(
+        account(
+            ("actor.generate", Fate.TRAINED, "actor.update", "", 8),
+            ("actor.generate#2", Fate.READ, "actor.update", "", 4),
+        )
+    )
     assert found == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
 
 
 def test_what_learns_from_data_has_used_rows_alone():
-    assert funnel(account(("prompts", Fate.TRAINED, "actor.update", "", 64)), HEALTH) == {"funnel/rows_used": 64}
+    assert funnel(account(("prompts", Fate.TRAINED, "actor.update", "", 64)), HEALTH) == {
+        "funnel/rows_used": 64
+    }
     assert funnel(Account()) == {}
 
 
 def test_of_several_trained_roles_each_has_its_own_though_one_name_begins_the_other():
-    whole = account(("actor.generate", Fate.TRAINED, "actor.update", "", 8), ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 6))
-    found = funnel(whole, {"actor/funnel/rows_scored": 8.0, "actor_b/funnel/rows_scored": 5.0}, ("actor", "actor_b"))
-    assert found == {"actor/funnel/rows_sampled": 8, "actor/funnel/rows_scored": 8, "actor/funnel/rows_used": 8,
-                     "actor_b/funnel/rows_sampled": 6, "actor_b/funnel/rows_scored": 5, "actor_b/funnel/rows_used": 6}
+    whole = account(
+        ("actor.generate", Fate.TRAINED, "actor.update", "", 8),
+        ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 6),
+    )
+    found = funnel(
+        whole, {"actor/funnel/rows_scored": 8.0, "actor_b/funnel/rows_scored": 5.0}, ("actor", "actor_b")
+    )
+    assert found == {
+        "actor/funnel/rows_sampled": 8,
+        "actor/funnel/rows_scored": 8,
+        "actor/funnel/rows_used": 8,
+        "actor_b/funnel/rows_sampled": 6,
+        "actor_b/funnel/rows_scored": 5,
+        "actor_b/funnel/rows_used": 6,
+    }
 
 
 def test_the_speed_of_sampling_is_all_tokens_over_the_time_of_all_that_sample():
-    whole = account(("actor.generate", Fate.TRAINED, "actor.update", "", 31), ("actor.generate#2", Fate.READ, "actor.update", "", 4),
-                    ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 83))
+    whole = account(
+        ("actor.generate", Fate.TRAINED, "actor.update", "", 31),
+        ("actor.generate#2", Fate.READ, "actor.update", "", 4),
+        ("actor_b.generate", Fate.TRAINED, "actor_b.update", "", 83),
+    )
     nodes = ("actor.generate", "actor.generate#2", "actor_b.generate", "actor.update")
     spans = [Span(node, "model", place, place + 0.5) for place, node in enumerate(nodes)]
-    assert keyed(speed(Outcome(spans=spans, account=whole), GRAPH)) == {"response/tokens_per_second": (31 + 4 + 83) / 1.5}
+    assert keyed(speed(Outcome(spans=spans, account=whole), GRAPH)) == {
+        "response/tokens_per_second": (31 + 4 + 83) / 1.5
+    }
     assert speed(Outcome(spans=spans), GRAPH) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sft", "dpo"])
 def test_what_has_no_meaning_for_an_algorithm_is_absent(tmp_path, name):
-    folder = rlflow.run(name, out=str(tmp_path), prompts=8, iterations=1, held_out=0, save_every=0, threads=1).folder
+    folder = rlflow.run(
+        name, out=str(tmp_path), prompts=8, iterations=1, held_out=0, save_every=0, threads=1
+    ).folder
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     funnel = {key.rpartition("funnel/")[2]: value for key, value in line.items() if "funnel/" in key}
     assert set(funnel) == {"rows_used", "tokens", "tokens_with_gradient", "tokens_effective"}

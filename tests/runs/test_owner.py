@@ -1,4 +1,5 @@
-"""Whatever a run changes in its folder goes through the modules that write whole files, or into a folder that is named when it is whole."""
+"""Whatever a run changes in its folder goes through the modules that write whole files, or into a folder that
+is named when it is whole."""
 
 import os
 import sys
@@ -13,8 +14,15 @@ from rlflow.monitoring.outputs import make_reporter
 from rlflow.runs import resume
 
 OWNERS = {module.__file__ for module in (durable, logs, lock)}
-CHANGES = {"os.rename": (0, 1), "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.truncate": (0,), "os.link": (0, 1),
-           "os.symlink": (1,)}  # places of paths among the arguments of what the interpreter tells of
+CHANGES = {
+    "os.rename": (0, 1),
+    "os.mkdir": (0,),
+    "os.remove": (0,),
+    "os.rmdir": (0,),
+    "os.truncate": (0,),
+    "os.link": (0, 1),
+    "os.symlink": (1,),
+}  # places of paths among the arguments of what the interpreter tells of
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -22,7 +30,9 @@ def changed(event, args):
     """The paths that a call of the interpreter's changes."""
     if event == "open":
         path, mode, flags = args
-        writes = bool(flags & WRITING) if isinstance(flags, int) else any(letter in str(mode) for letter in "wax+")
+        writes = (
+            bool(flags & WRITING) if isinstance(flags, int) else any(letter in str(mode) for letter in "wax+")
+        )
         return [path] if writes else []
     return [args[place] for place in CHANGES.get(event, ())]
 
@@ -33,7 +43,9 @@ def stray(root, found):
     def hook(event, args):
         for path in changed(event, args):
             if isinstance(path, str | bytes | os.PathLike) and Path(os.fsdecode(path)).is_relative_to(root):
-                aside = any(part.startswith((".writing-", ".removing-")) for part in Path(os.fsdecode(path)).parts)
+                aside = any(
+                    part.startswith((".writing-", ".removing-")) for part in Path(os.fsdecode(path)).parts
+                )
                 frame, files = sys._getframe(1), set()
                 while frame is not None:
                     files.add(frame.f_code.co_filename)
@@ -60,7 +72,9 @@ def check_owned(root, action):
 
 def test_a_run_and_its_resumption_change_their_folder_through_its_owners_alone(tmp_path):
     def both():
-        folder = rlflow.run("grpo", backend="null", prompts=4, iterations=2, save_every=1, out=str(tmp_path / "runs")).folder
+        folder = rlflow.run(
+            "grpo", backend="null", prompts=4, iterations=2, save_every=1, out=str(tmp_path / "runs")
+        ).folder
         resume.resume(folder, {"iterations": 3}, make_reporter(quiet=True))
 
     check_owned(tmp_path / "runs", both)
@@ -68,4 +82,7 @@ def test_a_run_and_its_resumption_change_their_folder_through_its_owners_alone(t
 
 @pytest.mark.slow
 def test_a_run_with_models_does_too(task, tmp_path):
-    check_owned(tmp_path / "runs", lambda: run("grpo", {**task, "iterations": 1, "prompts": 4, "held_out": 4}, "models", prompts=4))
+    check_owned(
+        tmp_path / "runs",
+        lambda: run("grpo", {**task, "iterations": 1, "prompts": 4, "held_out": 4}, "models", prompts=4),
+    )

@@ -19,11 +19,16 @@ TEAMS = "--actor.generator vllm --actor.trainer fsdp --actor.generator.tensor_pa
 
 
 def test_adapters_beside_tensor_parallelism_are_refused_before_anything_starts():
-    words = f"--model {FOLDER} --data chain_sum --pools all=4 {TEAMS} --actor.trainer.tensor_parallel 2 --actor.lora 4".split()
+    words = (
+        f"--model {FOLDER} --data chain_sum --pools all=4 {TEAMS} --actor.trainer.tensor_parallel 2 "
+        "--actor.lora 4"
+    ).split()
     found = load_flow("grpo")
     given, hp = resolve_config(found, None, parse_flags(words))
     program = compile_flow(found, hp, options_of(given))
-    with pytest.raises(PlanError, match=r"^adapters are not split by tensor parallelism\n  found: +--lora 4\n"):
+    with pytest.raises(
+        PlanError, match=r"^adapters are not split by tensor parallelism\n  found: +--lora 4\n"
+    ):
         place_roles(program, bind_roles(program.graph, given), given)
 
 
@@ -45,15 +50,24 @@ def changes(prompts, actor, reward):
 """
 
 
-@pytest.mark.parametrize(("dispatch", "pure", "pools", "refused"), [
-    ("RANK0", False, "all=2", True), ("DP_COMPUTE", False, "all=2", True), ("ALL", False, "all=2", False),
-    ("RANK0", True, "all=2", False), ("RANK0", False, "all=1", False), ("RANK0", False, "", False),
-    ("RANK0", False, "actor=1,rest=2 --actor.pool actor --reward.pool rest", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dispatch", "pure", "pools", "refused"),
+    [
+        ("RANK0", False, "all=2", True),
+        ("DP_COMPUTE", False, "all=2", True),
+        ("ALL", False, "all=2", False),
+        ("RANK0", True, "all=2", False),
+        ("RANK0", False, "all=1", False),
+        ("RANK0", False, "", False),
+        ("RANK0", False, "actor=1,rest=2 --actor.pool actor --reward.pool rest", False),
+    ],
+)
 def test_a_stage_that_changes_weights_does_so_on_every_rank(tmp_path, dispatch, pure, pools, refused):
     (tmp_path / "changes.py").write_text(CHANGES.format(dispatch=dispatch, pure=pure))
     found = load_flow(str(tmp_path / "changes.py"))
-    given, hp = resolve_config(found, None, parse_flags(f"--backend null {f'--pools {pools}' if pools else ''}".split()))
+    given, hp = resolve_config(
+        found, None, parse_flags(f"--backend null {f'--pools {pools}' if pools else ''}".split())
+    )
     program = compile_flow(found, hp, options_of(given))
     try:
         place_roles(program, bind_roles(program.graph, given), given)
@@ -61,4 +75,5 @@ def test_a_stage_that_changes_weights_does_so_on_every_rank(tmp_path, dispatch, 
     except PlanError as error:
         problems = error.problems
     assert [(problem.code, problem.found) for problem in problems] == (
-        [("lone-change", f"dispatch={dispatch}, pure=False")] if refused else [])
+        [("lone-change", f"dispatch={dispatch}, pure=False")] if refused else []
+    )

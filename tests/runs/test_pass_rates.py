@@ -27,7 +27,9 @@ def brute(extracted, right):
         return Fraction(0)
     most = max(votes.count(answer) for answer in votes)
     winners = sorted({answer for answer in votes if votes.count(answer) == most})
-    hits = [[hit for answer, hit in zip(extracted, right, strict=True) if answer == winner] for winner in winners]
+    hits = [
+        [hit for answer, hit in zip(extracted, right, strict=True) if answer == winner] for winner in winners
+    ]
     return sum(Fraction(sum(each), len(each)) for each in hits) / len(winners)
 
 
@@ -41,8 +43,10 @@ def test_a_majority_is_what_most_say_and_a_tie_is_decided_evenly(answers):
 def test_maj_at_k_is_over_all_orders_of_the_draws_the_mean_over_all_choices_of_k_answers(answers, data):
     k = data.draw(st.integers(1, len(answers)))
     choices = [brute(*zip(*chosen, strict=True)) for chosen in itertools.combinations(answers, k)]
-    orders = [majority_at(Answers([float(hit) for _, hit in order], [said for said, _ in order]), k)
-              for order in itertools.permutations(answers)]  # fmt: skip
+    orders = [
+        majority_at(Answers([float(hit) for _, hit in order], [said for said, _ in order]), k)
+        for order in itertools.permutations(answers)
+    ]
     assert sum(orders) / len(orders) == pytest.approx(float(sum(choices) / len(choices)))
 
 
@@ -51,7 +55,9 @@ def test_a_majority_of_answers_that_cannot_be_read_is_wrong():
     assert majority([None, None, "4"], [False, False, True]) == 1.0
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2]), (8, [1, 2, 4, 8]), (15, [1, 2, 4, 8])])
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2]), (8, [1, 2, 4, 8]), (15, [1, 2, 4, 8])]
+)
 def test_the_numbers_of_answers_are_powers_of_two(most, sizes):
     assert powers_of_two(most) == sizes
 
@@ -60,10 +66,19 @@ def test_the_figures_of_prompts_are_means_over_prompts_and_a_pass_is_a_score_of_
     first = Answers([1.0, 0.5, math.nan, 1.0], ["4", "5", None, "4"])
     second = Answers([0.0, 0.0, 0.0, 0.0], ["1", "2", "3", None])
     assert repeated_figures([first, second]) == {
-        "mean@4": pytest.approx(2.5 / 7), "pass@1": 0.25, "pass@2": pytest.approx((1 - 1 / 6) / 2), "pass@4": 0.5,
-        "maj@2": pytest.approx((0.5 + 1.0) / 4), "maj@4": 0.5}
+        "mean@4": pytest.approx(2.5 / 7),
+        "pass@1": 0.25,
+        "pass@2": pytest.approx((1 - 1 / 6) / 2),
+        "pass@4": 0.5,
+        "maj@2": pytest.approx((0.5 + 1.0) / 4),
+        "maj@4": 0.5,
+    }
 
 
 def test_without_answers_to_count_there_is_no_majority_and_without_scores_no_mean():
-    assert repeated_figures([Answers([1.0, 0.0], [None, None])]) == {"mean@2": 0.5, "pass@1": 0.5, "pass@2": 1.0}
+    assert repeated_figures([Answers([1.0, 0.0], [None, None])]) == {
+        "mean@2": 0.5,
+        "pass@1": 0.5,
+        "pass@2": 1.0,
+    }
     assert repeated_figures([Answers([math.nan], [None])]) == {"pass@1": 0.0}

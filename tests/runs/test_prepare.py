@@ -1,4 +1,5 @@
-"""How many optimizer steps a run takes, by which schedules end; and what a run is made of is whole as soon as it is made."""
+"""How many optimizer steps a run takes, by which schedules end; and what a run is made of is whole as soon as
+it is made."""
 
 import ast
 import dataclasses
@@ -23,10 +24,24 @@ def assigned_to_engines():
     """The field of each assignment to a field of an engine."""
     for each in sources("rlflow"):
         for node in each.nodes:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-            parts = [part for whole in targets for part in (whole.elts if isinstance(whole, ast.Tuple) else [whole])]
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AugAssign)
+                else []
+            )
+            parts = [
+                part
+                for whole in targets
+                for part in (whole.elts if isinstance(whole, ast.Tuple) else [whole])
+            ]
             for part in parts:
-                if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Attribute) and part.value.attr == "engine":
+                if (
+                    isinstance(part, ast.Attribute)
+                    and isinstance(part.value, ast.Attribute)
+                    and part.value.attr == "engine"
+                ):
                     yield part.attr
 
 
@@ -36,6 +51,10 @@ def test_an_engine_has_all_that_it_needs_as_soon_as_it_is_made():
 
 
 def test_no_call_fills_more_than_twelve_parameters_by_position():
-    calls = [(each.path.as_posix(), node.lineno) for each in sources("rlflow", "backends") for node in each.nodes
-             if isinstance(node, ast.Call) and len(node.args) > 12]  # fmt: skip
+    calls = [
+        (each.path.as_posix(), node.lineno)
+        for each in sources("rlflow", "backends")
+        for node in each.nodes
+        if isinstance(node, ast.Call) and len(node.args) > 12
+    ]
     assert calls == []

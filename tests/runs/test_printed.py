@@ -66,9 +66,19 @@ def test_the_file_ends_at_its_limit_also_where_a_run_is_resumed(tmp_path, monkey
 
 @pytest.mark.slow
 def test_what_a_reward_prints_in_a_run_is_found_in_its_folder(tmp_path):
-    (tmp_path / "loud.py").write_text("def loud(completion):\n    print('judging', completion)\n    return 1.0\n")
-    done = rlflow.run("grpo", backend="null", reward=f"{tmp_path / 'loud.py'}:loud", prompts=2, iterations=1, out=str(tmp_path / "runs"),
-                      threads=1, **{"hp.samples": 2})  # fmt: skip
+    (tmp_path / "loud.py").write_text(
+        "def loud(completion):\n    print('judging', completion)\n    return 1.0\n"
+    )
+    done = rlflow.run(
+        "grpo",
+        backend="null",
+        reward=f"{tmp_path / 'loud.py'}:loud",
+        prompts=2,
+        iterations=1,
+        out=str(tmp_path / "runs"),
+        threads=1,
+        **{"hp.samples": 2},
+    )
     assert sorted(lines(done.folder)) == [f"judging {row}" for row in completions(done.folder)]
 
 
@@ -79,15 +89,33 @@ def completions(folder):
 
 def test_a_reward_that_raises_is_told_with_the_lines_that_led_there_and_its_traceback_is_kept_once(tmp_path):
     (tmp_path / "helping.py").write_text("def deep(text):\n    return {}[text]\n")
-    (tmp_path / "judge.py").write_text("from helping import deep\n\n\ndef judge(completion):\n    return deep('score')\n")
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
+    (tmp_path / "judge.py").write_text(
+        "from helping import deep\n\n\ndef judge(completion):\n    return deep('score')\n"
+    )
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8))
+    )
     with pytest.raises(StageError) as caught:
-        rlflow.run("grpo", backend="null", data=str(tmp_path / "data.jsonl"), reward=f"{tmp_path}/judge.py:judge", prompts=2, iterations=1,
-                   held_out=0, threads=1, out=str(tmp_path / "runs"))
-    assert (f"judge/raised: {tmp_path}/helping.py:2: KeyError: 'score'; called by {tmp_path}/judge.py:5, in judge: return deep('score'). "
-            "The whole traceback is in rewards.txt of the run's folder") in str(caught.value)
+        rlflow.run(
+            "grpo",
+            backend="null",
+            data=str(tmp_path / "data.jsonl"),
+            reward=f"{tmp_path}/judge.py:judge",
+            prompts=2,
+            iterations=1,
+            held_out=0,
+            threads=1,
+            out=str(tmp_path / "runs"),
+        )
+    assert (
+        f"judge/raised: {tmp_path}/helping.py:2: KeyError: 'score'; called by {tmp_path}/judge.py:5, in "
+        "judge: return deep('score'). "
+        "The whole traceback is in rewards.txt of the run's folder"
+    ) in str(caught.value)
     kept = lines(tmp_path / "runs" / "grpo-1")
     assert kept.count("Traceback (most recent call last):") == 1
-    assert [line for line in kept if str(tmp_path) in line] == [f'  File "{tmp_path}/judge.py", line 5, in judge',
-                                                                f'  File "{tmp_path}/helping.py", line 2, in deep']
+    assert [line for line in kept if str(tmp_path) in line] == [
+        f'  File "{tmp_path}/judge.py", line 5, in judge',
+        f'  File "{tmp_path}/helping.py", line 2, in deep',
+    ]
     assert kept[-1] == "KeyError: 'score'"

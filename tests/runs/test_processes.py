@@ -1,4 +1,5 @@
-"""However a run ends, its exit code, its words and status.json say so, what was saved is gone on from, and no process of it is left."""
+"""However a run ends, its exit code, its words and status.json say so, what was saved is gone on from, and no
+process of it is left."""
 
 import contextlib
 import json
@@ -43,14 +44,30 @@ def goes_on_by_command(run, straight):
     assert again.left() == []
 
 
-@pytest.mark.parametrize(("fault", "code", "says"), [
-    ("hold", 1, "stage 'judge' failed in iteration 2: no result after its deadline of 5 s, and its code keeps the interpreter's lock"),
-    ("sys.exit", 1, "stage 'judge' failed in iteration 2 on 8 rows: SystemExit: 0 (raised by "),
-    ("interrupt", 1, "stage 'judge' failed in iteration 2 on 8 rows: KeyboardInterrupt (raised by "),
-    ("os._exit", 1, "stage 'judge' failed in iteration 2 on 8 rows: ProcessExit: os._exit(0) (raised by "),
-    ("C exit", 1, "the run's process exited with code 0 while stage 'judge' of iteration 2 ran"),
-    ("segfault", -signal.SIGSEGV, "the run's process crashed with SIGSEGV while stage 'judge' of iteration 2 ran"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        (
+            "hold",
+            1,
+            "stage 'judge' failed in iteration 2: no result after its deadline of 5 s, and its code "
+            "keeps the interpreter's lock",
+        ),
+        ("sys.exit", 1, "stage 'judge' failed in iteration 2 on 8 rows: SystemExit: 0 (raised by "),
+        ("interrupt", 1, "stage 'judge' failed in iteration 2 on 8 rows: KeyboardInterrupt (raised by "),
+        (
+            "os._exit",
+            1,
+            "stage 'judge' failed in iteration 2 on 8 rows: ProcessExit: os._exit(0) (raised by ",
+        ),
+        ("C exit", 1, "the run's process exited with code 0 while stage 'judge' of iteration 2 ran"),
+        (
+            "segfault",
+            -signal.SIGSEGV,
+            "the run's process crashed with SIGSEGV while stage 'judge' of iteration 2 ran",
+        ),
+    ],
+)
 def test_a_stage_that_ends_the_run_has_failed(tmp_path, straight, fault, code, says, monkeypatch):
     monkeypatch.setenv(SECONDS, "5")
     run = launch(tmp_path, "run", fault=fault)
@@ -99,13 +116,16 @@ def test_a_run_whose_terminal_hangs_up_is_saved_whatever_its_stages_print(tmp_pa
     until((tmp_path / "run.once").exists, 240.0)
     run.hang_up()
     assert run.ended() == 130
-    assert (run.status["state"], run.status["iteration"]) == ("interrupted", 2)  # what it was in is done again
+    # what it was in is done again
+    assert (run.status["state"], run.status["iteration"]) == ("interrupted", 2)
     assert content(run.run).iteration == 2
     goes_on(run, straight)
 
 
 @pytest.mark.parametrize(("fault", "reward"), [("fork", "returns"), ("fork and exit", "exits")])
-def test_a_stage_that_forks_gives_what_it_would_and_rows_of_a_reward_that_does_have_their_own_scores(tmp_path, straight, fault, reward):
+def test_a_stage_that_forks_gives_what_it_would_and_rows_of_a_reward_that_does_have_their_own_scores(
+    tmp_path, straight, fault, reward
+):
     run = launch(tmp_path, "run", fault=fault, reward=reward)
     assert run.ended() == 0, run.output()
     assert list(differences(came_to(run.run), straight)) == []
@@ -117,7 +137,14 @@ def test_a_stage_that_forks_gives_what_it_would_and_rows_of_a_reward_that_does_h
 @pytest.mark.parametrize("end", ["done", "launcher killed", "run killed", "watchdog and launcher killed"])
 def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
     """Some in sessions of their own, some whose parent has ended, and a fork."""
-    run = launch(tmp_path, "run", iterations=6 if end == "done" else 100_000, save_every=1000, fault="leaves all", reward="leaves all")
+    run = launch(
+        tmp_path,
+        "run",
+        iterations=6 if end == "done" else 100_000,
+        save_every=1000,
+        fault="leaves all",
+        reward="leaves all",
+    )
     run.reaches(4)
     if end == "run killed":
         os.kill(run.driver, signal.SIGKILL)

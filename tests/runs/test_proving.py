@@ -23,36 +23,77 @@ ALGORITHMS = ROOT / "algorithms"
 def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
     small = {"prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "save_every": 0}
     runs, chance = {}, {}
-    for prove in ("off", "quick", "off"):  # the first run of a process imports what the others have, which draws from Python's chance
+    # the first run of a process imports what the others have, which draws from Python's chance
+    for prove in ("off", "quick", "off"):
         torch.manual_seed(11)
         random.seed(11)
         np.random.seed(11)
         runs[prove] = rlflow.run("ppo", **{**task, **small, "prove": prove}).folder
-        chance[prove] = (torch.random.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())
+        chance[prove] = (
+            torch.random.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        )
     assert chance["quick"] == chance["off"]
     assert "reward-direction" not in (text := (runs["quick"] / "proof.txt").read_text())
     assert "made likelier" in text
     assert "falsified" not in text
     assert not (runs["off"] / "proof.txt").exists()
-    one, other = ({str(path.relative_to(folder)): load_file(path) for path in sorted((folder / "checkpoints").rglob("*.safetensors"))}
-                  for folder in runs.values())  # fmt: skip
+    one, other = (
+        {
+            str(path.relative_to(folder)): load_file(path)
+            for path in sorted((folder / "checkpoints").rglob("*.safetensors"))
+        }
+        for folder in runs.values()
+    )
     assert one.keys() == other.keys()
     assert len(one) > 1
-    assert all(torch.equal(tensor, other[file][name]) for file, tensors in one.items() for name, tensor in tensors.items())
-    manifests = [json.loads(next(folder.glob("checkpoints/*/manifest.json")).read_text())["manifest"] for folder in runs.values()]
-    assert manifests[0] == manifests[1]  # digests of all files, and the state: cursor, seed, versions, what the flow keeps
+    assert all(
+        torch.equal(tensor, other[file][name])
+        for file, tensors in one.items()
+        for name, tensor in tensors.items()
+    )
+    manifests = [
+        json.loads(next(folder.glob("checkpoints/*/manifest.json")).read_text())["manifest"]
+        for folder in runs.values()
+    ]
+    # digests of all files, and the state: cursor, seed, versions, what the flow keeps
+    assert manifests[0] == manifests[1]
     assert manifests[0]["state"]["prompts"]["cursor"] == 8
     assert (runs["quick"] / "samples.jsonl").read_bytes() == (runs["off"] / "samples.jsonl").read_bytes()
-    metrics = [[{name: value for name, value in json.loads(line).items() if "seconds" not in name and "per_second" not in name}
-                for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in runs.values()]  # fmt: skip
+    metrics = [
+        [
+            {
+                name: value
+                for name, value in json.loads(line).items()
+                if "seconds" not in name and "per_second" not in name
+            }
+            for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for folder in runs.values()
+    ]
     assert metrics[0] == metrics[1]
 
 
 def test_a_run_does_not_begin_where_good_rows_are_made_less_likely_or_where_it_is_strict():
-    turned, other = (Claim("reward-direction", "actor.update", "falsified", "…", ends_run=ends) for ends in (True, False))
-    assert [bool(refusal([turned], prove)) for prove in ("auto", "quick", "strict", "warn")] == [True, True, True, False]
-    assert [bool(refusal([other], prove)) for prove in ("auto", "quick", "strict", "warn")] == [False, False, True, False]
-    assert refusal([Claim("reward-direction", "actor.update", "proved", "…", ends_run=True)], "strict") is None
+    turned, other = (
+        Claim("reward-direction", "actor.update", "falsified", "…", ends_run=ends) for ends in (True, False)
+    )
+    assert [bool(refusal([turned], prove)) for prove in ("auto", "quick", "strict", "warn")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert [bool(refusal([other], prove)) for prove in ("auto", "quick", "strict", "warn")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert (
+        refusal([Claim("reward-direction", "actor.update", "proved", "…", ends_run=True)], "strict") is None
+    )
 
 
 COUNTED = """
@@ -88,10 +129,20 @@ def threads_as_before():
 
 
 def test_stages_compute_alone_in_the_proof_as_in_the_run(tmp_path, threads_as_before):
-    """A thread that computes with several has a team of them as long as it lives, which slows all others down."""
+    """A thread that computes with several has a team of them as long as it lives, which slows all others
+    down."""
     path, counts = tmp_path / "counts.py", tmp_path / "counts.txt"
     path.write_text(f"FILE = {str(counts)!r}\n{COUNTED}")
-    rlflow.run(str(path), backend="null", prompts=4, iterations=2, threads=2, prove="quick", out=str(tmp_path), name="counts")
+    rlflow.run(
+        str(path),
+        backend="null",
+        prompts=4,
+        iterations=2,
+        threads=2,
+        prove="quick",
+        out=str(tmp_path),
+        name="counts",
+    )
     alone = counts.read_text().split()
     assert len(alone) > 2
     assert set(alone) == {"1"}
@@ -139,26 +190,42 @@ def impure(prompts, actor, reference, reward):
 
 @pytest.mark.parametrize(("curriculum", "stage"), [(True, "unseen"), (False, "spread")])
 def test_with_side_effects_a_run_is_equal_bit_for_bit_with_and_without_its_proof_and_goes_on_with_their_weights(
-        tmp_path, curriculum, stage):
+    tmp_path, curriculum, stage
+):
     outcomes = []
     for prove in ("off", "quick"):
         path = tmp_path / f"{prove}.py"  # a file is loaded once, and its list lives on
         path.write_text(f"CURRICULUM = {curriculum}\n{IMPURE}")
-        folder = rlflow.run(str(path), backend="null", prompts=6, iterations=2, prove=prove, out=str(tmp_path), name=prove).folder
+        folder = rlflow.run(
+            str(path), backend="null", prompts=6, iterations=2, prove=prove, out=str(tmp_path), name=prove
+        ).folder
         saved = load_latest(folder).snapshot
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         metrics = [{name: value for name, value in line.items() if "second" not in name} for line in lines]
-        outcomes.append((metrics, saved.tensors, {name: value for name, value in saved.state.items() if name != "graph"}))
+        outcomes.append(
+            (metrics, saved.tensors, {name: value for name, value in saved.state.items() if name != "graph"})
+        )
     assert outcomes[0] == outcomes[1]
     assert saved.tensors["reference.parameters"]["steps"] == outcomes[0][0][-1]["count/steps"] > 0
     assert f"unproved   impure: stage '{stage}' has side effects (" in (folder / "proof.txt").read_text()
 
 
 @pytest.mark.slow
-def test_a_turned_sign_ends_a_run_before_its_first_iteration_unless_it_is_told_to_go_on(task, tmp_path, capsys):
+def test_a_turned_sign_ends_a_run_before_its_first_iteration_unless_it_is_told_to_go_on(
+    task, tmp_path, capsys
+):
     path = tmp_path / "turned.py"
     path.write_text((ALGORITHMS / "grpo.py").read_text().replace("charge - weights", "charge + weights"))
-    small = {**task, "prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "iterations": 1, "save_every": 0}
+    small = {
+        **task,
+        "prompts": 4,
+        "held_out": 0,
+        "threads": 1,
+        "hp.samples": 4,
+        "hp.max_tokens": 4,
+        "iterations": 1,
+        "save_every": 0,
+    }
     for prove in ("strict", "quick"):
         with pytest.raises(PlanError, match="made less likely(.|\n)*--prove warn") as refused:
             rlflow.run(str(path), **{**small, "prove": prove, "name": prove})
@@ -225,20 +292,50 @@ def breaking(prompts, actor, reward):
 
 
 def test_a_stage_that_raises_in_the_rehearsal_ends_the_run_there(tmp_path):
-    (tmp_path / "breaking.py").write_text(BROKEN)  # `check` cannot call the stage, since it does not know the kind of its column
-    with pytest.raises(StageError, match="NameError: name 'missing' is not defined(.|\n)*in the rehearsal before iteration 1") as raised:
-        rlflow.run(str(tmp_path / "breaking.py"), backend="null", prompts=4, iterations=1, prove="quick", out=str(tmp_path), name="run")
+    # `check` cannot call the stage, since it does not know the kind of its column
+    (tmp_path / "breaking.py").write_text(BROKEN)
+    with pytest.raises(
+        StageError, match="NameError: name 'missing' is not defined(.|\n)*in the rehearsal before iteration 1"
+    ) as raised:
+        rlflow.run(
+            str(tmp_path / "breaking.py"),
+            backend="null",
+            prompts=4,
+            iterations=1,
+            prove="quick",
+            out=str(tmp_path),
+            name="run",
+        )
     assert raised.value.stage == "broken"
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
 def test_what_only_a_rehearsal_cannot_do_stops_no_run(task, tmp_path):
-    small = {**task, "prompts": 4, "held_out": 0, "threads": 1, "iterations": 1, "save_every": 0, "prove": "quick"}
+    small = {
+        **task,
+        "prompts": 4,
+        "held_out": 0,
+        "threads": 1,
+        "iterations": 1,
+        "save_every": 0,
+        "prove": "quick",
+    }
     (tmp_path / "lengths.json").write_text(json.dumps({"lengths": [12, 1, 9]}))
-    forced = rlflow.run("grpo", **{**small, "hp.samples": 2, "hp.max_tokens": 12, "actor.generate.lengths": str(tmp_path / "lengths.json")})
+    forced = rlflow.run(
+        "grpo",
+        **{
+            **small,
+            "hp.samples": 2,
+            "hp.max_tokens": 12,
+            "actor.generate.lengths": str(tmp_path / "lengths.json"),
+        },
+    )
     assert "made likelier" in (forced.folder / "proof.txt").read_text()
     (tmp_path / "picky.py").write_text(PICKY)
     picky = rlflow.run(str(tmp_path / "picky.py"), **{**small, "reward": f"{tmp_path}/picky.py:judge"})
-    assert "unproved   picky: a stage takes no scores between 0 and 1: " in (picky.folder / "proof.txt").read_text()
+    assert (
+        "unproved   picky: a stage takes no scores between 0 and 1: "
+        in (picky.folder / "proof.txt").read_text()
+    )
     assert len((picky.folder / "metrics.jsonl").read_text().splitlines()) == 1

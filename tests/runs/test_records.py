@@ -22,11 +22,18 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     records.traffic(3, {})
     records.timeline(3, Outcome(spans=[Span("a", "model", 10.0, 10.5, ("b",)), Span("b", "cpu", 9.0, 9.25)]))
     records.close()
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"iteration": 3, "a/loss": 1.5, "a/bad": None}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        "iteration": 3,
+        "a/loss": 1.5,
+        "a/bad": None,
+    }
     assert "\x1b" not in (tmp_path / "samples.jsonl").read_text()
     assert not (tmp_path / "traffic.jsonl").exists()  # in one process no byte goes anywhere
     events = [event for event in json.loads((tmp_path / "timeline.json").read_text()) if event["ph"] == "X"]
-    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("b", 0.0, 2.5e5), ("a", 1e6, 5e5)]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [
+        ("b", 0.0, 2.5e5),
+        ("a", 1e6, 5e5),
+    ]
     assert events[0]["tid"] != events[1]["tid"]
 
 
@@ -35,7 +42,12 @@ def written(records, iterations):
         records.metrics(number, figures({"loss": number / 2}))
         records.samples(number, [{"prompt": f"{number}?"}] * 2)
         records.traffic(number, {"columns": 3 * number, "weights": 0})
-        records.timeline(number, Outcome(spans=[Span("a", "model", number, number + 0.5), Span("b", "cpu", number + 0.5, number + 1)]))
+        records.timeline(
+            number,
+            Outcome(
+                spans=[Span("a", "model", number, number + 0.5), Span("b", "cpu", number + 0.5, number + 1)]
+            ),
+        )
         records.metrics(number + 1, figures({"evaluation/sampled": 0.5}))
         records.traffic(number + 1, {"evaluation/columns": 7})
 
@@ -50,8 +62,14 @@ def test_what_is_done_again_is_written_once(tmp_path):
             written(records, iterations)
         records.close()
     one, two = ({path.name: path.read_text() for path in folder.iterdir()} for folder in folders)
-    ran, again = ([(event["args"]["iteration"], event["name"]) for event in json.loads(each.pop("timeline.json")) if event["ph"] == "X"]
-                  for each in (one, two))  # fmt: skip
+    ran, again = (
+        [
+            (event["args"]["iteration"], event["name"])
+            for event in json.loads(each.pop("timeline.json"))
+            if event["ph"] == "X"
+        ]
+        for each in (one, two)
+    )
     assert one == two
     assert again == ran == [(number, name) for number in range(3) for name in ("a", "b")]
 
@@ -79,7 +97,10 @@ def test_what_bounded_a_run_is_kept_unless_it_cannot_be_written(tmp_path):
     said = []
     records = Records(tmp_path, 0, said.append)
     records.bounds("a line", {"bound": 1.0})
-    assert ((tmp_path / "bounds.txt").read_text(), json.loads((tmp_path / "bounds.json").read_text())) == ("a line\n", {"bound": 1.0})
+    assert ((tmp_path / "bounds.txt").read_text(), json.loads((tmp_path / "bounds.json").read_text())) == (
+        "a line\n",
+        {"bound": 1.0},
+    )
     (tmp_path / "bounds.txt").unlink()
     (tmp_path / "bounds.txt").mkdir()
     records.bounds("another line", {"bound": 2.0})

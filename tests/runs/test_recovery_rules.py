@@ -1,4 +1,5 @@
-"""When a run goes back to a moment before a death, and when it is given up: the rules, with pools that are in this process."""
+"""When a run goes back to a moment before a death, and when it is given up: the rules, with pools that are in
+this process."""
 
 import re
 
@@ -46,7 +47,11 @@ class Pools:
 def recovered(every=1):
     """A recovery, and the iterations that its run was put back to."""
     backs = []
-    driver = DriverState(capture=lambda: None, rewind=lambda state: None, replay=lambda iteration, state: backs.append(iteration))
+    driver = DriverState(
+        capture=lambda: None,
+        rewind=lambda state: None,
+        replay=lambda iteration, state: backs.append(iteration),
+    )
     return Recovery(Pools(), every, driver, lambda text: None), backs
 
 
@@ -87,7 +92,10 @@ def test_deaths_with_an_iteration_finished_in_between_are_not_counted_together()
 
 def test_deaths_in_one_iteration_end_the_run():
     recovery, backs = recovered()
-    with pytest.raises(RemoteError, match=re.escape(f"dead\n  given up: {DEATHS} deaths without an iteration finished in between")):
+    with pytest.raises(
+        RemoteError,
+        match=re.escape(f"dead\n  given up: {DEATHS} deaths without an iteration finished in between"),
+    ):
         recovery.run(course(recovery, {2: DEATHS}), 0)
     assert backs == [2] * (DEATHS - 1)
 

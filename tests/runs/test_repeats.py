@@ -15,7 +15,8 @@ def told(kept):
 
 def test_a_repeat_that_fell_short_is_told_of():
     assert told({"repeat.sampled/kept": 5.0, "repeat.sampled/tries": 10.0}) == [
-        "repeat.sampled: 5 of 8 groups were kept in 10 tries; these are trained on"]
+        "repeat.sampled: 5 of 8 groups were kept in 10 tries; these are trained on"
+    ]
 
 
 def test_one_that_did_not_or_did_not_run_is_not():

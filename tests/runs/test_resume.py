@@ -1,4 +1,5 @@
-"""A run that was cut, however, and resumed is the run that was not: parameters, optimizer and metrics, bit for bit."""
+"""A run that was cut, however, and resumed is the run that was not: parameters, optimizer and metrics, bit
+for bit."""
 
 import json
 import os
@@ -37,6 +38,7 @@ def assert_killed_at(name, places, sums, wanted):
     """Killed as each of these nodes begins and resumed, a run ends as it would have."""
     assert wanted.iteration == sums["iterations"]
     for number, node in enumerate(places):
+
         def cut(node=node, number=number):
             signal_at(node, 2, signal.SIGKILL)
             run(name, sums, f"cut-{number}")
@@ -54,12 +56,15 @@ def test_killed_at_a_drawn_node_and_resumed_ends_like_the_run_that_was_not(name,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)  # among them nodes of each kind
+# among them nodes of each kind
+@pytest.mark.parametrize("name", ["ppo", ADAPTIVE], ids=lambda name: Path(name).stem)
 def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
     assert_killed_at(name, own_nodes(name), sums, content(straight(name)))
 
 
-@pytest.mark.parametrize(("first", "second"), [(4, 5), (3, 6)], ids=["twice within an epoch", "twice at its edge"])
+@pytest.mark.parametrize(
+    ("first", "second"), [(4, 5), (3, 6)], ids=["twice within an epoch", "twice at its edge"]
+)
 def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums, straight):
     sums = {**sums, "iterations": 8}
 
@@ -88,10 +93,17 @@ def test_the_price_of_kl_goes_on_from_where_it_was(sums, straight):
     assert len(set(betas)) == 4
 
 
-@pytest.mark.parametrize(("node", "number"), [
-    ("actor.generate", signal.SIGINT), ("reward", signal.SIGTERM), ("gae", signal.SIGINT), ("critic.update", signal.SIGTERM),
-    ("actor.update", signal.SIGINT), ("actor.update", signal.SIGTERM),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("node", "number"),
+    [
+        ("actor.generate", signal.SIGINT),
+        ("reward", signal.SIGTERM),
+        ("gae", signal.SIGINT),
+        ("critic.update", signal.SIGTERM),
+        ("actor.update", signal.SIGINT),
+        ("actor.update", signal.SIGTERM),
+    ],
+)
 def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, number, sums, straight):
     sums = {**sums, "save_every": 0}
 
@@ -101,7 +113,8 @@ def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, n
 
     folder = Path(sums["out"]) / "stopped"
     assert in_child(stop) == 130
-    assert load_latest(folder).snapshot.iteration == (3 if node.endswith("update") else 2)  # weights that change change whole
+    # weights that change change whole
+    assert load_latest(folder).snapshot.iteration == (3 if node.endswith("update") else 2)
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
     assert resumed(folder) == 0
     assert_same(content(folder), content(straight("ppo")))
@@ -130,7 +143,9 @@ def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["evaluated", "as an earlier version saved it"])
-def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_evaluated_once(known, sums, straight):
+def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_evaluated_once(
+    known, sums, straight
+):
     changes = {"iterations": 2, "held_out": 4, "save_every": 0}
     straight = straight("grpo", **changes)
 
@@ -188,31 +203,54 @@ def test_other_settings_are_refused_by_resume_and_taken_by_fork(straight, copied
         resume.resume(first, {"hp.clip": "0.1"}, Quiet())
     with pytest.raises(PlanError, match="has done its iterations"):
         resume.resume(first, {}, Quiet())
-    assert resume.fork(first, {"iterations": 3, "hp.clip": "0.1", "name": "other"}, Quiet()).folder.name == "other"
+    assert (
+        resume.fork(first, {"iterations": 3, "hp.clip": "0.1", "name": "other"}, Quiet()).folder.name
+        == "other"
+    )
 
 
 def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_have(sums):
-    tried = {**sums, "generator": "null", "iterations": 1, "tensor_parallel": 2, "actor.max_num_seqs": 8, "actor.batch_tokens": 6400}
+    tried = {
+        **sums,
+        "generator": "null",
+        "iterations": 1,
+        "tensor_parallel": 2,
+        "actor.max_num_seqs": 8,
+        "actor.batch_tokens": 6400,
+    }
     first, said = run("grpo", tried, "tried").folder, []
 
     class Heard(Quiet):
         def note(self, text):
             said.append(text)
 
-    with pytest.raises(PlanError, match="role 'actor' has no setting 'max_num_seqs'"):  # a flag that is given is meant
+    # a flag that is given is meant
+    with pytest.raises(PlanError, match="role 'actor' has no setting 'max_num_seqs'"):
         resume.fork(first, {"iterations": 2, "generator": "local", "actor.max_num_seqs": 8}, Quiet())
-    assert resume.fork(first, {"iterations": 2, "generator": "local", "name": "meant"}, Heard()).folder.name == "meant"
-    assert said[0] == "left behind, since the backends have no such setting: --actor.max_num_seqs 8, --tensor_parallel 2"
+    assert (
+        resume.fork(first, {"iterations": 2, "generator": "local", "name": "meant"}, Heard()).folder.name
+        == "meant"
+    )
+    assert (
+        said[0]
+        == "left behind, since the backends have no such setting: --actor.max_num_seqs 8, --tensor_parallel 2"
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [("null", "local"), ("local", "null")])
 def test_a_fork_to_a_backend_with_other_weights_says_what_does_not_fit(sums, before, after):
     first = run("grpo", {**sums, "backend": before, "iterations": 1}, "first").folder
-    with pytest.raises(PlanError, match="weights of 'actor' in the checkpoint are not those of the model") as refused:
+    with pytest.raises(
+        PlanError, match="weights of 'actor' in the checkpoint are not those of the model"
+    ) as refused:
         resume.fork(first, {"iterations": 2, "backend": after, "name": "other"}, Quiet())
     assert "steps" in refused.value.problems[0].found
     assert not (first.parent / "other").exists()
-    assert resume.fork(first, {"iterations": 2, "backend": before, "name": "other"}, Quiet()).folder.name == "other"  # the remedy
+    # the remedy
+    assert (
+        resume.fork(first, {"iterations": 2, "backend": before, "name": "other"}, Quiet()).folder.name
+        == "other"
+    )
 
 
 def test_a_run_that_is_held_is_not_resumed(straight, copied):

@@ -36,13 +36,15 @@ def direct(folder, batch):
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     rows = (batch.rows([i]) for i in range(len(batch)))
     with torch.no_grad():
-        return torch.stack([model(torch.cat([row["prompt_tokens"][0], row["tokens"][0]])[None]).logits[0, 0] for row in rows])
+        return torch.stack(
+            [model(torch.cat([row["prompt_tokens"][0], row["tokens"][0]])[None]).logits[0, 0] for row in rows]
+        )
 
 
 @pytest.mark.slow
 def test_a_reward_model_learns_pairs_and_its_scores_are_those_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    section = PAGE[PAGE.index("## A reward model, trained and used"):]
+    section = PAGE[PAGE.index("## A reward model, trained and used") :]
     commands = re.search(r"^```console\n(.*?)^```$", section, re.M | re.S)[1].splitlines()
     assert len(commands) == 2
     for command in commands:
@@ -50,7 +52,8 @@ def test_a_reward_model_learns_pairs_and_its_scores_are_those_of_a_run(tmp_path,
     accuracy = [row["reward.update/accuracy"] for row in lines("judge") if "reward.update/accuracy" in row]
     assert sum(accuracy[-5:]) > sum(accuracy[:5])
     folder = Path("runs/judge/final/reward")
-    roles = rlflow.roles("ppo", reward=str(folder), prompts=64, held_out=64)  # the seed of the run: its first iteration again
+    # the seed of the run: its first iteration again
+    roles = rlflow.roles("ppo", reward=str(folder), prompts=64, held_out=64)
     try:
         batch = roles["actor"].generate(roles.take(), samples=1, max_tokens=8)
         scores = roles["reward"](batch)["scores"]

@@ -1,4 +1,5 @@
-"""Rewards bound to roles: sums with weights, one per place of ``*rewards``, and what says whether an answer is right."""
+"""Rewards bound to roles: sums with weights, one per place of ``*rewards``, and what says whether an answer
+is right."""
 
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rlflow.errors import PlanError
 
 pytestmark = pytest.mark.slow
 
-SEVERAL = '''
+SEVERAL = """
 import torch
 from rlflow import flow, group_mean, loss, stage
 
@@ -33,8 +34,8 @@ def several(prompts, actor, *rewards):
     batch |= add(batch)
     batch |= compare(batch)
     actor.update(batch, policy_loss)
-'''
-FUNCTIONS = '''
+"""
+FUNCTIONS = """
 def one(completion):
     return 1.0
 
@@ -43,7 +44,7 @@ def three(completion):
 
 def nothing(completion):
     return None
-'''
+"""
 
 
 @pytest.fixture
@@ -59,7 +60,12 @@ def test_each_reward_goes_to_its_place(files, task):
 
 
 def test_several_rewards_on_one_role_are_their_weighted_sum(files, task):
-    result = rlflow.run("grpo", **task, **{"hp.samples": 2, "hp.max_tokens": 4}, reward=("functions.py:three:0.5", "functions.py:one:2"))
+    result = rlflow.run(
+        "grpo",
+        **task,
+        **{"hp.samples": 2, "hp.max_tokens": 4},
+        reward=("functions.py:three:0.5", "functions.py:one:2"),
+    )
     assert result.last["reward/mean"] == 3.5
     assert (result.last["reward/three_mean"], result.last["reward/one_mean"]) == (3.0, 1.0)
 
@@ -87,6 +93,8 @@ def always_two(completion):
 
 
 def test_a_role_may_have_a_reward_of_its_own(files, task):
-    result = rlflow.run("grpo", **task, **{"hp.samples": 2, "hp.max_tokens": 4}, **{"reward.reward": "functions.py:three"})
+    result = rlflow.run(
+        "grpo", **task, **{"hp.samples": 2, "hp.max_tokens": 4}, **{"reward.reward": "functions.py:three"}
+    )
     assert result.last["reward/mean"] == 3.0
     assert Path(result.folder).is_dir()

@@ -14,7 +14,16 @@ from rlflow.errors import RunHeld
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"backend": "null", "prompts": 2, "held_out": 0, "threads": 1, "save_every": 1, "name": "mine", "resume": "auto", "hp.samples": 2}
+SMALL = {
+    "backend": "null",
+    "prompts": 2,
+    "held_out": 0,
+    "threads": 1,
+    "save_every": 1,
+    "name": "mine",
+    "resume": "auto",
+    "hp.samples": 2,
+}
 
 
 def again(tmp_path, flow="grpo", **changes):
@@ -35,7 +44,11 @@ def test_the_same_command_starts_goes_on_and_leaves_alone(tmp_path, begun, capsy
     with pytest.raises(PlanError) as done:
         again(tmp_path)
     assert [problem.code for problem in done.value.problems] == ["resume-done"]
-    words = [word for name, value in {**SMALL, "iterations": 2, "out": tmp_path}.items() for word in (f"--{name}", str(value))]
+    words = [
+        word
+        for name, value in {**SMALL, "iterations": 2, "out": tmp_path}.items()
+        for word in (f"--{name}", str(value))
+    ]
     assert run_file("grpo", words, str) == 0  # as flags, whose values are text
     assert "has done its iterations" in capsys.readouterr().out
     assert again(tmp_path, iterations=3).folder == begun
@@ -51,7 +64,11 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
 
 
 def test_what_would_be_another_run_is_refused_in_its_name(tmp_path, begun):
-    for changes, told in (({"hp.samples": 4}, "hp.samples"), ({"flow": "rloo"}, "another algorithm"), ({"seed": 1}, "--seed")):
+    for changes, told in (
+        ({"hp.samples": 4}, "hp.samples"),
+        ({"flow": "rloo"}, "another algorithm"),
+        ({"seed": 1}, "--seed"),
+    ):
         with pytest.raises(PlanError, match=told):
             again(tmp_path, **changes)
     with pytest.raises(PlanError, match="was started with --seed"):

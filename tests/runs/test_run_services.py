@@ -14,7 +14,15 @@ from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume, trust
 
 LITTLE = f"{sys.executable} {TESTS / 'services' / 'little.py'} {{port}}"
-FLAGS = {"backend": "null", "prompts": 4, "iterations": 2, "held_out": 0, "hp.samples": 2, "reward": "{judge}/get_reward", "save_every": 1}
+FLAGS = {
+    "backend": "null",
+    "prompts": 4,
+    "iterations": 2,
+    "held_out": 0,
+    "hp.samples": 2,
+    "reward": "{judge}/get_reward",
+    "save_every": 1,
+}
 
 
 def lines(folder):
@@ -26,19 +34,25 @@ def test_a_run_has_its_reward_from_a_service_and_goes_on_with_another_port(tmp_p
     values = json.loads((result.folder / "settings.json").read_text())["values"]
     assert (values["reward"], values["service.judge"]) == (["{judge}/get_reward"], LITTLE)
     first = json.loads((result.folder / "services.json").read_text())
-    assert [(each["name"], each["state"], each["log"]) for each in first] == [("judge", "ended", "services/judge.log")]
+    assert [(each["name"], each["state"], each["log"]) for each in first] == [
+        ("judge", "ended", "services/judge.log")
+    ]
     with pytest.raises(PlanError, match="a service's command, which only you can vouch for"):
         resume.resume(result.folder, {"iterations": 3}, Quiet())
     with pytest.raises(PlanError, match="changes to .* of services to all but their commands"):
         resume.resume(result.folder, {"iterations": 3, "service.judge": "other"}, Quiet())
-    resume.resume(result.folder, {"iterations": 3, "service.judge": LITTLE, "service.judge.wait": 30}, Quiet())
+    resume.resume(
+        result.folder, {"iterations": 3, "service.judge": LITTLE, "service.judge.wait": 30}, Quiet()
+    )
     assert [line["reward/mean"] for line in lines(result.folder)] == [1.0] * 3
     assert {path.name for path in (result.folder / "services").iterdir()} == {"judge.log", "judge.2.log"}
 
 
 def test_a_service_that_does_not_serve_ends_the_command_before_there_is_a_folder(tmp_path, capfd):
     flags = [word for name, value in FLAGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    code = exit_code(["run", "grpo", *flags, "--out", str(tmp_path / "runs"), "--service.judge", f"{LITTLE} --fails"])
+    code = exit_code(
+        ["run", "grpo", *flags, "--out", str(tmp_path / "runs"), "--service.judge", f"{LITTLE} --fails"]
+    )
     assert code == 2
     assert "it printed last:\n    the little service begins\n    it has no corpus" in capfd.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []
@@ -96,8 +110,13 @@ def asking(prompts, actor, hp=Asking()):
 def asking(tmp_path):
     """A flow with a stage that asks a judge, and a configuration that says where the judge is."""
     (tmp_path / "asking.py").write_text(ASKING)
-    flags = "".join(f"{name} = {json.dumps(FLAGS[name])}\n" for name in ("backend", "prompts", "iterations", "held_out", "save_every"))
-    (tmp_path / "run.toml").write_text(f"{flags}out = '{tmp_path}'\n[hp]\njudge = '{{judge}}'\n[service.judge]\nrun = '{LITTLE}'\n")
+    flags = "".join(
+        f"{name} = {json.dumps(FLAGS[name])}\n"
+        for name in ("backend", "prompts", "iterations", "held_out", "save_every")
+    )
+    (tmp_path / "run.toml").write_text(
+        f"{flags}out = '{tmp_path}'\n[hp]\njudge = '{{judge}}'\n[service.judge]\nrun = '{LITTLE}'\n"
+    )
     return tmp_path
 
 
@@ -108,8 +127,11 @@ def test_a_setting_of_the_flow_names_a_service_and_a_stage_gets_its_url(asking):
     saved = json.loads((result.folder / "settings.json").read_text())
     assert saved["hp"]["judge"] == "{judge}"
     assert "127.0.0.1" not in json.dumps(saved["hp"])
-    resume.resume(result.folder, {"iterations": 3, "service.judge": LITTLE}, Quiet())  # at another port, with the same graph
-    assert [(line["judged/score"], line["judged/braces"]) for line in lines(result.folder)] == [(1.0, 1.0)] * 3
+    # at another port, with the same graph
+    resume.resume(result.folder, {"iterations": 3, "service.judge": LITTLE}, Quiet())
+    assert [(line["judged/score"], line["judged/braces"]) for line in lines(result.folder)] == [
+        (1.0, 1.0)
+    ] * 3
     with rlflow.roles(str(asking / "asking.py"), **read_toml(asking / "run.toml")) as roles:
         flow = roles.prepared.plan.program.flow
         assert roles["hp"].judge.startswith("http://127.0.0.1:")
@@ -139,7 +161,12 @@ def asks(prompt, completion):
 def test_what_a_service_of_a_strangers_run_would_execute_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(REWARD)
     saved = {"file": str(ROOT / "algorithms" / "grpo.py"), "flow": "grpo"}
-    values = {"service.own": "python judge.py", "service.far.run": "http://far", "service.bm25": "rlflow serve retrieve corpus.jsonl",
-              "service.judge": f"rlflow serve reward --reward {tmp_path}/mine.py:asks", "service.own.wait": 3}
+    values = {
+        "service.own": "python judge.py",
+        "service.far.run": "http://far",
+        "service.bm25": "rlflow serve retrieve corpus.jsonl",
+        "service.judge": f"rlflow serve reward --reward {tmp_path}/mine.py:asks",
+        "service.own.wait": 3,
+    }
     assert list(trust.commands(values)) == ["python judge.py"]
     assert (tmp_path / "mine.py").resolve() in list(trust.named_files(saved, values))

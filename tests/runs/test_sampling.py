@@ -1,4 +1,5 @@
-"""--ROLE.generate.NAME in whole runs: what evaluation takes, what is recorded, on pools, and after a resume."""
+"""--ROLE.generate.NAME in whole runs: what evaluation takes, what is recorded, on pools, and after a
+resume."""
 
 import json
 import random
@@ -17,7 +18,8 @@ STOPS = {"actor.generate.stop": ["\n\n"], "actor.generate.temperature": 0.8}
 
 @pytest.fixture
 def base(tmp_path):
-    """A model that answers and does not know that it has: its end token is an ordinary word to it, after which it goes on."""
+    """A model that answers and does not know that it has: its end token is an ordinary word to it, after
+    which it goes on."""
     folder = tmp_path / "base"
     shutil.copytree(MODEL, folder)
     for name in ("config.json", "generation_config.json"):
@@ -34,8 +36,17 @@ def base(tmp_path):
     ask = "State the final answer to the following arithmetic problem:"
     records = [{"prompt": f"{ask} {a} + {b} =", "answer": str(a + b)} for a, b in sums]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return {"model": str(folder), "reward": ["task"], "data": str(tmp_path / "sums.jsonl"), "prompts": 2,
-            "held_out": 24, "threads": 1, "hp.max_tokens": 12, "hp.samples": 2, "iterations": 1}
+    return {
+        "model": str(folder),
+        "reward": ["task"],
+        "data": str(tmp_path / "sums.jsonl"),
+        "prompts": 2,
+        "held_out": 24,
+        "threads": 1,
+        "hp.max_tokens": 12,
+        "hp.samples": 2,
+        "iterations": 1,
+    }
 
 
 @pytest.mark.slow
@@ -43,7 +54,10 @@ def test_a_base_model_that_answers_on_and_on_is_judged_rightly_with_a_stop_strin
     endless = rlflow.run("grpo", out=str(tmp_path / "endless"), **base)
     stopped = rlflow.run("grpo", out=str(tmp_path / "stopped"), **base, **STOPS)
     instructed = rlflow.run("grpo", out=str(tmp_path / "instructed"), **base | {"model": MODEL})
-    assert (stopped.before.greedy, stopped.before.sampled) == (instructed.before.greedy, instructed.before.sampled)
+    assert (stopped.before.greedy, stopped.before.sampled) == (
+        instructed.before.greedy,
+        instructed.before.sampled,
+    )
     assert endless.before.greedy < stopped.before.greedy
     assert endless.before.sampled < stopped.before.sampled
     settings = json.loads((stopped.folder / "settings.json").read_text())

@@ -1,4 +1,5 @@
-"""Records that no model can be given: told before a run with their lines, or left out, counted and said once; never fatal later."""
+"""Records that no model can be given: told before a run with their lines, or left out, counted and said once;
+never fatal later."""
 
 import json
 
@@ -28,18 +29,29 @@ class Heard(Quiet):
 
 @pytest.fixture
 def poisoned(task, tmp_path):
-    """24 questions of which the one in line 10 is empty and the one in line 17 longer than the model can take."""
+    """24 questions of which the one in line 10 is empty and the one in line 17 longer than the model can
+    take."""
     rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(24)]
     rows[9]["prompt"], rows[16]["prompt"] = "", "1 + " * 200 + "1 ="
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {**task, "data": str(path), "held_out": 0, "hp.samples": 2, "hp.max_tokens": 4, "hp.minibatch": 16, "save_every": 0}
+    return {
+        **task,
+        "data": str(path),
+        "held_out": 0,
+        "hp.samples": 2,
+        "hp.max_tokens": 4,
+        "hp.minibatch": 16,
+        "save_every": 0,
+    }
 
 
 @pytest.fixture
 def without_models(poisoned):
     """The same on the null backend, whose models take anything: the empty one is left."""
-    return {name: value for name, value in poisoned.items() if name not in ("model", "lr")} | {"backend": "null"}
+    return {name: value for name, value in poisoned.items() if name not in ("model", "lr")} | {
+        "backend": "null"
+    }
 
 
 @pytest.fixture
@@ -69,14 +81,18 @@ def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, 
 
 def test_a_token_at_which_no_reply_can_end_stops_a_run_before_it_begins(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PlanError, match=r"(?s)is to end at tokens that the model in \S+ does not have.*stop_token_ids 9999"):
+    with pytest.raises(
+        PlanError, match=r"(?s)is to end at tokens that the model in \S+ does not have.*stop_token_ids 9999"
+    ):
         rlflow.run("grpo", **task, **{"actor.generate.stop_token_ids": [9999]})
     assert not (tmp_path / "runs").exists()
 
 
 def test_they_are_left_out_where_that_is_asked_for(poisoned):
     heard = Heard()
-    given, hp = rlflow.runs.api.resolve_config(rlflow.author.load.load_flow("grpo"), None, {**poisoned, "bad_records": "skip"})
+    given, hp = rlflow.runs.api.resolve_config(
+        rlflow.author.load.load_flow("grpo"), None, {**poisoned, "bad_records": "skip"}
+    )
     prepared = rlflow.runs.prepare.prepare(rlflow.author.load.load_flow("grpo"), hp, given, heard.note)
     try:
         drawn = prepared.prompts.take(44)
@@ -84,7 +100,8 @@ def test_they_are_left_out_where_that_is_asked_for(poisoned):
         prepared.close()
     assert [note for note in heard.notes if "left out" in note] == [
         f"2 of 24 records of {poisoned['data']} are left out: 1 without a prompt ({poisoned['data']}:10); "
-        f"1 too long, the longest of 402 tokens ({poisoned['data']}:17)"]
+        f"1 too long, the longest of 402 tokens ({poisoned['data']}:17)"
+    ]
     assert sorted(drawn["prompt"]) == sorted(2 * [f"{a} + 1 =" for a in range(24) if a not in (9, 16)])
 
 
@@ -103,26 +120,36 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
     assert sum(counted) == 2.0  # 48 rows are two epochs of 23 good records, and two more
     assert set(counted) == {0.0, 1.0}
     assert [note for note in notes(result.folder) if "left out" in note] == [
-        "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, and left out where they cannot "
-        "be used", f"iteration {counted.index(1.0)}: {without_models['data']}:10 is left out: its prompt is empty"]
+        "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, "
+        "and left out where they cannot "
+        "be used",
+        f"iteration {counted.index(1.0)}: {without_models['data']}:10 is left out: its prompt is empty",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_cut_and_resumed_with_bad_records_within_a_run_ends_the_same(without_models, monkeypatch):
     straight = rlflow.run("grpo", **{**without_models, "iterations": 6}, name="straight").folder
-    cuts = {cut: rlflow.run("grpo", **{**without_models, "iterations": cut}, name=f"cut-{cut}").folder for cut in (1, 2, 4)}
+    cuts = {
+        cut: rlflow.run("grpo", **{**without_models, "iterations": cut}, name=f"cut-{cut}").folder
+        for cut in (1, 2, 4)
+    }
     monkeypatch.setattr(guards, "SECONDS", 60.0)  # now the check finds it, and must not stop the run
     for cut, folder in cuts.items():
         heard = Heard()
         resume.resume(folder, {"iterations": 6}, heard)
         assert "1 of 24 records" in next(note for note in heard.notes if "left out" in note), cut
         assert [timeless(line) for line in lines(folder)] == [timeless(line) for line in lines(straight)], cut
-        assert load_latest(folder).snapshot.state["prompts"] == load_latest(straight).snapshot.state["prompts"], cut
+        assert (
+            load_latest(folder).snapshot.state["prompts"] == load_latest(straight).snapshot.state["prompts"]
+        ), cut
 
 
 def timeless(line):
-    return {name: value for name, value in line.items() if "second" not in name and not name.startswith("time")}
+    return {
+        name: value for name, value in line.items() if "second" not in name and not name.startswith("time")
+    }
 
 
 def test_nothing_is_said_of_data_without_fault(task):
@@ -135,7 +162,9 @@ def test_nothing_is_said_of_data_without_fault(task):
 @pytest.mark.parametrize("rejected", ["ab", "aa"])
 def test_pairs_of_equal_responses_are_told_and_refused_where_all_are(rejected, tmp_path):
     path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps({"prompt": "p", "chosen": "a", "rejected": other}) + "\n" for other in rejected))
+    path.write_text(
+        "".join(json.dumps({"prompt": "p", "chosen": "a", "rejected": other}) + "\n" for other in rejected)
+    )
     data, flow = open_data(path), load_flow("dpo")
     graph, heard = compile_flow(flow, flow.parameters.hp).graph, []
     arguments = (data, graph, {}, Options(held_out=0), heard.append)

@@ -1,4 +1,5 @@
-"""Secrets planted wherever a run may come across them, and looked for in all that it prints, leaves and shows of itself."""
+"""Secrets planted wherever a run may come across them, and looked for in all that it prints, leaves and shows
+of itself."""
 
 import json
 import os
@@ -16,11 +17,34 @@ from rlflow.runs.resume import resume
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 
 CANARY = "kanarie-7d1f3b9a{}"
-BY_NAME = ("WANDB_API_KEY", "HF_TOKEN", "MY_SECRET", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GITHUB_PAT", "DB_PASS", "AWS_AUTH",
-           "MYSQL_PWD", "SERVICE_BEARER", "PGPASSWORD")  # fmt: skip
-BY_SHAPE = {"SOME_NOTE": "ghp_kanarieShape0123456789abcdefghijklmn", "OTHER": "sk-kanarie-shape-0123456789abcdefg"}  # of the environment
-LINES = "-----BEGIN PRIVATE KEY-----\nkanarieMIIEvQIBADANBgkqhkiG9w0BAQ\nkanarieEvQIBADANBgkqhkiG9w0BAQEF\n-----END PRIVATE KEY-----"
-PLANTED = {name: CANARY.format(f"{number:02}") for number, name in enumerate(BY_NAME)} | BY_SHAPE | {"SSH_PRIVATE_KEY": LINES}
+BY_NAME = (
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+    "MY_SECRET",
+    "DB_PASSWORD",
+    "AWS_SECRET_ACCESS_KEY",
+    "GITHUB_PAT",
+    "DB_PASS",
+    "AWS_AUTH",
+    "MYSQL_PWD",
+    "SERVICE_BEARER",
+    "PGPASSWORD",
+)
+# of the environment
+BY_SHAPE = {
+    "SOME_NOTE": "ghp_kanarieShape0123456789abcdefghijklmn",
+    "OTHER": "sk-kanarie-shape-0123456789abcdefg",
+}
+LINES = (
+    "-----BEGIN PRIVATE "
+    "KEY-----\nkanarieMIIEvQIBADANBgkqhkiG9w0BAQ\nkanarieEvQIBADANBgkqhkiG9w0BAQEF\n-----END PRIVATE "
+    "KEY-----"
+)
+PLANTED = (
+    {name: CANARY.format(f"{number:02}") for number, name in enumerate(BY_NAME)}
+    | BY_SHAPE
+    | {"SSH_PRIVATE_KEY": LINES}
+)
 TELLS = '''
 import os, sys, warnings
 from dataclasses import dataclass
@@ -75,27 +99,49 @@ def tells(prompts, actor, reward, hp=Settings()):
     batch |= tell(batch, api_key=hp.api_key, db_pass=hp.db_pass, note=hp.note, fails=hp.fails)
     actor.update(batch, simple)
 '''.replace("NAMES", repr(tuple(PLANTED)))
-JUDGE = '''
+JUDGE = """
 import os
 def told(completion):
     print(os.environ.get("MY_SECRET"), os.environ.get("SOME_NOTE"))
     raise ValueError(" ".join(os.environ.get(name, "gone") for name in {names}))
-'''
+"""
 CONFIG = f"[hp]\ndb_pass = '{CANARY.format('toml')}'\n"
-NOTE = f"see {CANARY.format('00')}, https://me:{CANARY.format('url')}@host/x?access_token={CANARY.format('query')} and {BY_SHAPE['OTHER']}"
-FLAGS = ["--hp.api_key", CANARY.format("flag"), "--hp.note", NOTE, "--config", "config.toml", "--backend", "null", "--prompts", 4,
-         "--iterations", 2, "--reward", "judge.py:told"]  # fmt: skip
+NOTE = (
+    f"see {CANARY.format('00')}, "
+    f"https://me:{CANARY.format('url')}@host/x?access_token={CANARY.format('query')} and "
+    f"{BY_SHAPE['OTHER']}"
+)
+FLAGS = [
+    "--hp.api_key",
+    CANARY.format("flag"),
+    "--hp.note",
+    NOTE,
+    "--config",
+    "config.toml",
+    "--backend",
+    "null",
+    "--prompts",
+    4,
+    "--iterations",
+    2,
+    "--reward",
+    "judge.py:told",
+]
 
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """A folder with a flow, a reward and a configuration, all of which know secrets of the environment, as do the folder's name and its
-    git remote."""
+    """A folder with a flow, a reward and a configuration, all of which know secrets of the environment, as do
+    the folder's name and its git remote."""
     folder = tmp_path / PLANTED["GITHUB_PAT"]
     folder.mkdir()
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
-    for name, text in (("tells.py", TELLS), ("judge.py", JUDGE.replace("{names}", repr(tuple(PLANTED)))), ("config.toml", CONFIG)):
+    for name, text in (
+        ("tells.py", TELLS),
+        ("judge.py", JUDGE.replace("{names}", repr(tuple(PLANTED)))),
+        ("config.toml", CONFIG),
+    ):
         (folder / name).write_text(text)
     monkeypatch.chdir(folder)
     return folder
@@ -103,11 +149,16 @@ def planted(tmp_path, monkeypatch):
 
 def leaks(folder):
     """Files in which a secret stands."""
-    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file() and b"kanarie" in path.read_bytes()]
+    return [
+        str(path.relative_to(folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and b"kanarie" in path.read_bytes()
+    ]
 
 
 def without(said):
-    """What was printed, with the lines that have a secret in them marked. The folder's name is one, and has to be masked too."""
+    """What was printed, with the lines that have a secret in them marked. The folder's name is one, and has
+    to be masked too."""
     return [line for line in (said.out + said.err).splitlines() if "kanarie" in line]
 
 
@@ -115,8 +166,12 @@ def test_secrets_reach_no_file_and_no_message(planted, tmp_path):
     """A run that ends well although no row is scored, one whose stage fails, and one that is refused."""
     out = ["--out", tmp_path / "runs"]
     well = command(["run", "tells.py", *FLAGS, *out, "--max-missing", 1], tmp_path / "well")
-    fails = command(["run", "tells.py", *FLAGS, *out, "--max-missing", 1, "--hp.fails", "true"], tmp_path / "fails")
-    refused = command(["run", "tells.py", *FLAGS, *out, "--hp.api_key", CANARY.format("twice")], tmp_path / "refused")
+    fails = command(
+        ["run", "tells.py", *FLAGS, *out, "--max-missing", 1, "--hp.fails", "true"], tmp_path / "fails"
+    )
+    refused = command(
+        ["run", "tells.py", *FLAGS, *out, "--hp.api_key", CANARY.format("twice")], tmp_path / "refused"
+    )
     assert [well.code, fails.code, refused.code] == [0, 1, 2]
     assert "a stage prints *** *** see ***, https://me:***@host/x?access_token=*** and ***" in well.out
     assert "stage 'tell' failed in iteration 0 on 8 rows: ValueError: *** and *** and see ***" in fails.err
@@ -131,8 +186,14 @@ def test_other_commands_print_no_secrets_either(planted, tmp_path):
     words = FLAGS[:6]
     graph = ["graph", "tells.py", "--format", "json", *words]
     plan = ["plan", "tells.py", *words, "--backend", "null"]
-    for arguments in (["graph", "tells.py", *words], graph, plan, ["check", "tells.py", *words], ["check", "broken.py"],
-                      ["run", "broken.py"]):  # fmt: skip
+    for arguments in (
+        ["graph", "tells.py", *words],
+        graph,
+        plan,
+        ["check", "tells.py", *words],
+        ["check", "broken.py"],
+        ["run", "broken.py"],
+    ):
         said = command(arguments, tmp_path / "said")
         assert said.out + said.err
         assert without(said) == [], arguments
@@ -142,23 +203,51 @@ def test_other_commands_print_no_secrets_either(planted, tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
     (tmp_path / "tells.py").write_text(TELLS)
-    keywords = {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path), "name": "told", "hp.api_key": CANARY}
+    keywords = {
+        "backend": "null",
+        "prompts": 4,
+        "iterations": 1,
+        "out": str(tmp_path),
+        "name": "told",
+        "hp.api_key": CANARY,
+    }
     rlflow.run(f"{tmp_path}/tells.py", **keywords)
     with pytest.raises(PlanError, match="does not keep --hp.api_key, which is a secret"):
         resume(tmp_path / "told", {"iterations": 2}, Quiet())
     assert resume(tmp_path / "told", {"iterations": 2, "hp.api_key": CANARY}, Quiet()).iterations == 2
 
 
-@pytest.mark.parametrize("where", [pytest.param([], id="one process", marks=pytest.mark.slow),
-                                   pytest.param(["--pools", "all=1"], id="pools", marks=pytest.mark.long)])
-def test_a_real_run_with_trackers_shows_no_secrets_in_the_process_table_in_rays_logs_or_to_trackers(planted, tmp_path, where):
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param([], id="one process", marks=pytest.mark.slow),
+        pytest.param(["--pools", "all=1"], id="pools", marks=pytest.mark.long),
+    ],
+)
+def test_a_real_run_with_trackers_shows_no_secrets_in_the_process_table_in_rays_logs_or_to_trackers(
+    planted, tmp_path, where
+):
     """The stage itself looks at what all processes show, and at what Ray keeps of them."""
-    subprocess.run("git init -q . && git remote add origin https://me:kanarie-git-remote@host/x.git", shell=True, check=True)
+    subprocess.run(
+        "git init -q . && git remote add origin https://me:kanarie-git-remote@host/x.git",
+        shell=True,
+        check=True,
+    )
     words = ["run", "tells.py", *FLAGS, *where, "--out", tmp_path / "runs", "--max-missing", 1]
     words += ["--track", "tensorboard", "--track", "wandb", "--track", "mlflow"]
-    environment = {**os.environ, "SEEN": str(tmp_path / "seen"), "WANDB_MODE": "offline", "HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-m", "rlflow.cli.main", *map(str, words)], env=environment, capture_output=True, text=True,
-                          timeout=200)  # fmt: skip
+    environment = {
+        **os.environ,
+        "SEEN": str(tmp_path / "seen"),
+        "WANDB_MODE": "offline",
+        "HOME": str(tmp_path / "home"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "rlflow.cli.main", *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (tmp_path / "seen").read_text().splitlines()
     assert lines.count("looked") > 4
@@ -168,7 +257,11 @@ def test_a_real_run_with_trackers_shows_no_secrets_in_the_process_table_in_rays_
     assert leaks(tmp_path / "runs") == []
     assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"tells-1", "mlruns"}
     assert {"wandb", "tensorboard"} <= {path.name for path in (tmp_path / "runs" / "tells-1").iterdir()}
-    for more in (["show", tmp_path / "runs" / "tells-1"], ["runs", tmp_path / "runs"], ["watch", "--once", tmp_path / "runs" / "tells-1"],
-                 ["doctor"]):  # fmt: skip
+    for more in (
+        ["show", tmp_path / "runs" / "tells-1"],
+        ["runs", tmp_path / "runs"],
+        ["watch", "--once", tmp_path / "runs" / "tells-1"],
+        ["doctor"],
+    ):
         said = command(more, tmp_path / "said")
         assert without(said) == [], more

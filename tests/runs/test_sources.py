@@ -9,7 +9,7 @@ from rlflow import PlanError
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import resume
 
-JUDGES = '''
+JUDGES = """
 def length(completion):
     return float(len(completion))
 
@@ -18,23 +18,36 @@ def right(completion, result):
 
 def label(completion, answer, hint=None):
     return 0.0 if hint is None else 5.0
-'''
+"""
 
 
 @pytest.fixture
 def ground(tmp_path):
     """Two files whose fields have other names, and judges."""
     for name, prompt, answer, count in (("sums", "prompt", "answer", 30), ("other", "ask", "result", 14)):
-        rows = [{prompt: f"{name} {n}", answer: str(n), **({"hint": "h"} if name == "other" else {})} for n in range(count)]
+        rows = [
+            {prompt: f"{name} {n}", answer: str(n), **({"hint": "h"} if name == "other" else {})}
+            for n in range(count)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "judges.py").write_text(JUDGES)
     return tmp_path
 
 
 def settings(ground, **more):
-    return {"backend": "null", "prompts": 10, "iterations": 3, "held_out": 0, "hp.max_tokens": 4, "out": str(ground / "runs"), "threads": 1,
-            "data": [f"sums={ground}/sums.jsonl:0.7", f"{ground}/other.jsonl:0.3"], "data.other.prompt": "ask",
-            "reward": [f"{ground}/judges.py:length@sums", f"{ground}/judges.py:right@other:0.5"], **more}
+    return {
+        "backend": "null",
+        "prompts": 10,
+        "iterations": 3,
+        "held_out": 0,
+        "hp.max_tokens": 4,
+        "out": str(ground / "runs"),
+        "threads": 1,
+        "data": [f"sums={ground}/sums.jsonl:0.7", f"{ground}/other.jsonl:0.3"],
+        "data.other.prompt": "ask",
+        "reward": [f"{ground}/judges.py:length@sums", f"{ground}/judges.py:right@other:0.5"],
+        **more,
+    }
 
 
 def lines(folder, name="metrics.jsonl"):
@@ -43,7 +56,9 @@ def lines(folder, name="metrics.jsonl"):
 
 
 @pytest.mark.slow
-def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goes_on_as_if_it_were_whole(ground):
+def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goes_on_as_if_it_were_whole(
+    ground,
+):
     whole = rlflow.run("grpo", **settings(ground, name="whole")).folder
     cut = rlflow.run("grpo", **settings(ground, name="cut", iterations=1)).folder
     resume(cut, {"iterations": "3"}, Quiet())
@@ -58,18 +73,25 @@ def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goe
 @pytest.mark.slow
 def test_on_pools_sources_have_the_rewards_and_numbers_of_one_process_also_where_the_run_was_cut(ground):
     alone = rlflow.run("grpo", **settings(ground, name="alone")).folder
-    pooled = rlflow.run("grpo", **settings(ground, name="pooled", iterations=1, pools="train=2@threads,rollout=1@threads")).folder
+    pooled = rlflow.run(
+        "grpo", **settings(ground, name="pooled", iterations=1, pools="train=2@threads,rollout=1@threads")
+    ).folder
     resume(pooled, {"iterations": "3"}, Quiet())
     assert lines(pooled, "samples.jsonl") == lines(alone, "samples.jsonl")
     for found, wanted in zip(lines(pooled), lines(alone), strict=True):
         names = [name for name in wanted if name.startswith(("scores/", "reward/", "data/"))]
         assert {"scores/sums", "scores/other", "reward/mean"} <= set(names)
-        assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, rel=1e-12)
+        assert {name: found[name] for name in names} == pytest.approx(
+            {name: wanted[name] for name in names}, rel=1e-12
+        )
 
 
 def test_a_resumed_run_finds_its_files_from_another_folder(ground, monkeypatch):
     monkeypatch.chdir(ground)
-    paths = {"data": ["sums=sums.jsonl:0.7", "other.jsonl:0.3"], "reward": ["judges.py:length@sums", "judges.py:length@other"]}
+    paths = {
+        "data": ["sums=sums.jsonl:0.7", "other.jsonl:0.3"],
+        "reward": ["judges.py:length@sums", "judges.py:length@other"],
+    }
     folder = rlflow.run("grpo", **settings(ground, iterations=1, **paths)).folder
     monkeypatch.chdir("/")
     assert resume(folder, {"iterations": "2"}, Quiet()).last["scores/sums"] > 0
@@ -77,26 +99,36 @@ def test_a_resumed_run_finds_its_files_from_another_folder(ground, monkeypatch):
 
 def test_rewards_of_a_source_add_to_those_of_all(ground):
     rewards = [f"{ground}/judges.py:label", f"{ground}/judges.py:right@other:0.01"]
-    last = rlflow.run("grpo", **settings(ground, reward=rewards, iterations=1, **{"data.other.answer": "result"})).last
+    last = rlflow.run(
+        "grpo", **settings(ground, reward=rewards, iterations=1, **{"data.other.answer": "result"})
+    ).last
     assert (last["scores/sums"], last["scores/other"]) == (0.0, 15.0)
     assert (last["reward/label_mean"], last["reward/right_mean"]) == (5.0, 1000.0)
 
 
 def test_a_field_that_a_source_lacks_is_an_error_that_names_it_and_the_remedy_works(ground):
     reward = {"reward": [f"{ground}/judges.py:right"], "iterations": 1}
-    with pytest.raises(PlanError, match="the reward 'right' reads 'result', which the source 'sums' has not") as error:
+    with pytest.raises(
+        PlanError, match="the reward 'right' reads 'result', which the source 'sums' has not"
+    ) as error:
         rlflow.run("grpo", **settings(ground, **reward))
     assert "--data.sums.result FIELD" in error.value.problems[0].remedy
-    assert rlflow.run("grpo", **settings(ground, **reward, **{"data.sums.result": "answer"})).last["scores/sums"] == 1000.0
+    assert (
+        rlflow.run("grpo", **settings(ground, **reward, **{"data.sums.result": "answer"})).last["scores/sums"]
+        == 1000.0
+    )
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"reward": ["judges.py:length@sum"]}, "'length@sum' names no source of the data"),
-    ({"reward": ["judges.py:length@sums"]}, "no reward judges the source 'other'"),
-    ({"data.othr.prompt": "ask"}, "'--data.othr.prompt' names no source"),
-    ({"data.other.chat": "true"}, "'chat' is the same for all sources"),
-    ({"data": ["sums.jsonl:1", "other.jsonl"]}, "the source 'other' has no weight"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reward": ["judges.py:length@sum"]}, "'length@sum' names no source of the data"),
+        ({"reward": ["judges.py:length@sums"]}, "no reward judges the source 'other'"),
+        ({"data.othr.prompt": "ask"}, "'--data.othr.prompt' names no source"),
+        ({"data.other.chat": "true"}, "'chat' is the same for all sources"),
+        ({"data": ["sums.jsonl:1", "other.jsonl"]}, "the source 'other' has no weight"),
+    ],
+)
 def test_what_does_not_fit_the_sources_is_refused_before_anything_starts(ground, monkeypatch, change, words):
     monkeypatch.chdir(ground)
     with pytest.raises(PlanError, match=words):
@@ -119,24 +151,42 @@ def test_the_run_says_the_share_of_each_source(ground):
 
     notes = []
     flow = load_flow("grpo")
-    config, hp = resolve_config(flow, None, flat(settings(ground, data=[f"{ground}/sums.jsonl", f"{ground}/other.jsonl"], prompts=88)))
+    config, hp = resolve_config(
+        flow, None, flat(settings(ground, data=[f"{ground}/sums.jsonl", f"{ground}/other.jsonl"], prompts=88))
+    )
     prepare(flow, hp, config, notes.append).close()
-    assert notes == ["source sums: 68.2% of the prompts, from 30 records (--data NAME=FILE:WEIGHT for another share)",
-                     "sums has 30 records to train on, and an iteration takes 60: each stands in it 2 times (--prompts)",
-                     "source other: 31.8% of the prompts, from 14 records (--data NAME=FILE:WEIGHT for another share)",
-                     "other has 14 records to train on, and an iteration takes 28: each stands in it 2 times (--prompts)"]
+    assert notes == [
+        "source sums: 68.2% of the prompts, from 30 records (--data NAME=FILE:WEIGHT for another share)",
+        "sums has 30 records to train on, and an iteration takes 60: each stands in it 2 times (--prompts)",
+        "source other: 31.8% of the prompts, from 14 records (--data NAME=FILE:WEIGHT for another share)",
+        "other has 14 records to train on, and an iteration takes 28: each stands in it 2 times (--prompts)",
+    ]
 
 
 @pytest.mark.slow
 def test_the_held_out_accuracy_is_said_by_source_and_a_cut_run_with_models_is_bit_equal(task, ground):
     from run_faults import content, differences
 
-    keywords = {**task, "data": [f"a={task['data']}:1", f"b={ground}/other.jsonl:1"], "data.b.prompt": "ask", "data.b.answer": "result",
-                "reward": ["task"], "hp.samples": 2, "hp.max_tokens": 4, "hp.minibatch": 8, "iterations": 3, "eval_every": 1}
+    keywords = {
+        **task,
+        "data": [f"a={task['data']}:1", f"b={ground}/other.jsonl:1"],
+        "data.b.prompt": "ask",
+        "data.b.answer": "result",
+        "reward": ["task"],
+        "hp.samples": 2,
+        "hp.max_tokens": 4,
+        "hp.minibatch": 8,
+        "iterations": 3,
+        "eval_every": 1,
+    }
     whole = rlflow.run("grpo", **keywords, name="whole")
-    resume(rlflow.run("grpo", **{**keywords, "iterations": 1}, name="cut").folder, {"iterations": "3"}, Quiet())
+    resume(
+        rlflow.run("grpo", **{**keywords, "iterations": 1}, name="cut").folder, {"iterations": "3"}, Quiet()
+    )
     assert list(differences(content(whole.folder), content(whole.folder.parent / "cut"))) == []
     assert set(whole.after.sources) == {"sampled/a", "sampled/b", "greedy/a", "greedy/b"}
     judged = next(row for row in lines(whole.folder) if "evaluation/sampled" in row)
     counts = {"a": 8, "b": 2}
-    assert judged["evaluation/sampled"] == pytest.approx(sum(judged[f"evaluation/sampled/{n}"] * c for n, c in counts.items()) / 10)
+    assert judged["evaluation/sampled"] == pytest.approx(
+        sum(judged[f"evaluation/sampled/{n}"] * c for n, c in counts.items()) / 10
+    )

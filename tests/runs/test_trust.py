@@ -1,5 +1,5 @@
-"""A run's folder may be a stranger's: going on with it executes nothing that it names before that is known to be the user's own, or said to
-be trusted."""
+"""A run's folder may be a stranger's: going on with it executes nothing that it names before that is known to
+be the user's own, or said to be trusted."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from rlflow.runs.trust import doubted
 
 STRANGER = 65534  # nobody
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-FLOW = '''
+FLOW = """
 from pathlib import Path
 
 from rlflow import flow, loss
@@ -34,16 +34,28 @@ def mine(prompts, actor, reward):
     rows = actor.generate(prompts, samples=2, max_tokens=4)
     rows |= reward(rows)
     actor.update(rows, gradient)
-'''
-REWARD = "from pathlib import Path\nPath({marker!r}).touch()\n\ndef length(completion):\n    return float(len(completion))\n"
+"""
+REWARD = (
+    "from pathlib import Path\nPath({marker!r}).touch()\n\ndef length(completion):\n    return "
+    "float(len(completion))\n"
+)
 
 
 class Ground:
-    """A run of ``mine.py`` with its reward, in a project's folder, and whether either has been executed since."""
+    """A run of ``mine.py`` with its reward, in a project's folder, and whether either has been executed
+    since."""
 
     def __init__(self, tmp_path):
-        self.project, self.elsewhere, self.marker = tmp_path / "project", tmp_path / "elsewhere", tmp_path / "executed"
-        self.flow, self.reward, self.run = self.project / "mine.py", self.project / "judge.py", self.project / "runs" / "one"
+        self.project, self.elsewhere, self.marker = (
+            tmp_path / "project",
+            tmp_path / "elsewhere",
+            tmp_path / "executed",
+        )
+        self.flow, self.reward, self.run = (
+            self.project / "mine.py",
+            self.project / "judge.py",
+            self.project / "runs" / "one",
+        )
         for folder in (self.run, self.elsewhere):
             folder.mkdir(parents=True)
         self.flow.write_text(FLOW.format(marker=str(self.marker)))
@@ -52,7 +64,14 @@ class Ground:
 
     def save(self, **changes):
         values = {"reward": [f"{self.reward}:length:0.5"], "backend": "null"} | changes.pop("values", {})
-        saved = {"file": str(self.flow), "flow": "mine", "values": values, "hp": {}, "started_in": str(self.project), **changes}
+        saved = {
+            "file": str(self.flow),
+            "flow": "mine",
+            "values": values,
+            "hp": {},
+            "started_in": str(self.project),
+            **changes,
+        }
         (self.run / "settings.json").write_text(json.dumps(saved))
 
     def doubts(self):
@@ -86,11 +105,19 @@ def test_of_a_package_beside_a_flow_from_elsewhere_the_folder_is_in_doubt_too(gr
     ground.run.rename(far)
     ground.run = far
     ground.save(values={"backend": "engine_of_mine", "reward": []}, started_in=str(ground.elsewhere))
-    assert {doubt.partition(": ")[0] for doubt in ground.doubts()} == {str(ground.flow), str(package / "__init__.py"), str(package)}
+    assert {doubt.partition(": ")[0] for doubt in ground.doubts()} == {
+        str(ground.flow),
+        str(package / "__init__.py"),
+        str(package),
+    }
 
 
 def test_a_packaged_algorithm_needs_none_whoever_has_the_run(ground):
-    ground.save(file=str(Path(rlflow.algorithms.__file__).parent / "grpo.py"), flow="grpo", values={"reward": ["task"]})
+    ground.save(
+        file=str(Path(rlflow.algorithms.__file__).parent / "grpo.py"),
+        flow="grpo",
+        values={"reward": ["task"]},
+    )
     ground.run.chmod(0o777)
     assert ground.doubts() == []
 
@@ -135,12 +162,21 @@ def test_a_run_that_was_copied_elsewhere_names_files_that_are_not_below_the_user
     assert "clean.py: it is not the file" in ground.refused()
 
 
-def test_the_file_that_the_run_was_started_with_may_lie_anywhere_until_it_is_changed(ground, tmp_path, monkeypatch):
+def test_the_file_that_the_run_was_started_with_may_lie_anywhere_until_it_is_changed(
+    ground, tmp_path, monkeypatch
+):
     folder = tmp_path / "algorithms"
     folder.mkdir()
     flow = Path(shutil.move(ground.flow, folder / "mine.py"))
-    result = rlflow.run(str(flow), backend="null", prompts=2, iterations=1, reward=f"{ground.reward}:length", held_out=0,
-                        out=str(tmp_path / "out" / "runs"))
+    result = rlflow.run(
+        str(flow),
+        backend="null",
+        prompts=2,
+        iterations=1,
+        reward=f"{ground.reward}:length",
+        held_out=0,
+        out=str(tmp_path / "out" / "runs"),
+    )
     ground.marker.unlink()
     ground.run = result.folder
     monkeypatch.chdir(ground.project)
@@ -164,14 +200,26 @@ def test_backends_are_looked_at_where_the_run_brings_them_and_not_where_python_h
 
 
 def test_with_trust_the_files_are_said_and_executed(ground, capsys):
-    result = rlflow.run(str(ground.flow), backend="null", prompts=2, iterations=1, reward=f"{ground.reward}:length", held_out=0,
-                        reward_write=(str(ground.marker.parent),), save_every=1, out=str(ground.project / "runs"))
+    result = rlflow.run(
+        str(ground.flow),
+        backend="null",
+        prompts=2,
+        iterations=1,
+        reward=f"{ground.reward}:length",
+        held_out=0,
+        reward_write=(str(ground.marker.parent),),
+        save_every=1,
+        out=str(ground.project / "runs"),
+    )
     ground.marker.unlink()
     ground.run = result.folder
     ground.flow.chmod(0o666)
     ground.refused()
     resume.resume(ground.run, {"iterations": 2}, make_reporter(quiet=False), trust=True)
-    assert f"executed, since --trust is given: {ground.flow}: others can write to it (rights 666)" in capsys.readouterr().out
+    assert (
+        f"executed, since --trust is given: {ground.flow}: others can write to it (rights 666)"
+        in capsys.readouterr().out
+    )
     assert ground.marker.exists()
 
 
@@ -179,7 +227,9 @@ def test_looking_at_a_strangers_run_executes_nothing(ground):
     from rlflow.cli import resume as exports
     from rlflow.cli import watch
 
-    result = rlflow.run("grpo", backend="null", prompts=2, iterations=1, name="two", out=str(ground.project / "runs"))
+    result = rlflow.run(
+        "grpo", backend="null", prompts=2, iterations=1, name="two", out=str(ground.project / "runs")
+    )
     ground.run = result.folder
     ground.save(options={}, graph="0", rlflow="0", torch="0", threads=1)
     watch.list_runs(str(ground.project / "runs"))

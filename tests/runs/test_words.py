@@ -22,7 +22,7 @@ from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
 
-FLOW = '''
+FLOW = """
 from rlflow import RANK0, flow, loss, stage
 @stage(gives="advantages", dispatch=RANK0)
 def spread(scores, mask): return scores[:, None] * mask
@@ -35,7 +35,7 @@ def f(prompts, actor, reward):
     spread(batch)
     batch |= spread(batch)
     actor.update(batch, simple)
-'''
+"""
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def noted(flow, **values):
     """What is said while a run of the null backend is prepared."""
     notes = []
     loaded = load_flow(str(flow))
-    given, hp = resolve_config(loaded, None, {"backend": "null", "threads": torch.get_num_threads(), **values})
+    given, hp = resolve_config(
+        loaded, None, {"backend": "null", "threads": torch.get_num_threads(), **values}
+    )
     prepare(loaded, hp, given, notes.append, judge=None).close()
     return notes
 
@@ -64,15 +66,21 @@ def test_what_check_warns_of_is_said_by_a_run(file):
     assert noted("grpo") == []
 
 
-@pytest.mark.parametrize(("records", "prompts", "says"), [
-    (1, 4, "has 1 record to train on, and an iteration takes 4: each stands in it 4 times"), (3, 4, "each stands in it 1.33 times"),
-    (4, 4, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("records", "prompts", "says"),
+    [
+        (1, 4, "has 1 record to train on, and an iteration takes 4: each stands in it 4 times"),
+        (3, 4, "each stands in it 1.33 times"),
+        (4, 4, None),
+    ],
+)
 def test_data_with_fewer_records_than_an_iteration_takes_are_said(tmp_path, records, prompts, says):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}", "answer": f"{i}"}) + "\n" for i in range(records)))
     notes = noted("grpo", data=str(data), prompts=prompts, held_out=0)
-    assert [note for note in notes if "stands in it" in note] == [note for note in notes if says and says in note]
+    assert [note for note in notes if "stands in it" in note] == [
+        note for note in notes if says and says in note
+    ]
     assert len(notes) == (says is not None)
 
 
@@ -110,13 +118,23 @@ def test_more_rows_than_can_be_kept_are_refused():
 
 
 def test_a_run_that_is_done_says_what_more_iterations_are(tmp_path):
-    rlflow.run("grpo", backend="null", prompts=2, iterations=2, out=str(tmp_path), name="done", threads=torch.get_num_threads())
+    rlflow.run(
+        "grpo",
+        backend="null",
+        prompts=2,
+        iterations=2,
+        out=str(tmp_path),
+        name="done",
+        threads=torch.get_num_threads(),
+    )
     with pytest.raises(PlanError, match=r"(?s)2 done, 1 asked for.*--iterations above 2.*rlflow export"):
         resume(tmp_path / "done", {"iterations": 1}, Quiet())
 
 
 def test_a_name_of_rlflow_that_was_not_imported_is_said_with_its_import(file):
-    with pytest.raises(FlowError, match=r"(?s)name 'RANK0' is not defined.*remedy: +from rlflow import RANK0$"):
+    with pytest.raises(
+        FlowError, match=r"(?s)name 'RANK0' is not defined.*remedy: +from rlflow import RANK0$"
+    ):
         load_flow(str(file(FLOW.replace("import RANK0, ", "import "))))
 
 
@@ -127,11 +145,17 @@ def test_a_file_that_stands_in_for_a_package_is_blamed(file):
         load_flow(str(flow))
 
 
-@pytest.mark.parametrize(("parameter", "says"), [
-    ("label", "name the parameter 'answer'; or --data.answer label where"),
-    ("solution_str", "name the parameter 'completion'; or map a field of the data: --data.solution_str FIELD"),
-    ("extra_info", "give the parameter a default; or map a field of the data: --data.extra_info FIELD"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parameter", "says"),
+    [
+        ("label", "name the parameter 'answer'; or --data.answer label where"),
+        (
+            "solution_str",
+            "name the parameter 'completion'; or map a field of the data: --data.solution_str FIELD",
+        ),
+        ("extra_info", "give the parameter a default; or map a field of the data: --data.extra_info FIELD"),
+    ],
+)
 def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file, parameter, says):
     reward = file(f"\n\ndef judge(completion, {parameter}):\n    return 1.0\n", "judge.py")
     report = check_flow("grpo", ["--reward", f"{reward}:judge"])
@@ -142,7 +166,9 @@ def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file
 
 def test_a_weight_that_is_no_number_is_what_is_refused(file):
     reward = file("def short(completion):\n    return 1.0\n", "short.py")
-    with pytest.raises(PlanError, match=r"(?s)the weight of reward '.*short\.py:short' is no number.*found: +abc"):
+    with pytest.raises(
+        PlanError, match=r"(?s)the weight of reward '.*short\.py:short' is no number.*found: +abc"
+    ):
         parse_reward(f"{reward}:short:abc")
 
 
@@ -150,12 +176,23 @@ async def later():
     return 1.0
 
 
-@pytest.mark.parametrize(("value", "says"), [
-    ({"acc": 1.0}, "the function returned dict, not a number: the number under 'score' counts; name it so instead of 'acc'"),
-    ({"why": "x"}, "the function returned dict, not a number"),
-    ([1.0], "the function returned list, not a number: it is called for one row, and gives the number of that row"),
-    ("1", "the function returned str, not a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (
+            {"acc": 1.0},
+            "the function returned dict, not a number: the number under 'score' counts; name it so "
+            "instead of 'acc'",
+        ),
+        ({"why": "x"}, "the function returned dict, not a number"),
+        (
+            [1.0],
+            "the function returned list, not a number: it is called for one row, and gives the number of "
+            "that row",
+        ),
+        ("1", "the function returned str, not a number"),
+    ],
+)
 def test_what_a_reward_returns_in_place_of_a_number_is_said_with_the_number_that_is_meant(value, says):
     assert number(value) == ["type", says]
 

@@ -1,7 +1,7 @@
 """A small service for tests: a real HTTP server of its own process, which does as it is told.
 
-Run as ``python little.py [PORT] [--slow-start FILE] [--lies] [--prints=TEXT]``. GET /health says that it serves, and its process id; POST
-/get_reward gives 1 for each query.
+Run as ``python little.py [PORT] [--slow-start FILE] [--lies] [--prints=TEXT]``. GET /health says that it
+serves, and its process id; POST /get_reward gives 1 for each query.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "--fails" in sys.argv:
         sys.exit("it has no corpus")
-    ThreadingHTTPServer(("127.0.0.1", int(words[0] if words else os.environ["PORT"])), Handler).serve_forever()
+    ThreadingHTTPServer(
+        ("127.0.0.1", int(words[0] if words else os.environ["PORT"])), Handler
+    ).serve_forever()
 
 
 if __name__ == "__main__":

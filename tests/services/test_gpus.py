@@ -6,8 +6,11 @@ from rlflow.services.gpus import share, visible
 
 
 def test_services_take_from_the_end_and_the_run_has_the_rest():
-    services = [Service(name="judge", run="serve", gpus=2), Service(name="search", run="serve"),
-                Service(name="far", run="http://far")]  # fmt: skip
+    services = [
+        Service(name="judge", run="serve", gpus=2),
+        Service(name="search", run="serve"),
+        Service(name="far", run="http://far"),
+    ]
     shares, left = share(services, ["4", "5", "6"])
     assert shares == {"judge": ("5", "6"), "search": (), "far": ()}
     assert left == ("4",)

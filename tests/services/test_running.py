@@ -48,7 +48,9 @@ class Notes(list):
 
 @contextlib.contextmanager
 def running(tmp_path, **flags):
-    services, _ = split_services({f"service.{name.replace('__', '.')}": value for name, value in flags.items()})
+    services, _ = split_services(
+        {f"service.{name.replace('__', '.')}": value for name, value in flags.items()}
+    )
     places, notes, name = addresses(services), Notes(), secrets.token_hex(8)
     run = Services(services, places, {}, tmp_path / "aside", name, notes)
     run.name = name
@@ -75,8 +77,14 @@ def state(folder, name):
 
 
 def test_a_service_finds_its_port_and_others_find_the_service(tmp_path):
-    with running(tmp_path, judge=f"{LITTLE} {{port}} --asks {{search}}/retrieve", search=LITTLE, judge__cpus=2) as (_, urls, _):
-        assert asked(urls["judge"], "/words")[1:] == [urls["judge"].rpartition(":")[2], "--asks", f"{urls['search']}/retrieve"]
+    with running(
+        tmp_path, judge=f"{LITTLE} {{port}} --asks {{search}}/retrieve", search=LITTLE, judge__cpus=2
+    ) as (_, urls, _):
+        assert asked(urls["judge"], "/words")[1:] == [
+            urls["judge"].rpartition(":")[2],
+            "--asks",
+            f"{urls['search']}/retrieve",
+        ]
         variables = asked(urls["judge"], "/variables")
         assert variables["RLFLOW_SERVICE_SEARCH"] == urls["search"] == os.environ["RLFLOW_SERVICE_SEARCH"]
         assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("2", "")
@@ -93,24 +101,35 @@ def test_a_service_that_ends_is_said_with_its_command_and_last_lines(tmp_path):
     assert "    the little service begins\n    it has no corpus\n" in text
 
 
-def test_secrets_that_a_service_prints_do_not_come_into_its_file_nor_control_characters(tmp_path, monkeypatch):
+def test_secrets_that_a_service_prints_do_not_come_into_its_file_nor_control_characters(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("OF_MINE_TOKEN", "SEKRET-by-its-variable")
     remember({"api_key": "SEKRET-by-its-flag"})
-    with running(tmp_path, search=f"{LITTLE} {{port}} --prints=a:SEKRET-by-its-flag:\x1b[2J") as (services, _, _):
+    with running(tmp_path, search=f"{LITTLE} {{port}} --prints=a:SEKRET-by-its-flag:\x1b[2J") as (
+        services,
+        _,
+        _,
+    ):
         services.settle(tmp_path)
     text = (tmp_path / "services" / "search.log").read_text()
     assert text.splitlines()[1:] == ["the little service begins", "a:***:\\x1b[2J", "***"]
 
 
 def test_a_service_that_listens_elsewhere_is_not_waited_for_longer_than_said(tmp_path):
-    with pytest.raises(PlanError, match="no answer: Connection refused, 0.3 s after its start"), \
-         running(tmp_path, search=f"{sys.executable} -c 'import time; time.sleep(1000)'", search__wait=0.3):  # fmt: skip
+    with (
+        pytest.raises(PlanError, match="no answer: Connection refused, 0.3 s after its start"),
+        running(tmp_path, search=f"{sys.executable} -c 'import time; time.sleep(1000)'", search__wait=0.3),
+    ):
         pass
 
 
 @pytest.mark.slow
 def test_a_service_that_answers_otherwise_than_with_200_does_not_serve(tmp_path):
-    with pytest.raises(PlanError, match="status 404"), running(tmp_path, search=LITTLE, search__health="/ready", search__wait=5):
+    with (
+        pytest.raises(PlanError, match="status 404"),
+        running(tmp_path, search=LITTLE, search__health="/ready", search__wait=5),
+    ):
         pass
 
 
@@ -120,8 +139,10 @@ def test_a_service_without_a_health_path_serves_once_it_takes_connections(tmp_pa
 
 
 def test_a_command_that_is_not_there_leaves_nothing(tmp_path):
-    with pytest.raises(PlanError, match="service 'judge' cannot be started: no-such-program"), \
-         running(tmp_path, search=LITTLE, judge="no-such-program --port {port}"):  # fmt: skip
+    with (
+        pytest.raises(PlanError, match="service 'judge' cannot be started: no-such-program"),
+        running(tmp_path, search=LITTLE, judge="no-such-program --port {port}"),
+    ):
         pass
 
 
@@ -134,13 +155,17 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
             other.settle(tmp_path / "other")
         assert list(served.lines(tmp_path / "other")) == [f"far at {urls['search']}, which others run"]
         assert asked(urls["search"]) > 0
-    with pytest.raises(PlanError, match="service 'far', which others run, does not serve"), \
-         running(tmp_path, far=urls["search"], far__wait=0.2):  # fmt: skip
+    with (
+        pytest.raises(PlanError, match="service 'far', which others run, does not serve"),
+        running(tmp_path, far=urls["search"], far__wait=0.2),
+    ):
         pass
 
 
 def test_the_longest_time_in_which_services_may_be_away_is_known(tmp_path):
-    services, _ = split_services({"service.search": LITTLE, "service.search.wait": 3, "service.far": "http://far"})
+    services, _ = split_services(
+        {"service.search": LITTLE, "service.search.wait": 3, "service.far": "http://far"}
+    )
     assert Services(services, addresses(services), {}, tmp_path / "aside", "run").away == 3 * 3 + 0 + 1 + 5
     assert Services((), {}, {}, tmp_path, "run").away == 0
 
@@ -154,14 +179,17 @@ def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
             until(lambda: state(tmp_path, "search") == "serving")
             os.kill(asked(urls["search"]), signal.SIGKILL)
             notes.awaited(f"started anew ({number} of 3)")
-        waited = post(f"{urls['search']}/get_reward", {"query": ["?"]}, seconds=5.0)  # the third start comes after a pause of 5 s
+        # the third start comes after a pause of 5 s
+        waited = post(f"{urls['search']}/get_reward", {"query": ["?"]}, seconds=5.0)
         assert waited == {"rewards": [1.0]}
         until(lambda: state(tmp_path, "search") == "serving")
         os.kill(asked(urls["search"]), signal.SIGKILL)
         notes.awaited("was killed by SIGKILL, and is started no more")
         assert state(tmp_path, "search") == "dead"
     (shown,) = served.lines(tmp_path)
-    assert shown.startswith(f"search at {urls['search']}: dead, started 4 times: {LITTLE} (prints into services/search.log)")
+    assert shown.startswith(
+        f"search at {urls['search']}: dead, started 4 times: {LITTLE} (prints into services/search.log)"
+    )
     assert (tmp_path / "services" / "search.log").read_text().count("the little service begins") == 4
 
 

@@ -13,7 +13,10 @@ def endings(draw):
     """Rows in the order in which they end, cut into portions."""
     order = draw(st.permutations(range(draw(st.integers(0, 40)))))
     cuts = sorted(draw(st.lists(st.integers(0, len(order)), max_size=8)))
-    return [torch.tensor(order[a:b], dtype=torch.int64) for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+    return [
+        torch.tensor(order[a:b], dtype=torch.int64)
+        for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True)
+    ]
 
 
 @given(endings(), st.integers(1, 50))

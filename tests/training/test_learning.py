@@ -39,8 +39,12 @@ class Engine:
 
 def batch(lengths, **more):
     """Row i starts with token 10 + i."""
-    return Batch.of(prompt_tokens=[[1]] * len(lengths), tokens=[[10 + i] * n for i, n in enumerate(lengths)],
-                    mask=[[True] * n for n in lengths], **more)
+    return Batch.of(
+        prompt_tokens=[[1]] * len(lengths),
+        tokens=[[10 + i] * n for i, n in enumerate(lengths)],
+        mask=[[True] * n for n in lengths],
+        **more,
+    )
 
 
 @loss
@@ -60,8 +64,19 @@ def test_every_epoch_sees_every_row_once_in_its_own_order():
     seen = [row for rows in engine.seen for row in rows]
     assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(10, 16))
     assert seen[:6] != seen[6:]
-    assert metrics == {"seven": 7.0, "steps": 6, "skipped_steps": 0, "rows": 12, "lr": 0.1, "loss": 0.0, "grad_norm": 1.0, "left_out": 0,
-                       "funnel/tokens": 36, "funnel/tokens_with_gradient": 36, "funnel/tokens_effective": 36}
+    assert metrics == {
+        "seven": 7.0,
+        "steps": 6,
+        "skipped_steps": 0,
+        "rows": 12,
+        "lr": 0.1,
+        "loss": 0.0,
+        "grad_norm": 1.0,
+        "left_out": 0,
+        "funnel/tokens": 36,
+        "funnel/tokens_with_gradient": 36,
+        "funnel/tokens_effective": 36,
+    }
 
 
 def test_a_token_mean_has_gradient_one_however_it_is_cut():
@@ -116,14 +131,28 @@ def over_groups(new, group, mask):
 
 
 def right_rows(lengths, right, **more):
-    """Rows whose advantages are their number, some of them right; what is not read of the wrong ones is NaN."""
+    """Rows whose advantages are their number, some of them right; what is not read of the wrong ones is
+    NaN."""
     targets = [1.0 if each else float("nan") for each in right]
-    return batch(lengths, advantages=[[float(i)] * n for i, n in enumerate(lengths)], right=right, targets=targets, **more)
+    return batch(
+        lengths,
+        advantages=[[float(i)] * n for i, n in enumerate(lengths)],
+        right=right,
+        targets=targets,
+        **more,
+    )
 
 
-@given(rows=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=9), micro=st.sampled_from([1, 7, 1000]),
-       mean=st.tuples(*[st.sampled_from(["tokens", "row-tokens", 3.0])] * 2), scale=st.floats(-2, 2), size=st.none() | st.integers(1, 4))
-def test_each_of_several_losses_has_the_gradient_that_it_has_alone_on_its_rows(rows, micro, mean, scale, size):
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=9),
+    micro=st.sampled_from([1, 7, 1000]),
+    mean=st.tuples(*[st.sampled_from(["tokens", "row-tokens", 3.0])] * 2),
+    scale=st.floats(-2, 2),
+    size=st.none() | st.integers(1, 4),
+)
+def test_each_of_several_losses_has_the_gradient_that_it_has_alone_on_its_rows(
+    rows, micro, mean, scale, size
+):
     lengths, right = [length for length, _ in rows], [each for _, each in rows]
     everything = right_rows(lengths, right)
     both = JointLoss((policy, likelihood), (1.0, scale), (None, "right"))
@@ -137,7 +166,9 @@ def test_each_of_several_losses_has_the_gradient_that_it_has_alone_on_its_rows(r
     assert metrics["left_out"] == 0
     assert ("likelihood/wanted" in metrics) is any(right)
     assert metrics["policy/gain"] == pytest.approx(sum(i * n for i, n in enumerate(lengths)) / sum(lengths))
-    assert learn(Engine(), everything, both, {}, Passes(mean=mean, minibatch=size, micro_tokens=micro))["rows"] == len(rows)
+    assert learn(Engine(), everything, both, {}, Passes(mean=mean, minibatch=size, micro_tokens=micro))[
+        "rows"
+    ] == len(rows)
 
 
 def test_a_row_that_is_no_loss_s_is_left_out_and_one_that_its_loss_cannot_read_too():
@@ -147,7 +178,12 @@ def test_a_row_that_is_no_loss_s_is_left_out_and_one_that_its_loss_cannot_read_t
     both = JointLoss((policy, likelihood), (1.0, 1.0), ("more", "right"))
     assert broken_columns(rows, both).tolist() == [0, 0, NO_LOSS, 0]
     assert learn(Engine(), rows, both, {}, Passes())["left_out"] == 1
-    assert broken_columns(rows, JointLoss((policy, likelihood), (1.0, 1.0), (None, "right"))).tolist() == [0, 0, 1, 0]
+    assert broken_columns(rows, JointLoss((policy, likelihood), (1.0, 1.0), (None, "right"))).tolist() == [
+        0,
+        0,
+        1,
+        0,
+    ]
 
 
 def test_a_loss_over_groups_beside_one_over_rows_keeps_groups_whole():

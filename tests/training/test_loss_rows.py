@@ -13,8 +13,12 @@ NAN = float("nan")
 
 
 def batch(**more):
-    return Batch.of(prompt_tokens=[[5]] * 4, tokens=[[1, 2], [3], [4, 5, 6], [7]],
-                    mask=[[True, False], [True], [True, True, False], [False]], **more)
+    return Batch.of(
+        prompt_tokens=[[5]] * 4,
+        tokens=[[1, 2], [3], [4, 5, 6], [7]],
+        mask=[[True, False], [True], [True, True, False], [False]],
+        **more,
+    )
 
 
 @loss
@@ -38,7 +42,9 @@ def test_only_what_is_under_the_mask_can_break_a_row():
 
 def test_row_values_count_themselves_and_unread_columns_do_not():
     unread = [[NAN] * 2, [NAN], [NAN] * 3, [NAN]]
-    rows = batch(advantages=[[0.0, 0.0], [0.0], [0.0] * 3, [0.0]], scores=[1.0, NAN, 2.0, torch.inf], returns=unread)
+    rows = batch(
+        advantages=[[0.0, 0.0], [0.0], [0.0] * 3, [0.0]], scores=[1.0, NAN, 2.0, torch.inf], returns=unread
+    )
     assert kept(rows, reads) == [1, 4]
 
 
@@ -63,7 +69,10 @@ def test_a_group_column_breaks_its_rows():
 
 
 def test_only_columns_that_are_read_are_kept():
-    result = learnable(batch(advantages=[[0.0, 0.0], [0.0], [0.0] * 3, [0.0]], answer=["a"] * 4, temperature=[1.0] * 4), reads)
+    result = learnable(
+        batch(advantages=[[0.0, 0.0], [0.0], [0.0] * 3, [0.0]], answer=["a"] * 4, temperature=[1.0] * 4),
+        reads,
+    )
     assert set(result.batch.columns) == {"prompt_tokens", "tokens", "mask", "advantages", "temperature"}
     assert mask_counts(result.batch).tolist() == [1, 1, 2, 0]
 

@@ -21,19 +21,29 @@ def test_each_level_has_its_own_mean():
         MASK,
         groups=2,
     )
-    assert meter.result() == pytest.approx({"per_token": 3.0, "per_row": 1.5, "per_group": 2.5, "flag": 2 / 3, "number": 5.0})
+    assert meter.result() == pytest.approx(
+        {"per_token": 3.0, "per_row": 1.5, "per_group": 2.5, "flag": 2 / 3, "number": 5.0}
+    )
 
 
 def test_micro_batches_add_up_to_the_mean_over_all_tokens():
     meter = Meter()
     for part in ([0], [1, 2]):
-        meter.add({"x": torch.tensor([[1.0, 2.0, 0.0], [6.0, 0.0, 0.0], [0.0] * 3])[part], "n": float(len(part))}, MASK[part], groups=0)
+        meter.add(
+            {"x": torch.tensor([[1.0, 2.0, 0.0], [6.0, 0.0, 0.0], [0.0] * 3])[part], "n": float(len(part))},
+            MASK[part],
+            groups=0,
+        )
     assert meter.result() == pytest.approx({"x": 3.0, "n": 5 / 3})  # a number weighs as its rows
 
 
 def test_missing_values_are_left_out_and_counted():
     meter = Meter()
-    meter.add({"x": torch.tensor([torch.nan, 2.0, torch.nan]), "all_max": torch.full((3, 3), torch.nan)}, MASK, groups=0)
+    meter.add(
+        {"x": torch.tensor([torch.nan, 2.0, torch.nan]), "all_max": torch.full((3, 3), torch.nan)},
+        MASK,
+        groups=0,
+    )
     assert meter.result() == {"x": 2.0, "x_nan": 1.0, "all_max_nan": 3.0}
 
 
@@ -45,7 +55,8 @@ def test_names_in_max_are_maxima():
 
 
 def test_what_several_ranks_saw_is_what_one_would_have_seen():
-    """Sums add up, maxima are the highest, missing values are counted, and a name that one rank alone has counts."""
+    """Sums add up, maxima are the highest, missing values are counted, and a name that one rank alone has
+    counts."""
     values = torch.tensor([[1.0, 2.0, 9.0], [6.0, torch.nan, 9.0], [-4.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
     one, ranks = Meter(), [Meter(), Meter(), Meter()]
@@ -66,7 +77,9 @@ def test_a_metric_that_requires_grad_keeps_no_graph():
 
 
 def test_other_shapes_and_our_own_names_are_refused():
-    with pytest.raises(ValueError, match=r"metric 'x' of shape \[7\], expected one number per token \[3, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"metric 'x' of shape \[7\], expected one number per token \[3, 3\]"
+    ):
         Meter().add({"x": torch.zeros(7)}, MASK, groups=0)
     with pytest.raises(ValueError, match="'grad_norm' is one of the trainer's own"):
         Meter().add({"grad_norm": 1.0}, MASK, groups=0)

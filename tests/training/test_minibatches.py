@@ -22,7 +22,9 @@ def test_a_minibatch_counts_rows_and_the_last_may_be_short():
 
 
 def test_without_a_size_a_minibatch_is_everything():
-    assert [len(part) for part in numbers(minibatches(units_of(torch.arange(9)), rows=None, seed=0, epoch=0))] == [9]
+    assert [
+        len(part) for part in numbers(minibatches(units_of(torch.arange(9)), rows=None, seed=0, epoch=0))
+    ] == [9]
     assert numbers(minibatches([], rows=4, seed=0, epoch=0)) == []
 
 
@@ -35,9 +37,7 @@ def test_groups_stay_whole():
     assert [len(part) for part in large] == [1] * 4  # a group larger than a minibatch has one to itself
 
 
-@given(
-    sizes=st.lists(st.integers(1, 4), max_size=12), tokens=st.integers(1, 200), seed=st.integers(0, 99)
-)
+@given(sizes=st.lists(st.integers(1, 4), max_size=12), tokens=st.integers(1, 200), seed=st.integers(0, 99))
 def test_micro_batches_hold_every_row_once_within_the_budget(sizes, tokens, seed):
     groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
     lengths = torch.randint(1, 50, (len(groups),), generator=torch.Generator().manual_seed(seed))

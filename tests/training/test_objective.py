@@ -11,7 +11,8 @@ COUNTS = MASK.sum(1)
 
 
 @pytest.mark.parametrize(
-    ("mean", "expected"), [("tokens", 21 / 5), ("row-tokens", (1.5 + 6) / 2), (4, 21 / (2 * 4)), (0.5, 21 / (2 * 0.5))]
+    ("mean", "expected"),
+    [("tokens", 21 / 5), ("row-tokens", (1.5 + 6) / 2), (4, 21 / (2 * 4)), (0.5, 21 / (2 * 0.5))],
 )
 def test_means_of_values_per_token(mean, expected):
     weights = row_weights(COUNTS, mean, MinibatchTotals.of(COUNTS))
@@ -22,13 +23,18 @@ def test_means_of_values_per_token(mean, expected):
 def test_means_of_values_per_row(mean, expected):
     """The third row has an empty mask: it is in no divisor and adds nothing."""
     weights = row_weights(COUNTS, mean, MinibatchTotals.of(COUNTS))
-    assert float(weighted_sum(torch.tensor([3.0, 7.0, torch.nan]), MASK, weights, mean)) == pytest.approx(expected)
+    assert float(weighted_sum(torch.tensor([3.0, 7.0, torch.nan]), MASK, weights, mean)) == pytest.approx(
+        expected
+    )
 
 
 def test_the_divisor_is_that_of_the_whole_minibatch():
     """Two halves with the totals of both add up to the whole."""
     totals = MinibatchTotals.of(COUNTS)
-    parts = [weighted_sum(VALUE[i], MASK[i], row_weights(COUNTS[i], "row-tokens", totals), "row-tokens") for i in ([0], [1, 2])]
+    parts = [
+        weighted_sum(VALUE[i], MASK[i], row_weights(COUNTS[i], "row-tokens", totals), "row-tokens")
+        for i in ([0], [1, 2])
+    ]
     assert float(sum(parts)) == pytest.approx((1.5 + 6) / 2)
 
 
@@ -41,10 +47,22 @@ def test_nothing_outside_the_mask_reaches_value_or_gradient():
 @pytest.mark.parametrize(
     ("value", "mean", "message"),
     [
-        (VALUE, "rows", "mean='rows' for a loss with one value per token, expected 'tokens' or 'row-tokens' or a number"),
-        (VALUE[:, 0], "tokens", "mean='tokens' for a loss with one value per row, expected 'rows' or a number"),
+        (
+            VALUE,
+            "rows",
+            "mean='rows' for a loss with one value per token, expected 'tokens' or 'row-tokens' or a number",
+        ),
+        (
+            VALUE[:, 0],
+            "tokens",
+            "mean='tokens' for a loss with one value per row, expected 'rows' or a number",
+        ),
         (VALUE[:, 0], "row-tokens", "mean='row-tokens' for a loss with one value per row"),
-        (VALUE[:, :2], "tokens", r"value of shape \[3, 2\], expected one number per token \[3, 4\] or per row \[3\]"),
+        (
+            VALUE[:, :2],
+            "tokens",
+            r"value of shape \[3, 2\], expected one number per token \[3, 4\] or per row \[3\]",
+        ),
         (torch.tensor(1.0), "tokens", r"value of shape \[\]"),
     ],
 )

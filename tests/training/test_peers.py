@@ -1,4 +1,5 @@
-"""Ranks that train one model together add up what each has, whatever its dtype, its size, or that it has none."""
+"""Ranks that train one model together add up what each has, whatever its dtype, its size, or that it has
+none."""
 
 import pytest
 import torch
@@ -7,15 +8,24 @@ from rlflow.training import peers
 from rlflow.training.peers import Peers
 
 COUNTS = [3, 5]  # micro-batches of each rank
-SHAPES = [((2, 3), torch.float32), ((4,), torch.float32), ((), torch.float32), ((5,), torch.float64), ((2,), torch.float32)]
+SHAPES = [
+    ((2, 3), torch.float32),
+    ((4,), torch.float32),
+    ((), torch.float32),
+    ((5,), torch.float64),
+    ((2,), torch.float32),
+]
 
 
 def parameters(rank):
-    """Gradients 1, 2, … on the first rank and ten times as much on the second, which has none for the second parameter."""
+    """Gradients 1, 2, … on the first rank and ten times as much on the second, which has none for the second
+    parameter."""
     made = []
     for number, (shape, dtype) in enumerate(SHAPES, 1):
         parameter = torch.zeros(shape, dtype=dtype, requires_grad=True)
-        parameter.grad = torch.arange(1.0, parameter.numel() + 1).reshape(shape).to(dtype) * number * (10 if rank else 1)
+        parameter.grad = (
+            torch.arange(1.0, parameter.numel() + 1).reshape(shape).to(dtype) * number * (10 if rank else 1)
+        )
         made.append(parameter)
     if rank:
         made[1].grad = None
@@ -43,7 +53,11 @@ def test_two_ranks_have_the_sums_of_both(on_ranks):
     found = on_ranks(2, on_a_rank)
     summed = [(own.grad * (1 if number == 1 else 11)).tolist() for number, own in enumerate(parameters(0))]
     for rank, said in enumerate(found):
-        assert (said["ranks"], said["total"], said["own"]) == (2, [4.5, 6.0], [1.5 * (rank + 1), 2.0 * (rank + 1)])
+        assert (said["ranks"], said["total"], said["own"]) == (
+            2,
+            [4.5, 6.0],
+            [1.5 * (rank + 1), 2.0 * (rank + 1)],
+        )
         assert said["idle"] == [max(COUNTS) - COUNTS[rank], 0]
         for name in ("one bucket", "of 16 bytes", "of one element"):
             assert said[name] == summed, name
@@ -62,11 +76,19 @@ def test_a_rank_alone_waits_for_nobody_and_keeps_its_gradients():
 
 @pytest.mark.parametrize(
     ("bucket", "sizes"),
-    [(1 << 20, [[0, 1, 2], [3], [4]]), (44, [[0, 1, 2], [3], [4]]), (40, [[0, 1], [2], [3], [4]]), (1, [[0], [1], [2], [3], [4]])],
+    [
+        (1 << 20, [[0, 1, 2], [3], [4]]),
+        (44, [[0, 1, 2], [3], [4]]),
+        (40, [[0, 1], [2], [3], [4]]),
+        (1, [[0], [1], [2], [3], [4]]),
+    ],
 )
 def test_buckets_hold_one_dtype_up_to_their_size_in_order(monkeypatch, bucket, sizes):
     monkeypatch.setattr(peers, "BUCKET", bucket)
     made = parameters(0)
-    found = [[next(i for i, one in enumerate(made) if one is parameter) for parameter in each] for each in peers._buckets(made)]
+    found = [
+        [next(i for i, one in enumerate(made) if one is parameter) for parameter in each]
+        for each in peers._buckets(made)
+    ]
     assert found == sizes
     assert list(peers._buckets([])) == []

@@ -1,4 +1,5 @@
-"""Families of rows that begin alike: as few tokens are computed as can be, and no row is lost or torn from its unit."""
+"""Families of rows that begin alike: as few tokens are computed as can be, and no row is lost or torn from
+its unit."""
 
 import itertools
 
@@ -32,7 +33,10 @@ def test_rows_of_one_prompt_share_all_but_its_last_token_in_any_order():
 def test_prompts_that_begin_alike_are_one_family_where_that_saves_more_than_their_own_rows_would():
     start, longer = list(range(10, 30)), list(range(10, 30)) + [7] * 20
     assert found([[*start, 1, 1], [*start, 2], start]) == [Family((0, 1, 2), 19)]
-    assert found([[*longer, 1], [*longer, 1], [*longer, 1], [*start, 9]]) == [Family((0, 1, 2), 40), Family((3,), 0)]
+    assert found([[*longer, 1], [*longer, 1], [*longer, 1], [*start, 9]]) == [
+        Family((0, 1, 2), 40),
+        Family((3,), 0),
+    ]
 
 
 def test_short_beginnings_and_single_rows_are_computed_by_row():
@@ -53,8 +57,15 @@ def partitions(items):
 
 def fewest(prompts):
     """By trying every cut of the sorted prompts."""
+
     def saved(run):
-        common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, zip(*(p[:-1] for p in run), strict=False))))
+        common = len(
+            list(
+                itertools.takewhile(
+                    lambda column: len(set(column)) == 1, zip(*(p[:-1] for p in run), strict=False)
+                )
+            )
+        )
         common = min(common, *(len(p) - 1 for p in run))
         return (len(run) - 1) * (common if common >= LEAST else 0)
 
@@ -81,7 +92,8 @@ def test_micro_batches_take_families_one_after_another_whatever_the_order_of_the
     rows = batch([a, b, a, b, a, b])
     for order in ([0, 1, 2, 3, 4, 5], [5, 2, 4, 1, 0, 3]):
         units = [torch.tensor([i]) for i in order]
-        assert taken(packed_microbatches(rows, units, tokens=28)) == [[0, 2, 4], [1, 3, 5]]  # 19 common tokens, then 3 for each row
+        # 19 common tokens, then 3 for each row
+        assert taken(packed_microbatches(rows, units, tokens=28)) == [[0, 2, 4], [1, 3, 5]]
         assert taken(packed_microbatches(rows, units, tokens=27)) == [[0, 2], [4], [1, 3], [5]]
         assert taken(packed_microbatches(rows, units, tokens=1000)) == [[0, 2, 4, 1, 3, 5]]
     assert taken(packed_microbatches(rows, [], tokens=10)) == []

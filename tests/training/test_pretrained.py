@@ -22,16 +22,20 @@ from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec
 
 MODEL = TASKS / "arithmetic_model"
-EVIL = '''
+EVIL = """
 import pathlib
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 pathlib.Path({mark!r}).touch()
 class Config(LlamaConfig): model_type = "unheard-of"
 class Model(LlamaForCausalLM): config_class = Config
 class Tokenizer(PreTrainedTokenizerFast): pass
-'''
-NAMES = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoModelForSequenceClassification": "evil.Model",
-         "AutoTokenizer": ["evil.Tokenizer", None]}  # fmt: skip
+"""
+NAMES = {
+    "AutoConfig": "evil.Config",
+    "AutoModelForCausalLM": "evil.Model",
+    "AutoModelForSequenceClassification": "evil.Model",
+    "AutoTokenizer": ["evil.Tokenizer", None],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +46,22 @@ def yes(monkeypatch):
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder whose configs name code that leaves a mark; ``unknown``: files that transformers cannot make sense of without that code."""
+    """A folder whose configs name code that leaves a mark; ``unknown``: files that transformers cannot make
+    sense of without that code."""
 
     def make(*unknown):
         folder = shutil.copytree(MODEL, tmp_path / "model")
         (folder / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "mark")))
-        changed(folder / "config.json", auto_map=NAMES, **({"model_type": "unheard-of"} if "config.json" in unknown else {}))
-        changed(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]},
-                **({"tokenizer_class": "Unheard"} if "tokenizer_config.json" in unknown else {}))  # fmt: skip
+        changed(
+            folder / "config.json",
+            auto_map=NAMES,
+            **({"model_type": "unheard-of"} if "config.json" in unknown else {}),
+        )
+        changed(
+            folder / "tokenizer_config.json",
+            auto_map={"AutoTokenizer": ["evil.Tokenizer", None]},
+            **({"tokenizer_class": "Unheard"} if "tokenizer_config.json" in unknown else {}),
+        )
         return folder
 
     yield make
@@ -66,18 +78,45 @@ def calls(file):
     return [node for node in file.nodes if isinstance(node, ast.Call)]
 
 
-LOADS = {"from_pretrained", "from_config", "get_class_from_dynamic_module", "load_dataset", "AutoPeftModel", "pipeline"}
-ALONE = {Path(name) for name in (  # what is measured beside rlflow, and a file that is no folder
-    "benchmarks/suite/peers/bare.py", "benchmarks/suite/suites/fixed_shape.py", "benchmarks/suite/suites/gemma.py")}
+LOADS = {
+    "from_pretrained",
+    "from_config",
+    "get_class_from_dynamic_module",
+    "load_dataset",
+    "AutoPeftModel",
+    "pipeline",
+}
+ALONE = {
+    Path(name)
+    for name in (  # what is measured beside rlflow, and a file that is no folder
+        "benchmarks/suite/peers/bare.py",
+        "benchmarks/suite/suites/fixed_shape.py",
+        "benchmarks/suite/suites/gemma.py",
+    )
+}
 
 
 def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_code_is_trusted():
-    mentions = [file for file in sources("rlflow", "backends", "algorithms", "benchmarks") if any(word in file.text for word in LOADS)]
-    named = {file for file in mentions for node in file.nodes
-             if (isinstance(node, ast.Attribute) and node.attr in LOADS) or (isinstance(node, ast.Constant) and node.value in LOADS)
-             or (isinstance(node, ast.alias) and node.name in LOADS)}  # fmt: skip
+    mentions = [
+        file
+        for file in sources("rlflow", "backends", "algorithms", "benchmarks")
+        if any(word in file.text for word in LOADS)
+    ]
+    named = {
+        file
+        for file in mentions
+        for node in file.nodes
+        if (isinstance(node, ast.Attribute) and node.attr in LOADS)
+        or (isinstance(node, ast.Constant) and node.value in LOADS)
+        or (isinstance(node, ast.alias) and node.name in LOADS)
+    }
     assert {file.path for file in named} == {Path("rlflow/training/pretrained.py"), *ALONE}
-    loads = [call for file in named for call in calls(file) if isinstance(call.func, ast.Attribute) and call.func.attr in LOADS]
+    loads = [
+        call
+        for file in named
+        for call in calls(file)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in LOADS
+    ]
     assert len(loads) > 6
     for call in loads:
         said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
@@ -86,8 +125,13 @@ def test_only_one_module_loads_from_model_folders_and_says_each_time_that_no_cod
 
 
 def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
-    found = {ast.unparse(key).strip("'"): ast.unparse(value) for node in source(Path("backends/vllm/vllm_engine.py")).nodes
-             if isinstance(node, ast.Dict) for key, value in zip(node.keys, node.values, strict=True) if key}  # fmt: skip
+    found = {
+        ast.unparse(key).strip("'"): ast.unparse(value)
+        for node in source(Path("backends/vllm/vllm_engine.py")).nodes
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if key
+    }
     assert found["trust_remote_code"] == "False"
     assert found["load_format"] == "'safetensors'"
 
@@ -95,13 +139,39 @@ def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
 @pytest.mark.slow
 def test_nothing_reads_a_users_pickles():
     """``ray.cloudpickle``, between processes of one run, is all there is."""
-    reads = {"torch.load", "torch.jit.load", "torch.package.PackageImporter", "torch.hub.load", "np.load", "numpy.load", "yaml.load",
-             "pickle.load", "pickle.loads", "marshal.loads", "dill.load", "joblib.load", "pd.read_pickle"}  # fmt: skip
-    ends, everything = {name.rpartition(".")[2] for name in reads}, sources("rlflow", "backends", "algorithms", "benchmarks")
-    found = [(str(file.path), ast.unparse(call.func)) for file in everything for call in calls(file)
-             if isinstance(call.func, ast.Attribute) and call.func.attr in ends]  # fmt: skip
+    reads = {
+        "torch.load",
+        "torch.jit.load",
+        "torch.package.PackageImporter",
+        "torch.hub.load",
+        "np.load",
+        "numpy.load",
+        "yaml.load",
+        "pickle.load",
+        "pickle.loads",
+        "marshal.loads",
+        "dill.load",
+        "joblib.load",
+        "pd.read_pickle",
+    }
+    ends, everything = (
+        {name.rpartition(".")[2] for name in reads},
+        sources("rlflow", "backends", "algorithms", "benchmarks"),
+    )
+    found = [
+        (str(file.path), ast.unparse(call.func))
+        for file in everything
+        for call in calls(file)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ends
+    ]
     assert [name for name in found if name[1] in reads] == []
-    assert [file.path for file in everything for call in calls(file) for keyword in call.keywords if keyword.arg == "allow_pickle"] == []
+    assert [
+        file.path
+        for file in everything
+        for call in calls(file)
+        for keyword in call.keywords
+        if keyword.arg == "allow_pickle"
+    ] == []
 
 
 def test_code_that_a_folder_names_is_not_needed_where_transformers_knows_the_model(hostile):
@@ -109,14 +179,22 @@ def test_code_that_a_folder_names_is_not_needed_where_transformers_knows_the_mod
     assert type(pretrained.read_config(folder)).__module__.startswith("transformers.")
     assert type(pretrained.read_tokenizer(folder)).__module__.startswith("transformers.")
     for kind in (AutoModelForCausalLM, AutoModelForSequenceClassification):
-        assert type(pretrained.read_model(kind, folder, dtype=torch.float32)).__module__.startswith("transformers.")
+        assert type(pretrained.read_model(kind, folder, dtype=torch.float32)).__module__.startswith(
+            "transformers."
+        )
     assert "AutoConfig: evil.Config" in pretrained.named_code(folder)
 
 
 def test_a_config_that_needs_code_is_refused(hostile):
     folder = hostile("config.json")
-    for load in (pretrained.check, pretrained.read_config, lambda folder: pretrained.read_model(AutoModelForCausalLM, folder)):
-        with pytest.raises(PlanError, match=r"needs Python code of its own(.|\n)*auto_map in config.json: Auto\w+: evil\.\w+"):
+    for load in (
+        pretrained.check,
+        pretrained.read_config,
+        lambda folder: pretrained.read_model(AutoModelForCausalLM, folder),
+    ):
+        with pytest.raises(
+            PlanError, match=r"needs Python code of its own(.|\n)*auto_map in config.json: Auto\w+: evil\.\w+"
+        ):
             load(folder)
 
 
@@ -127,12 +205,21 @@ def test_a_model_that_needs_code_is_refused_although_its_config_is_known(hostile
         pretrained.read_model(AutoModelForCausalLM, folder)
 
 
-@pytest.mark.parametrize("read", [load_tokenizer, lambda folder: open_data("data.jsonl", tokenizer=folder)], ids=["backend", "data"])
-@pytest.mark.parametrize("named", [["evil.Tokenizer", None], [None, "evil.Tokenizer"], ["evil.Tokenizer"]], ids=str)
+@pytest.mark.parametrize(
+    "read",
+    [load_tokenizer, lambda folder: open_data("data.jsonl", tokenizer=folder)],
+    ids=["backend", "data"],
+)
+@pytest.mark.parametrize(
+    "named", [["evil.Tokenizer", None], [None, "evil.Tokenizer"], ["evil.Tokenizer"]], ids=str
+)
 def test_a_tokenizer_that_needs_code_is_refused(hostile, read, named):
     folder = hostile("config.json", "tokenizer_config.json")
     changed(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": named})
-    with pytest.raises(PlanError, match=r"needs Python code of its own(.|\n)*auto_map in tokenizer_config.json: AutoTokenizer: evil"):
+    with pytest.raises(
+        PlanError,
+        match=r"needs Python code of its own(.|\n)*auto_map in tokenizer_config.json: AutoTokenizer: evil",
+    ):
         read(folder)
 
 
@@ -176,21 +263,32 @@ def pickled(tmp_path):
 def test_each_backend_refuses_pickles_and_code(backend, pickled, hostile):
     module = importlib.import_module(f"rlflow.backends.{backend}")
     half = getattr(module, "Trainer", None) or module.Generator
-    for folder, words in ((pickled, "without running code"), (hostile("config.json"), "needs Python code of its own")):
+    for folder, words in (
+        (pickled, "without running code"),
+        (hostile("config.json"), "needs Python code of its own"),
+    ):
         with pytest.raises(PlanError, match=words):
             half(ModelSpec(folder))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"]
+)
 def test_pickled_weights_are_refused_with_a_way_out(pickled, name):
     (pickled / "pytorch_model.bin").rename(pickled / name)
     for load in (pretrained.read_config, lambda folder: pretrained.read_model(AutoModelForCausalLM, folder)):
-        with pytest.raises(PlanError, match=rf"no weights that can be read without running code\n +found: +{name}(.|\n)*convert it once"):
+        with pytest.raises(
+            PlanError,
+            match=rf"no weights that can be read without running code\n +found: +{name}(.|\n)*convert it "
+            r"once",
+        ):
             load(pickled)
 
 
 def test_an_index_of_safetensors_that_leads_to_pickles_is_refused(pickled):
-    (pickled / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"bomb": "pytorch_model.bin"}}))
+    (pickled / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": {"bomb": "pytorch_model.bin"}})
+    )
     with pytest.raises(PlanError, match="without running code"):
         pretrained.read_model(AutoModelForCausalLM, pickled)
 
@@ -201,15 +299,22 @@ def test_pickles_beside_safetensors_are_left_alone(pickled):
 
 
 def test_adapters_beside_weights_are_refused(tmp_path):
-    """transformers would read adapter_model.bin; vLLM would leave the adapter out, and sample from another model than is trained."""
+    """transformers would read adapter_model.bin; vLLM would leave the adapter out, and sample from another
+    model than is trained."""
     folder = shutil.copytree(MODEL, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(PlanError, match="holds an adapter"):
         pretrained.read_model(AutoModelForCausalLM, folder)
 
 
-ODD = {"empty": "", "list": "[]", "cut": "{", "deep": "[" * 10**5, "text": '{"auto_map": "evil.py"}',
-       "odd": '{"auto_map": [[1]], "attn_implementation": [3], "model_type": [1]}'}  # fmt: skip
+ODD = {
+    "empty": "",
+    "list": "[]",
+    "cut": "{",
+    "deep": "[" * 10**5,
+    "text": '{"auto_map": "evil.py"}',
+    "odd": '{"auto_map": [[1]], "attn_implementation": [3], "model_type": [1]}',
+}
 
 
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)
@@ -234,10 +339,25 @@ def test_a_config_that_is_no_object_is_refused_by_name(tmp_path, name, content):
 
 def command(*words, folder, **options):
     words = [sys.executable, "-m", "rlflow.cli.main", *map(str, words)]
-    return subprocess.run(words, input="y\n" * 20, text=True, capture_output=True, cwd=folder, timeout=120, **options)
+    return subprocess.run(
+        words, input="y\n" * 20, text=True, capture_output=True, cwd=folder, timeout=120, **options
+    )
 
 
-RUN = ("--data", "gsm", "--iterations", 1, "--prompts", 2, "--hp.samples", 2, "--hp.max_tokens", 2, "--held-out", 0)
+RUN = (
+    "--data",
+    "gsm",
+    "--iterations",
+    1,
+    "--prompts",
+    2,
+    "--hp.samples",
+    2,
+    "--hp.max_tokens",
+    2,
+    "--held-out",
+    0,
+)
 
 
 @pytest.mark.slow
@@ -250,7 +370,9 @@ def test_a_run_neither_runs_nor_asks_to_run_code_of_its_model_folder(hostile, tm
     assert known.returncode == 0, known.stderr
     assert "names Python code of its own, which is not run: AutoConfig: evil.Config" in known.stdout
     shutil.rmtree(folder)
-    refused = command("run", "grpo", "--model", hostile("config.json", "tokenizer_config.json"), *RUN, folder=tmp_path)
+    refused = command(
+        "run", "grpo", "--model", hostile("config.json", "tokenizer_config.json"), *RUN, folder=tmp_path
+    )
     assert refused.returncode == 2
     assert "needs Python code of its own, and no code of a model folder is run" in refused.stderr
     assert "[y/N]" not in refused.stdout + refused.stderr
@@ -259,8 +381,11 @@ def test_a_run_neither_runs_nor_asks_to_run_code_of_its_model_folder(hostile, tm
 @pytest.mark.slow
 def test_the_way_out_of_pickles_leads_to_a_folder_that_loads(tmp_path):
     folder = tmp_path / "old"
-    AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                                                 num_attention_heads=2)).save_pretrained(folder)  # fmt: skip
+    AutoModelForCausalLM.from_config(
+        LlamaConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+    ).save_pretrained(folder)
     before = pretrained.read_model(AutoModelForCausalLM, folder).state_dict()
     torch.save(before, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -268,7 +393,11 @@ def test_the_way_out_of_pickles_leads_to_a_folder_that_loads(tmp_path):
         shutil.copy(MODEL / name, folder)
     with pytest.raises(PlanError) as refusal:
         pretrained.read_model(AutoModelForCausalLM, folder)
-    words = refusal.value.problems[0].remedy.partition("convert it once: ")[2].replace("python -c", f"{sys.executable} -c")
+    words = (
+        refusal.value.problems[0]
+        .remedy.partition("convert it once: ")[2]
+        .replace("python -c", f"{sys.executable} -c")
+    )
     subprocess.run(words, shell=True, check=True, capture_output=True, timeout=120)
     after = pretrained.read_model(AutoModelForCausalLM, tmp_path / "old-safe").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

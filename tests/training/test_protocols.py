@@ -13,6 +13,9 @@ def rows(*lengths):
 def test_rows_of_the_recorded_lengths_pass_and_others_are_refused():
     sampling = Sampling(lengths=(2, 3))
     assert len(as_long(rows(2, 3, 2), sampling)) == 3
-    with pytest.raises(ValueError, match=r"found rows of \[2, 2, 2\] tokens, expected those of the recorded list: \[2, 3, 2\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"found rows of \[2, 2, 2\] tokens, expected those of the recorded list: \[2, 3, 2\]",
+    ):
         as_long(rows(2, 2, 2), sampling)
     assert len(as_long(rows(9), Sampling())) == 1

@@ -1,4 +1,5 @@
-"""Counting gradients: by hand, whatever the cut into micro-batches and ranks, with the update's bits as they were."""
+"""Counting gradients: by hand, whatever the cut into micro-batches and ranks, with the update's bits as they
+were."""
 
 import gc
 import weakref
@@ -8,7 +9,17 @@ import torch
 
 from rlflow import clipped_gain, loss
 from rlflow.author.batch import Batch
-from rlflow.training.learning import OptimizerStep, Passes, RankShare, learn, learn_shares, steps, together, token_funnel, watch
+from rlflow.training.learning import (
+    OptimizerStep,
+    Passes,
+    RankShare,
+    learn,
+    learn_shares,
+    steps,
+    together,
+    token_funnel,
+    watch,
+)
 from rlflow.training.loss_rows import mask_counts
 from rlflow.training.metrics import Meter
 from rlflow.training.objective import New
@@ -33,7 +44,8 @@ class Engine:
 
     def step(self):
         with torch.no_grad():
-            self.weight -= 0 if self.weight.grad is None else 0.5 * self.weight.grad  # a rank without rows has none
+            # a rank without rows has none
+            self.weight -= 0 if self.weight.grad is None else 0.5 * self.weight.grad
         self.weight.grad = None
         return OptimizerStep(True, 1.0, 0.5)
 
@@ -49,19 +61,28 @@ def nothing(new, advantages):
 
 
 def rows(count=ROWS):
-    """Rows of 2 to 4 tokens, the last of each a hole; half of them have no advantage; ratios lie about 1 on both sides."""
+    """Rows of 2 to 4 tokens, the last of each a hole; half of them have no advantage; ratios lie about 1 on
+    both sides."""
     lengths = [2 + row % 3 for row in range(count)]
     tokens = [[(3 * row + t) % 20 for t in range(n)] for row, n in enumerate(lengths)]
     old = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64)
     shift = [[(-1) ** (row + t) * 0.4 for t in range(n)] for row, n in enumerate(lengths)]
-    return Batch.of(prompt_tokens=[[1]] * count, tokens=tokens, mask=[[True] * (n - 1) + [False] for n in lengths],
-                    logprobs=[[float(old[i]) + s for i, s in zip(*pair, strict=True)] for pair in zip(tokens, shift, strict=True)],
-                    advantages=[[float(row % 2)] * n for row, n in enumerate(lengths)])
+    return Batch.of(
+        prompt_tokens=[[1]] * count,
+        tokens=tokens,
+        mask=[[True] * (n - 1) + [False] for n in lengths],
+        logprobs=[
+            [float(old[i]) + s for i, s in zip(*pair, strict=True)]
+            for pair in zip(tokens, shift, strict=True)
+        ],
+        advantages=[[float(row % 2)] * n for row, n in enumerate(lengths)],
+    )
 
 
 def test_tokens_are_those_with_a_gradient_and_those_that_were_clipped_by_side():
     metrics = learn(Engine(), rows(), clipped, {"clip": 0.2}, Passes())
-    # of 12 tokens 6 have an advantage of 1; of these a ratio of e^0.4 is clipped above, one of e^-0.4 not, as its gain is the smaller one
+    # of 12 tokens 6 have an advantage of 1; of these a ratio of e^0.4 is clipped above, one of e^-0.4 not, as
+    # its gain is the smaller one
     above = sum((row + t) % 2 == 1 for row in (1, 3, 5) for t in range(1 + row % 3))
     tokens = sum(1 + row % 3 for row in range(ROWS))
     moving = sum(1 + row % 3 for row in (1, 3, 5)) - above
@@ -85,20 +106,31 @@ def test_a_loss_that_learns_nothing_has_no_token_with_a_gradient():
 @pytest.mark.parametrize("micro_tokens", [1, 9, 10_000])
 def test_counts_are_those_of_any_micro_batches(micro_tokens):
     whole = learn(Engine(), rows(), clipped, {"clip": 0.2}, Passes(epochs=2, minibatch=4))
-    parts = learn(Engine(), rows(), clipped, {"clip": 0.2}, Passes(epochs=2, minibatch=4, micro_tokens=micro_tokens))
+    parts = learn(
+        Engine(), rows(), clipped, {"clip": 0.2}, Passes(epochs=2, minibatch=4, micro_tokens=micro_tokens)
+    )
     names = [name for name in whole if name.startswith("funnel/")]
     assert len(names) == 6
-    assert {name: parts[name] for name in names} == pytest.approx({name: whole[name] for name in names}, rel=1e-12)
+    assert {name: parts[name] for name in names} == pytest.approx(
+        {name: whole[name] for name in names}, rel=1e-12
+    )
 
 
 def test_counts_are_those_of_any_ranks():
     batch, passes = rows(), Passes()
     [share] = steps(list(torch.arange(ROWS).split(1)), mask_counts(batch), passes)
-    parts = [learn_shares(Engine(), batch, clipped, {"clip": 0.2}, passes, [RankShare(share.units[a:b], share.totals)])
-             for a, b in ((0, 4), (4, 6), (6, 6))]  # fmt: skip
+    parts = [
+        learn_shares(
+            Engine(), batch, clipped, {"clip": 0.2}, passes, [RankShare(share.units[a:b], share.totals)]
+        )
+        for a, b in ((0, 4), (4, 6), (6, 6))
+    ]
     whole = learn(Engine(), batch, clipped, {"clip": 0.2}, passes)
-    assert {name: value for name, value in together(parts, 0).items() if name.startswith("funnel/")} == pytest.approx(
-        {name: value for name, value in whole.items() if name.startswith("funnel/")}, rel=1e-12)
+    assert {
+        name: value for name, value in together(parts, 0).items() if name.startswith("funnel/")
+    } == pytest.approx(
+        {name: value for name, value in whole.items() if name.startswith("funnel/")}, rel=1e-12
+    )
 
 
 def test_the_gradient_stays_as_it_is():

@@ -1,4 +1,5 @@
-"""A curriculum: questions of one level of difficulty, which rises where most are answered and falls where few are."""
+"""A curriculum: questions of one level of difficulty, which rises where most are answered and falls where few
+are."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -35,7 +35,9 @@ def policy_loss(new, logprobs, advantages, weights):
 
 @flow
 def duel(prompts, left, right, reward, hp=Duel()):
-    sides = [player.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens) for player in (left, right)]
+    sides = [
+        player.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens) for player in (left, right)
+    ]
     sides = [side | reward(side) for side in sides]
     levels = [level(side, gives="rival") for side in sides]
     for player, side, rival in zip((left, right), sides, reversed(levels), strict=True):

@@ -1,5 +1,5 @@
-"""Eight algorithms as researchers describe them, each a file: they check without a word, run, and can be sampled ahead of training, or are
-refused with the reason. On pools: tests/cluster/test_lineage.py."""
+"""Eight algorithms as researchers describe them, each a file: they check without a word, run, and can be
+sampled ahead of training, or are refused with the reason. On pools: tests/cluster/test_lineage.py."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,23 @@ from rlflow.compiler.check.checker import check
 
 HERE = Path(__file__).parent
 EMA = HERE.parent / "execution" / "ema.py"
-FILES = {"raft": "raft", "duel": HERE / "duel.py", "curriculum": HERE / "curriculum.py", "topr": "topr", "vapo": "vapo", "ema": EMA,
-         "cppo": "cppo", "gdpo": "gdpo"}  # fmt: skip
+FILES = {
+    "raft": "raft",
+    "duel": HERE / "duel.py",
+    "curriculum": HERE / "curriculum.py",
+    "topr": "topr",
+    "vapo": "vapo",
+    "ema": EMA,
+    "cppo": "cppo",
+    "gdpo": "gdpo",
+}
 TRAINED = {"duel": ("left", "right"), "vapo": ("actor", "critic")}
 REWARDS = {"gdpo": [f"{HERE}/paid.py:variety", f"{HERE}/paid.py:ended"]}
 FLAGS = {"vapo": {"hp.warmup": 0}, "cppo": {"hp.kept": 2}}
-REFUSED = {"curriculum": "staleness-repeat", "ema": "staleness-chain"}  # what samples follows state, which only training brings forth
-INSTEAD = {"curriculum": "", "ema": "--hp.controlled false --staleness 1"}  # what runs: one level per iteration; a temperature by progress
+# what samples follows state, which only training brings forth
+REFUSED = {"curriculum": "staleness-repeat", "ema": "staleness-chain"}
+# what runs: one level per iteration; a temperature by progress
+INSTEAD = {"curriculum": "", "ema": "--hp.controlled false --staleness 1"}
 
 
 def metrics(folder):
@@ -42,9 +52,19 @@ def test_a_file_checks_without_a_word(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_runs_and_every_model_that_it_trains_takes_steps(name, questions, tmp_path):
-    settings = {"prompts": 6, "iterations": 2, "threads": 1, "save_every": 0, "held_out": 0, "hp.samples": 3, "hp.max_tokens": 6}
+    settings = {
+        "prompts": 6,
+        "iterations": 2,
+        "threads": 1,
+        "save_every": 0,
+        "held_out": 0,
+        "hp.samples": 3,
+        "hp.max_tokens": 6,
+    }
     settings |= FLAGS.get(name, {}) | ({"reward": REWARDS[name]} if name in REWARDS else {})
-    lines = metrics(rlflow.run(str(FILES[name]), backend="null", data=questions, out=str(tmp_path), **settings).folder)
+    lines = metrics(
+        rlflow.run(str(FILES[name]), backend="null", data=questions, out=str(tmp_path), **settings).folder
+    )
     lines = [line for line in lines if "seconds" in line]
     assert len(lines) == 2
     for role in TRAINED.get(name, ("actor",)):
@@ -64,12 +84,22 @@ def test_a_file_is_sampled_ahead_of_training_or_the_contract_says_why_not(name, 
 
 def test_a_curriculum_asks_nothing_harder_than_its_level(questions, tmp_path):
     """A third of the records is of the lowest level, and after two rises none is too hard."""
-    keywords = {"backend": "null", "data": questions, "prompts": 6, "iterations": 4, "threads": 1, "held_out": 0, "save_every": 0,
-                "hp.high": 0.0, "hp.low": 0.0}  # fmt: skip
+    keywords = {
+        "backend": "null",
+        "data": questions,
+        "prompts": 6,
+        "iterations": 4,
+        "threads": 1,
+        "held_out": 0,
+        "save_every": 0,
+        "hp.high": 0.0,
+        "hp.low": 0.0,
+    }
     folder = rlflow.run(str(FILES["curriculum"]), out=str(tmp_path), **keywords).folder
     lines = [line for line in metrics(folder) if "moved/level" in line]
     assert [line["moved/level"] for line in lines] == [1, 2, 3, 4]
     assert [line["repeat.of_level/kept"] for line in lines] == [4] * 4
     dropped = [line["choose/dropped"] for line in lines]
-    assert dropped[0] == 2 * 6 - 4 - lines[0]["repeat.of_level/surplus"]  # of all tries, of which there were two
+    # of all tries, of which there were two
+    assert dropped[0] == 2 * 6 - 4 - lines[0]["repeat.of_level/surplus"]
     assert dropped[0] > dropped[1] > dropped[2] == dropped[3] == 0

@@ -10,8 +10,11 @@ import torch
 TOGETHER = 64  # questions of one batch
 
 
-def accuracy(model: Any, tokenizer: Any, file: str, tokens: int, right: Callable[[str, str], float], dtype: torch.dtype) -> float:
-    """The share of right answers. file: JSON Lines with prompt and answer; tokens: of an answer, at most; dtype: what it computes in."""
+def accuracy(
+    model: Any, tokenizer: Any, file: str, tokens: int, right: Callable[[str, str], float], dtype: torch.dtype
+) -> float:
+    """The share of right answers. file: JSON Lines with prompt and answer; tokens: of an answer, at most;
+    dtype: what it computes in."""
     records = [json.loads(line) for line in Path(file).read_text().splitlines()]
     trains, side = model.training, tokenizer.padding_side
     model.eval()

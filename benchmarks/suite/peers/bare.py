@@ -1,5 +1,5 @@
-"""The floor of an iteration of GRPO in one process: bare Hugging Face calls. ``generate``, one forward, one backward and one AdamW step,
-with nothing around them: no reward, no advantages, no records."""
+"""The floor of an iteration of GRPO in one process: bare Hugging Face calls. ``generate``, one forward, one
+backward and one AdamW step, with nothing around them: no reward, no advantages, no records."""
 
 import contextlib
 import json
@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class System:
-    """``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations; dtype (float32 without it), weights
-    (the dtype of weights and moments, that of ``dtype`` without it; where they differ autocast computes in ``dtype``), rows (of one forward
-    and backward, all of an iteration without it)."""
+    """``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations; dtype
+    (float32 without it), weights (the dtype of weights and moments, that of ``dtype`` without it; where they
+    differ autocast computes in ``dtype``), rows (of one forward and backward, all of an iteration without
+    it)."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Load the model and the prompts."""
@@ -24,11 +25,19 @@ class System:
         torch.manual_seed(seed)
         source, self.dtype = self.flags["model"], getattr(torch, self.flags.get("dtype", "float32"))
         weights = getattr(torch, self.flags["weights"]) if "weights" in self.flags else self.dtype
-        self.model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, local_files_only=True, trust_remote_code=False)
-        self.tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", local_files_only=True, trust_remote_code=False)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.flags["lr"], weight_decay=0.0, fused=True)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=weights, local_files_only=True, trust_remote_code=False
+        )
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            source, padding_side="left", local_files_only=True, trust_remote_code=False
+        )
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.flags["lr"], weight_decay=0.0, fused=True
+        )
         self.lengths = Recorded(self.flags["lengths"], ends_of(self.model, self.tokenizer))
-        self.texts = [json.loads(line)["prompt"] for line in Path(self.flags["data"]).read_text().splitlines()]
+        self.texts = [
+            json.loads(line)["prompt"] for line in Path(self.flags["data"]).read_text().splitlines()
+        ]
         return {"iterations": self.flags["iterations"], "threads": torch.get_num_threads()}
 
     def iterate(self, count: int) -> dict[str, Any]:
@@ -37,7 +46,14 @@ class System:
         for _ in range(min(count, self.flags["iterations"] - self.number)):
             start = time.perf_counter()
             tokens = self.step(self.number)
-            rows.append({"iteration": self.number, "wall": time.perf_counter() - start, "tokens": tokens, "metrics": {}})
+            rows.append(
+                {
+                    "iteration": self.number,
+                    "wall": time.perf_counter() - start,
+                    "tokens": tokens,
+                    "metrics": {},
+                }
+            )
             self.number += 1
         return {"iterations": rows, "evaluations": [], "ended": self.number == self.flags["iterations"]}
 
@@ -49,8 +65,13 @@ class System:
         inputs = self.tokenizer(batch, return_tensors="pt", padding=True)
         width, lengths = inputs.input_ids.shape[1], self.lengths.take(len(batch))
         with self.precision():
-            ids = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=int(lengths.max()),
-                                      logits_processor=self.lengths.processors(lengths, width))
+            ids = self.model.generate(
+                **inputs,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=int(lengths.max()),
+                logits_processor=self.lengths.processors(lengths, width),
+            )
         own = torch.arange(ids.shape[1] - width) < lengths[:, None]
         mask, rewards = torch.cat([inputs.attention_mask, own.long()], 1), torch.randn(len(ids), 1)
         for rows in torch.split(torch.arange(len(ids)), self.flags.get("rows", len(ids))):
@@ -61,16 +82,18 @@ class System:
         return int(own.sum())
 
     def backward(self, ids: Tensor, mask: Tensor, own: Tensor, rewards: Tensor, tokens: int) -> None:
-        """Forward and backward of rows. ids, mask [rows, prompt and response], own [rows, response], rewards [rows, 1]; tokens: of the
-        responses of the whole iteration."""
+        """Forward and backward of rows. ids, mask [rows, prompt and response], own [rows, response], rewards
+        [rows, 1]; tokens: of the responses of the whole iteration."""
         with self.precision():
             logits = self.model(ids, attention_mask=mask, logits_to_keep=own.shape[1] + 1).logits[:, :-1]
-        logprobs = logits.log_softmax(-1).gather(-1, ids[:, -own.shape[1]:, None])[..., 0]
+        logprobs = logits.log_softmax(-1).gather(-1, ids[:, -own.shape[1] :, None])[..., 0]
         (-(logprobs * rewards)[own].sum() / tokens).backward()
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
         """The context of arithmetic: autocast where weights have another dtype."""
-        return contextlib.nullcontext() if self.model.dtype is self.dtype else torch.autocast("cpu", self.dtype)
+        return (
+            contextlib.nullcontext() if self.model.dtype is self.dtype else torch.autocast("cpu", self.dtype)
+        )
 
     def observe(self) -> dict[str, Any]:
         """Nothing beside what every cell is measured by."""

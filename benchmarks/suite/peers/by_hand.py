@@ -1,6 +1,8 @@
-"""One iteration of `ppo` as a researcher without an engine writes it: the functions of the same backend, called in order.
+"""One iteration of `ppo` as a researcher without an engine writes it: the functions of the same backend,
+called in order.
 
-It is the floor of what an engine can cost: nothing is recorded, scheduled or saved. ``cell["flags"]`` are those of `rlflow run`."""
+It is the floor of what an engine can cost: nothing is recorded, scheduled or saved. ``cell["flags"]`` are
+those of `rlflow run`."""
 
 import json
 import time
@@ -43,7 +45,14 @@ class System:
         for _ in range(min(count, whole - self.number)):
             start = time.perf_counter()
             tokens = self.step(self.run.prompts.take(self.run.options.prompts))
-            rows.append({"iteration": self.number, "wall": time.perf_counter() - start, "tokens": tokens, "metrics": {}})
+            rows.append(
+                {
+                    "iteration": self.number,
+                    "wall": time.perf_counter() - start,
+                    "tokens": tokens,
+                    "metrics": {},
+                }
+            )
             self.number += 1
         return {"iterations": rows, "evaluations": [], "ended": self.number == whole}
 
@@ -55,18 +64,25 @@ class System:
         actor.synchronise()
         seeds = row_seeds(seed, prompts.axis.repeat(hp.samples).keys)
         rows = actor.generator.generate(prompts.select("prompt_tokens"), self.sampling, seeds)
-        batch: Batch = Batch(rows.axis, {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()} | rows.data)
+        batch: Batch = Batch(
+            rows.axis,
+            {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
+            | rows.data,
+        )
         scores, _ = engine.scorers["reward"](batch)
         batch |= Batch(rows.axis, {"scores": Batch.of(scores=scores).data["scores"]})
         batch |= actor.trainer.forward(batch, ("logprobs",))
         batch |= self.stage("truncated_weights", batch, cap=hp.is_cap)
         batch |= reference.trainer.forward(batch, ("logprobs",)).rename(logprobs="ref_logprobs")
-        batch |= critic.trainer.forward_ahead(batch, ("values",))  # its update goes on from it, as the plan of `ppo` says
+        # its update goes on from it, as the plan of `ppo` says
+        batch |= critic.trainer.forward_ahead(batch, ("values",))
         batch |= self.stage("charge_kl", batch, beta=hp.beta)
         batch |= self.stage("gae", batch, gamma=hp.gamma, lam=hp.lam)
         batch |= self.stage("normalise", batch)
         passes = {"epochs": hp.epochs, "minibatch": hp.minibatch}
-        critic.trainer.update(batch, self.losses["critic.update"], seed=seed + 1, clip=hp.value_clip, **passes)
+        critic.trainer.update(
+            batch, self.losses["critic.update"], seed=seed + 1, clip=hp.value_clip, **passes
+        )
         actor.trainer.update(batch, self.losses["actor.update"], seed=seed + 2, clip=hp.clip, **passes)
         actor.version += 1
         return int(batch["mask"].sum())
@@ -74,12 +90,19 @@ class System:
     def stage(self, name: str, batch: Batch, **settings: Any) -> Batch:
         """Call a stage with the columns that it reads; the columns that it gives."""
         stage = self.stages[name]
-        inputs = [batch[column] if column in batch.columns else None for column in stage.signature.column_names]
+        inputs = [
+            batch[column] if column in batch.columns else None for column in stage.signature.column_names
+        ]
         values = stage.function(*inputs, **settings)
         values = values if isinstance(values, tuple) else (values,)
         lengths, kinds = batch.data["tokens"].lengths, {each: columns()[each].kind for each in stage.gives}
-        return Batch(batch.axis, {each: Data.trimmed(kind, value, batch.axis, lengths)
-                                  for (each, kind), value in zip(kinds.items(), values, strict=True)})  # fmt: skip
+        return Batch(
+            batch.axis,
+            {
+                each: Data.trimmed(kind, value, batch.axis, lengths)
+                for (each, kind), value in zip(kinds.items(), values, strict=True)
+            },
+        )
 
     def observe(self) -> dict[str, Any]:
         """Nothing beside what every cell is measured by."""

@@ -1,4 +1,5 @@
-"""A chain of stages that do nothing, as the executor runs them on a pool: from the start of the first to the end of the last."""
+"""A chain of stages that do nothing, as the executor runs them on a pool: from the start of the first to the
+end of the last."""
 
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,17 @@ def chain(prompts, actor, reward):
 
 
 class System:
-    """``cell["flags"]``: workers, stages, calls (of the chain in an iteration), iterations. Models are those of the null backend."""
+    """``cell["flags"]``: workers, stages, calls (of the chain in an iteration), iterations. Models are those
+    of the null backend."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Start the workers."""
         flags = self.flags = cell["flags"]
         file = Path(folder) / "chain.py"
         file.write_text(FLOW.format(stages=flags["stages"]))
-        self.roles = roles(str(file), backend="null", pools=f"all={flags['workers']}", prompts=PROMPTS, threads=1)
+        self.roles = roles(
+            str(file), backend="null", pools=f"all={flags['workers']}", prompts=PROMPTS, threads=1
+        )
         self.iterations = Iterations(flags, self.chain)
         return {"iterations": flags["iterations"]}
 

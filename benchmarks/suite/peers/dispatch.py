@@ -1,6 +1,8 @@
-"""Calls of rlflow to a pool of workers: a stage that reads nine columns, one int64 and eight float32, and gives one of them.
+"""Calls of rlflow to a pool of workers: a stage that reads nine columns, one int64 and eight float32, and
+gives one of them.
 
-verl's driver holds the columns and gets the result. In rlflow columns lie on workers, so there are four cases:
+verl's driver holds the columns and gets the result. In rlflow columns lie on workers, so there are four
+cases:
 
     stays     the call in the middle of a graph: inputs on the ranks in the split of the call, the result stays there
     moves     the inputs lie on a pool of half as many: every rank gets rows that lie on another, and the result stays
@@ -56,8 +58,8 @@ def dispatch(prompts, actor):
 
 
 class System:
-    """``cell["flags"]``: case, workers, rows, tokens (of a row), calls (of an iteration), iterations. Models are those of the null
-    backend."""
+    """``cell["flags"]``: case, workers, rows, tokens (of a row), calls (of an iteration), iterations. Models
+    are those of the null backend."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Start the workers, and put the columns where the case has them."""
@@ -68,7 +70,9 @@ class System:
         torch.set_num_threads(1)
         file = Path(folder) / "dispatch.py"
         file.write_text(FLOW)
-        pools = {"moves": f"{HALF}={workers // 2},{POOL}={workers}", "returned": f"{POOL}=1"}.get(case, f"{POOL}={workers}")
+        pools = {"moves": f"{HALF}={workers // 2},{POOL}={workers}", "returned": f"{POOL}=1"}.get(
+            case, f"{POOL}={workers}"
+        )
         self.roles = roles(str(file), backend="null", pools=pools, prompts=8, threads=1, actor={"pool": POOL})
         self.batch = payload(flags["rows"], flags["tokens"])
         self.call = CASES[case](self.roles, self.batch, workers)
@@ -104,15 +108,23 @@ class System:
 def payload(rows: int, tokens: int) -> Batch:
     """Rows of the nine columns, each row as long."""
     lengths = torch.full((rows,), tokens)
-    columns = {"tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)}
-    columns |= {name: Data(Kind(Level.TOKEN, "float32"), torch.rand(rows * tokens), lengths) for name in NAMES}
+    columns = {
+        "tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)
+    }
+    columns |= {
+        name: Data(Kind(Level.TOKEN, "float32"), torch.rand(rows * tokens), lengths) for name in NAMES
+    }
     return Batch(Axis.fresh(rows), columns)
 
 
 def exchanged(batch: Batch, workers: int) -> int:
     """The bytes of all columns on their way to the workers, and of the result on its way back."""
     split = balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), workers)
-    return sum(BatchFrame(part, rows, narrow=True).nbytes for part in (batch, batch.select("values")) for rows in split)
+    return sum(
+        BatchFrame(part, rows, narrow=True).nbytes
+        for part in (batch, batch.select("values"))
+        for rows in split
+    )
 
 
 Call = Callable[[], Batch]
@@ -130,7 +142,8 @@ def stays(started: Roles, batch: Batch, workers: int) -> Call:
 
 
 def moves(started: Roles, batch: Batch, workers: int) -> Call:
-    """Columns that lie on the smaller pool. Each call is the first that reads them: what an earlier one has brought is dropped."""
+    """Columns that lie on the smaller pool. Each call is the first that reads them: what an earlier one has
+    brought is dropped."""
     engine = started.prepared.engine
     there = engine.spread(batch, HALF)
     call, shards = stage_call(started, there), next(iter(there.data.values())).value.shards
@@ -162,4 +175,9 @@ def returned(started: Roles, batch: Batch, workers: int) -> Call:
     return lambda: pool.call_batch("step", batch).result()
 
 
-CASES: dict[str, Callable[[Roles, Batch, int], Call]] = {"stays": stays, "moves": moves, "touched": touched, "returned": returned}
+CASES: dict[str, Callable[[Roles, Batch, int], Call]] = {
+    "stays": stays,
+    "moves": moves,
+    "touched": touched,
+    "returned": returned,
+}

@@ -1,4 +1,5 @@
-"""Calls of plain Ray without a payload: for each of so many stages every actor is called, then `ray.get` waits for all."""
+"""Calls of plain Ray without a payload: for each of so many stages every actor is called, then `ray.get`
+waits for all."""
 
 import time
 from typing import Any

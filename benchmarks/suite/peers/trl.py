@@ -1,5 +1,5 @@
-"""TRL's GRPOTrainer, as its documentation shows it, with the defaults of GRPOConfig but for SETTINGS, where the reason stands beside
-each."""
+"""TRL's GRPOTrainer, as its documentation shows it, with the defaults of GRPOConfig but for SETTINGS, where
+the reason stands beside each."""
 
 import json
 import runpy
@@ -24,9 +24,10 @@ SETTINGS = {
 
 
 class System:
-    """``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples, tokens (the longest response),
-    lengths (a file; without it rows end by themselves), lr, dtype (bfloat16 computes in it, with float32 weights), iterations; held_out (a
-    file of questions) and eval_every. The trainer runs in a thread that waits for its turns."""
+    """``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples,
+    tokens (the longest response), lengths (a file; without it rows end by themselves), lr, dtype (bfloat16
+    computes in it, with float32 weights), iterations; held_out (a file of questions) and eval_every. The
+    trainer runs in a thread that waits for its turns."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Make the trainer."""
@@ -44,7 +45,10 @@ class System:
         def reward(completions: list[str], completion_ids: list[list[int]], **fields: Any) -> list[float]:
             self.sampled.append(sum(len(ids) for ids in completion_ids))
             answers = fields.get("answer") or [""] * len(completions)
-            return [self.score(completion, answer) for completion, answer in zip(completions, answers, strict=True)]
+            return [
+                self.score(completion, answer)
+                for completion, answer in zip(completions, answers, strict=True)
+            ]
 
         class Marks(TrainerCallback):  # type: ignore[misc]
             def on_step_end(marks, *_: Any, **__: Any) -> None:
@@ -55,9 +59,18 @@ class System:
         self.low = flags.get("dtype") == "bfloat16"
         self.evaluations: list[dict[str, Any]] = []
         batch = flags["prompts"] * flags["samples"]
-        config = GRPOConfig(output_dir=f"{folder}/trl", max_steps=flags["iterations"], seed=seed, num_generations=flags["samples"],
-                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"],
-                            bf16=self.low, model_init_kwargs={"dtype": "float32"}, **SETTINGS)
+        config = GRPOConfig(
+            output_dir=f"{folder}/trl",
+            max_steps=flags["iterations"],
+            seed=seed,
+            num_generations=flags["samples"],
+            max_completion_length=flags["tokens"],
+            per_device_train_batch_size=batch,
+            learning_rate=flags["lr"],
+            bf16=self.low,
+            model_init_kwargs={"dtype": "float32"},
+            **SETTINGS,
+        )
         data = Dataset.from_list([json.loads(line) for line in Path(flags["data"]).read_text().splitlines()])
         self.trainer = GRPOTrainer(flags["model"], reward, config, data, callbacks=[Marks()])
         if "lengths" in flags:
@@ -94,19 +107,28 @@ class System:
         wall = time.perf_counter() - self.mark
         self.evaluate(len(self.rows) + 1)
         with self.changed:
-            self.rows.append({"iteration": len(self.rows), "wall": wall, "tokens": self.sampled.pop(), "metrics": {}})
+            self.rows.append(
+                {"iteration": len(self.rows), "wall": wall, "tokens": self.sampled.pop(), "metrics": {}}
+            )
             self.left -= 1
             self.changed.notify_all()
         self.wait()
 
     def evaluate(self, number: int) -> None:
-        """Answer the held-out questions where that is due after so many iterations. The time does not count."""
+        """Answer the held-out questions where that is due after so many iterations. The time does not
+        count."""
         import torch
 
         flags = self.flags
         if "held_out" in flags and (number % flags["eval_every"] == 0 or number == flags["iterations"]):
-            right = accuracy(self.trainer.model, self.trainer.processing_class, flags["held_out"], flags["tokens"], self.score,
-                             torch.bfloat16 if self.low else torch.float32)
+            right = accuracy(
+                self.trainer.model,
+                self.trainer.processing_class,
+                flags["held_out"],
+                flags["tokens"],
+                self.score,
+                torch.bfloat16 if self.low else torch.float32,
+            )
             self.evaluations.append({"iteration": number, "metrics": {"evaluation/held/greedy": right}})
 
     def wait(self) -> None:

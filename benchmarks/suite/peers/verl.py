@@ -1,14 +1,24 @@
-"""A call of verl's RayWorkerGroup with DP_COMPUTE_PROTO: the driver holds the DataProto, splits it over the workers and gets the result.
+"""A call of verl's RayWorkerGroup with DP_COMPUTE_PROTO: the driver holds the DataProto, splits it over the
+workers and gets the result.
 
-The method reads nine columns, one int64 and eight float32, and gives one of them. verl is installed without what it requires, which would
-bring the CUDA build of torch and much that a controller needs not; what its controller imports stands in REQUIRES."""
+The method reads nine columns, one int64 and eight float32, and gives one of them. verl is installed without
+what it requires, which would bring the CUDA build of torch and much that a controller needs not; what its
+controller imports stands in REQUIRES."""
 
 import time
 from typing import Any
 
 from _calls import NAMES, Iterations, start_ray  # type: ignore[import-not-found]
 
-REQUIRES = ("torch", "ray", "numpy", "tensordict==0.10.0", "omegaconf==2.4.0", "codetiming==1.4.0", "transformers==5.10.4")
+REQUIRES = (
+    "torch",
+    "ray",
+    "numpy",
+    "tensordict==0.10.0",
+    "omegaconf==2.4.0",
+    "codetiming==1.4.0",
+    "transformers==5.10.4",
+)
 WITHOUT_DEPENDENCIES = ("verl==0.9.1",)
 
 
@@ -33,13 +43,18 @@ class System:
         torch.set_num_threads(1)
         flags = cell["flags"]
         shape = flags["rows"], flags["tokens"]
-        columns = {"tokens": torch.ones(shape, dtype=torch.int64)} | {name: torch.rand(shape) for name in NAMES}
+        columns = {"tokens": torch.ones(shape, dtype=torch.int64)} | {
+            name: torch.rand(shape) for name in NAMES
+        }
         self.data = DataProto.from_single_dict(columns)
         pool = RayResourcePool([flags["workers"]], use_gpu=False, max_colocate_count=1)
-        self.workers = RayWorkerGroup(pool, RayClassWithInitArgs(ray.remote(Stage)), use_gpu=False, device_name="cpu")
+        self.workers = RayWorkerGroup(
+            pool, RayClassWithInitArgs(ray.remote(Stage)), use_gpu=False, device_name="cpu"
+        )
         if not torch.equal(self.workers.step(self.data).batch["values"], columns["values"]):
             raise RuntimeError("a call gave other rows than it got")
-        moved = sum(column.nbytes for column in (*columns.values(), columns["values"])) * flags["calls"]  # what frames them is not known
+        # what frames them is not known
+        moved = sum(column.nbytes for column in (*columns.values(), columns["values"])) * flags["calls"]
         self.iterations = Iterations(flags, self.call, flags["rows"] * flags["tokens"], lambda: moved)
         return {"iterations": flags["iterations"]}
 

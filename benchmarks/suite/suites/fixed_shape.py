@@ -1,9 +1,11 @@
-"""A small model, prompts and a reward, with which systems are compared that sample responses of the same lengths.
+"""A small model, prompts and a reward, with which systems are compared that sample responses of the same
+lengths.
 
     python fixed_shape.py FOLDER
 
-The model is Qwen3-shaped with 0.8M random parameters. There are short prompts, and long ones of about 190 tokens; lengths.json is the
-recorded list of this folder, and fixed.json says of each response that it is as long as the longest.
+The model is Qwen3-shaped with 0.8M random parameters. There are short prompts, and long ones of about 190
+tokens; lengths.json is the recorded list of this folder, and fixed.json says of each response that it is as
+long as the longest.
 """
 
 import inspect
@@ -32,7 +34,8 @@ def digits(completion: str, answer: str = "") -> float:
 def long_prompt(draw: random.Random, tokenizer: Any) -> str:
     """A sum with so many numbers that it has about LONG tokens."""
     numbers, wanted = [f"{draw.randrange(1000)}"], draw.randint(LONG - 20, LONG + 20)
-    while len(text := f"Add {', '.join(numbers)} =") < wanted or len(tokenizer(text).input_ids) < wanted:  # a token has a letter or more
+    # a token has a letter or more
+    while len(text := f"Add {', '.join(numbers)} =") < wanted or len(tokenizer(text).input_ids) < wanted:
         numbers.append(f"{draw.randrange(1000)}")
     return text
 
@@ -41,19 +44,35 @@ def make(folder: Path) -> None:
     """Write model, data.jsonl, long.jsonl, lengths.json, fixed.json and reward.py."""
     packaged = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
     tokenizer = AutoTokenizer.from_pretrained(packaged, local_files_only=True, trust_remote_code=False)
-    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=None,
-                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     draw = random.Random(0)
-    lines = [{"prompt": f"Add {draw.randrange(1000)}, {draw.randrange(1000)} and {draw.randrange(1000)} ="} for _ in range(PROMPTS)]
+    lines = [
+        {"prompt": f"Add {draw.randrange(1000)}, {draw.randrange(1000)} and {draw.randrange(1000)} ="}
+        for _ in range(PROMPTS)
+    ]
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     long = [{"prompt": long_prompt(draw, tokenizer)} for _ in range(PROMPTS)]
     (folder / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
     (folder / LENGTHS.name).write_bytes(LENGTHS.read_bytes())
-    (folder / "fixed.json").write_text(json.dumps({"source": "every response as long as the longest", "lengths": [FIXED]}))
+    (folder / "fixed.json").write_text(
+        json.dumps({"source": "every response as long as the longest", "lengths": [FIXED]})
+    )
     (folder / "reward.py").write_text(inspect.getsource(digits))
 
 

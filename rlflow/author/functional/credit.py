@@ -12,11 +12,14 @@ def place_last(scores: Tensor, mask: Tensor) -> Tensor:
     """scores [rows] at the last True of mask [rows, T], 0 elsewhere. A row without a True gets none."""
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(1, keepdim=True) if mask.shape[1] else places[None]
-    return torch.where((places == last) & mask, scores[:, None], torch.zeros((), dtype=scores.dtype, device=scores.device))
+    return torch.where(
+        (places == last) & mask, scores[:, None], torch.zeros((), dtype=scores.dtype, device=scores.device)
+    )
 
 
 def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """sum over u >= t of gamma^(u - t) rewards[u], counted in tokens of the mask [rows, T]; 0 outside. Holes are carried over."""
+    """sum over u >= t of gamma^(u - t) rewards[u], counted in tokens of the mask [rows, T]; 0 outside. Holes
+    are carried over."""
     returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         ahead = torch.where(mask[:, t], rewards[:, t] + gamma * ahead, ahead)
@@ -26,7 +29,8 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 @stage(gives=("advantages", "returns"))
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T]; returns = advantages + values.
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T]; returns = advantages +
+    values.
 
     At holes of the mask (tool output) advantage and next value are carried over, without discount.
     """

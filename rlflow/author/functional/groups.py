@@ -14,10 +14,12 @@ from rlflow.author.stage import stage
 
 @stage(gives="advantages", rows="group")
 def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = True) -> Tensor:
-    """GRPO's advantages [rows, T]: the score minus its group's mean, over its group's deviation + 1e-4, at each token of the mask and 0
-    outside it (Shao et al. 2024, section 4.1.2). Without ``deviation`` it is the difference alone (Liu et al. 2025; Dr. GRPO).
+    """GRPO's advantages [rows, T]: the score minus its group's mean, over its group's deviation + 1e-4, at
+    each token of the mask and 0 outside it (Shao et al. 2024, section 4.1.2). Without ``deviation`` it is the
+    difference alone (Liu et al. 2025; Dr. GRPO).
 
-    A group of equal scores has an advantage of exactly 0. A missing score (NaN) leaves its row out of the update.
+    A group of equal scores has an advantage of exactly 0. A missing score (NaN) leaves its row out of the
+    update.
     """
     advantage = scores - group_mean(scores, group)
     if deviation:
@@ -27,15 +29,18 @@ def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = Tr
 
 @stage(gives="advantages", rows="group")
 def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
-    """Advantages for the best score of k responses [rows, T]: the mean, over all choices of k - 1 others of the group, of the best score
-    with the response less the best without it; at each token of the mask, 0 outside it (Walder and Karkhanis 2025, "Pass@K
-    Policy Optimization").
+    """Advantages for the best score of k responses [rows, T]: the mean, over all choices of k - 1 others of
+    the group, of the best score with the response less the best without it; at each token of the mask, 0
+    outside it (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
 
-    k times the mean over rows is an unbiased gradient of the expected best score of k, which is pass@k for scores of 0 and 1. A smaller
-    group counts as a choice of all others. A missing score (NaN) is left out of its group, and its row out of the update.
+    k times the mean over rows is an unbiased gradient of the expected best score of k, which is pass@k for
+    scores of 0 and 1. A smaller group counts as a choice of all others. A missing score (NaN) is left out of
+    its group, and its row out of the update.
     """
     if k < 2:
-        raise ValueError(f"pass_at_k: found k={k}, expected at least 2: `compare` judges responses one by one")
+        raise ValueError(
+            f"pass_at_k: found k={k}, expected at least 2: `compare` judges responses one by one"
+        )
     gains = torch.full(scores.shape, torch.nan, dtype=torch.float64, device=scores.device)
     for number in torch.unique(group):
         rows = (group == number) & ~scores.isnan()
@@ -44,11 +49,13 @@ def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
 
 
 def _added_to_best(scores: Tensor, k: int) -> Tensor:
-    """The mean gain of each of n scores over the best of k - 1 others, or of all others where there are fewer; float64 [n]."""
+    """The mean gain of each of n scores over the best of k - 1 others, or of all others where there are
+    fewer; float64 [n]."""
     n = len(scores)
     k = min(k, n)
     ordered, order = scores.sort(stable=True)
-    # the share of choices whose best is the one of rank m, for one that ranks above it: k - 2 others of the m below
+    # the share of choices whose best is the one of rank m, for one that ranks above it: k - 2 others of the m
+    # below
     shares = [comb(m, k - 2) / comb(n - 1, k - 1) for m in range(n)] if n > 1 else [0.0] * n
     lead = (ordered[:, None] - ordered[None, :]).tril(-1)
     gains = torch.zeros_like(scores)
@@ -57,7 +64,8 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
 
 
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
-    """Mean over each group, one value per row [rows]. NaN is missing and left out; a group of only NaN gives NaN.
+    """Mean over each group, one value per row [rows]. NaN is missing and left out; a group of only NaN gives
+    NaN.
 
     A group of equal values has exactly that mean.
     """
@@ -65,7 +73,8 @@ def group_mean(x: Tensor, group: Tensor) -> Tensor:
 
 
 def group_std(x: Tensor, group: Tensor) -> Tensor:
-    """Deviation (n - 1) of each group, one value per row. Singletons and groups of equal values give exactly 0."""
+    """Deviation (n - 1) of each group, one value per row. Singletons and groups of equal values give exactly
+    0."""
     totals = _totals(x.double(), group)
     squares = _totals((x.double() - _means(totals)).square(), group).total
     deviation = (squares / (totals.count - 1).clamp(min=1)).sqrt()
@@ -73,16 +82,20 @@ def group_std(x: Tensor, group: Tensor) -> Tensor:
 
 
 def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
-    """Mean of the other rows of the group, one value per row (Kool et al. 2019; RLOO). NaN where there is no other row."""
+    """Mean of the other rows of the group, one value per row (Kool et al. 2019; RLOO). NaN where there is no
+    other row."""
     totals = _totals(x.double(), group)
     present = ~x.isnan()
     others = totals.count[totals.slots] - present.double()
-    mean = (totals.total[totals.slots] - torch.where(present, x.double(), 0.0)) / torch.where(others > 0, others, torch.nan)
+    mean = (totals.total[totals.slots] - torch.where(present, x.double(), 0.0)) / torch.where(
+        others > 0, others, torch.nan
+    )
     return like(x, _between(mean, totals))
 
 
 def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
-    """sum(lengths x) / sum(lengths) over each group, one value per row (Hao et al. 2025; OPO). NaN in x is missing and left out."""
+    """sum(lengths x) / sum(lengths) over each group, one value per row (Hao et al. 2025; OPO). NaN in x is
+    missing and left out."""
     there = torch.where(x.isnan(), 0, lengths).double()
     total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)
     return like(x, _between((total.total / weight.total)[total.slots], _totals(x.double(), group)))
@@ -90,7 +103,8 @@ def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Sum, number, lowest and highest of each group's values that are not missing, float64 [groups]; and each row's group."""
+    """Sum, number, lowest and highest of each group's values that are not missing, float64 [groups]; and each
+    row's group."""
 
     total: Tensor
     count: Tensor
@@ -105,10 +119,17 @@ def _totals(x: Tensor, group: Tensor) -> _Totals:
     missing = x.isnan()
 
     def over(start: float, reduce: str, values: Tensor) -> Tensor:
-        return torch.full((groups,), start, dtype=torch.float64, device=x.device).scatter_reduce(0, slots, values, reduce)
+        return torch.full((groups,), start, dtype=torch.float64, device=x.device).scatter_reduce(
+            0, slots, values, reduce
+        )
 
-    low, high = over(torch.inf, "amin", x.masked_fill(missing, torch.inf)), over(-torch.inf, "amax", x.masked_fill(missing, -torch.inf))
-    return _Totals(over(0, "sum", x.masked_fill(missing, 0.0)), over(0, "sum", (~missing).double()), low, high, slots)
+    low, high = (
+        over(torch.inf, "amin", x.masked_fill(missing, torch.inf)),
+        over(-torch.inf, "amax", x.masked_fill(missing, -torch.inf)),
+    )
+    return _Totals(
+        over(0, "sum", x.masked_fill(missing, 0.0)), over(0, "sum", (~missing).double()), low, high, slots
+    )
 
 
 def _means(totals: _Totals) -> Tensor:
@@ -117,6 +138,7 @@ def _means(totals: _Totals) -> Tensor:
 
 
 def _between(mean: Tensor, totals: _Totals) -> Tensor:
-    """Rounding must not take a mean out of the range of its group: equal values have that very mean. NaN stays."""
+    """Rounding must not take a mean out of the range of its group: equal values have that very mean. NaN
+    stays."""
     low, high = totals.low[totals.slots], totals.high[totals.slots]
     return torch.where(mean.isnan(), mean, mean.clamp(low, high))

@@ -7,15 +7,18 @@ from torch import Tensor
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x [rows, T] under mask, 0-d, in float64. Rows that are not finite under the mask are left out; nothing left gives 0."""
+    """Mean of x [rows, T] under mask, 0-d, in float64. Rows that are not finite under the mask are left out;
+    nothing left gives 0."""
     finite, inside = _finite(x.double(), mask)
     return like(x, finite.sum() / inside.sum().clamp(min=1))
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8) under mask [rows, T], statistics over the whole tensor, unbiased, in float64.
+    """(x - mean) / sqrt(variance + 1e-8) under mask [rows, T], statistics over the whole tensor, unbiased, in
+    float64.
 
-    Rows that are not finite under the mask stay out of the statistics and stay non-finite. A single entry gives 0.
+    Rows that are not finite under the mask stay out of the statistics and stay non-finite. A single entry
+    gives 0.
     """
     finite, inside = _finite(x.double(), mask)
     count = inside.sum()

@@ -1,4 +1,5 @@
-"""Settings of another project on their way to this one: flags of a run, and for each key of theirs what became of it."""
+"""Settings of another project on their way to this one: flags of a run, and for each key of theirs what
+became of it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rlflow.cli.importers.script import unresolved
 from rlflow.errors import Problem, printable
 
-HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # the name of a model on the hub, which nothing is loaded from
+# the name of a model on the hub, which nothing is loaded from
+HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 PATHS = ("data", "eval", "model", "reward")  # last parts of flags that name files
 Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
 Pair = Annotated[list[float], Len(2, 2)]
@@ -30,17 +32,29 @@ class Keys:
     project: str
     release: str
     defaults: Mapping[str, Any]  # of those that are taken
-    neutral: Mapping[str, tuple[Any, ...]]  # of those that have no counterpart, values at which they change nothing, the default first
-    meaningless: tuple[str, ...]  # patterns of those that decide where and how fast something runs, or what is logged
-    kinds: Mapping[str, Any] = field(default_factory=dict)  # types of those that are taken and may have another type than their default
+    # of those that have no counterpart, values at which they change nothing, the default first
+    neutral: Mapping[str, tuple[Any, ...]]
+    # patterns of those that decide where and how fast something runs, or what is logged
+    meaningless: tuple[str, ...]
+    # types of those that are taken and may have another type than their default
+    kinds: Mapping[str, Any] = field(default_factory=dict)
 
     def lists(self, key: str) -> list[str]:
-        """The lists that a key is in: taken, unsupported, meaningless. Exactly one for each key of the release."""
-        return [name for name, known in (("taken", key in self.defaults), ("unsupported", key in self.neutral),
-                                         ("meaningless", any(fnmatchcase(key, each) for each in self.meaningless))) if known]  # fmt: skip
+        """The lists that a key is in: taken, unsupported, meaningless. Exactly one for each key of the
+        release."""
+        return [
+            name
+            for name, known in (
+                ("taken", key in self.defaults),
+                ("unsupported", key in self.neutral),
+                ("meaningless", any(fnmatchcase(key, each) for each in self.meaningless)),
+            )
+            if known
+        ]
 
     def wrong(self, key: str, value: Any) -> str:
-        """What the value of a key should be, where it is something else; empty for a sound one, and where it means nothing here."""
+        """What the value of a key should be, where it is something else; empty for a sound one, and where it
+        means nothing here."""
         if self.lists(key) == ["meaningless"]:
             return ""
         if unresolved(value):
@@ -51,7 +65,9 @@ class Keys:
         try:
             _adapter(self.kinds.get(key, Whole if default is int else default)).validate_python(value)
         except ValidationError as error:
-            return " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors()))
+            return " or ".join(
+                dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
+            )
         return ""
 
 
@@ -69,17 +85,21 @@ class Imported:
     source: Mapping[str, Any]  # the other project's settings, by key
     flow: str = ""  # what is made of them, with the flags
     flags: dict[str, Any] = field(default_factory=dict)
-    counterparts: dict[str, str] = field(default_factory=dict)  # key that was given → the flag, or what it decided
+    # key that was given → the flag, or what it decided
+    counterparts: dict[str, str] = field(default_factory=dict)
     differs: dict[str, str] = field(default_factory=dict)  # a default of theirs → how it differs here
-    unsupported: dict[str, str] = field(default_factory=dict)  # key that was given → why it has no counterpart
+    # key that was given → why it has no counterpart
+    unsupported: dict[str, str] = field(default_factory=dict)
     by_hand: list[str] = field(default_factory=list)  # what the settings alone do not tell
-    wrong: dict[str, str] = field(init=False)  # key that was given with a value that cannot be read → what it should be
+    # key that was given with a value that cannot be read → what it should be
+    wrong: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.wrong = {key: why for key, value in self.source.items() if (why := self.keys.wrong(key, value))}
 
     def value(self, key: str, says: str = "") -> Any:
-        """The value of a key, given or by default; a given one is taken from here on. One that cannot be read counts as not given."""
+        """The value of a key, given or by default; a given one is taken from here on. One that cannot be read
+        counts as not given."""
         if key not in self.source or key in self.wrong:
             return self.keys.defaults[key]
         if key not in self.unsupported:
@@ -93,15 +113,19 @@ class Imported:
             self.flags[flag] = change(value)
 
     def refuse(self, key: str, why: str) -> None:
-        """A value that has no counterpart: not supported where it was given, and a difference where it is their default."""
-        if key in self.source and self.source[key] != self.keys.defaults.get(key, self.keys.neutral.get(key, (None,))[0]):
+        """A value that has no counterpart: not supported where it was given, and a difference where it is
+        their default."""
+        if key in self.source and self.source[key] != self.keys.defaults.get(
+            key, self.keys.neutral.get(key, (None,))[0]
+        ):
             self.counterparts.pop(key, None)
             self.unsupported[key] = why
         else:
             self.differs[key] = why
 
     def judge_rest(self) -> None:
-        """Refuse given keys that nothing took: those without a counterpart at other than neutral values, and unknown ones."""
+        """Refuse given keys that nothing took: those without a counterpart at other than neutral values, and
+        unknown ones."""
         for key, value in self.source.items():
             lists = self.keys.lists(key)
             if key in self.wrong:
@@ -120,27 +144,50 @@ class Imported:
                 self.by_hand.append(f"--{flag}: a folder, as of hf download {value} --local-dir FOLDER")
 
     def meaningless(self) -> list[str]:
-        """The given keys that mean nothing here: how fast, where, with which logs, or at a value at which they change nothing."""
+        """The given keys that mean nothing here: how fast, where, with which logs, or at a value at which
+        they change nothing."""
         told = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
         return [key for key in self.source if key not in told]
 
     def refusals(self, file: str) -> list[Problem]:
         """A problem for each key whose value cannot be read, and for each that is not supported."""
-        return [*(Problem("import", f"{file}: {key} = {self._shown(key)} cannot be read", found=self._shown(key), expected=expected,
-                          remedy=f"write the value of {key} into the file") for key, expected in self.wrong.items()),
-                *(Problem("import", f"{file}: {key} = {self._shown(key)} is not supported", found=why,
-                          expected=f"settings of {self.keys.project} that rlflow has too",
-                          remedy=f"leave {key} out, or write the step into an algorithm: rlflow new NAME --from {self.flow or 'grpo'}")
-                  for key, why in self.unsupported.items())]  # fmt: skip
+        return [
+            *(
+                Problem(
+                    "import",
+                    f"{file}: {key} = {self._shown(key)} cannot be read",
+                    found=self._shown(key),
+                    expected=expected,
+                    remedy=f"write the value of {key} into the file",
+                )
+                for key, expected in self.wrong.items()
+            ),
+            *(
+                Problem(
+                    "import",
+                    f"{file}: {key} = {self._shown(key)} is not supported",
+                    found=why,
+                    expected=f"settings of {self.keys.project} that rlflow has too",
+                    remedy=f"leave {key} out, or write the step into an algorithm: rlflow new NAME "
+                    f"--from {self.flow or 'grpo'}",
+                )
+                for key, why in self.unsupported.items()
+            ),
+        ]
 
     def _shown(self, key: str) -> str:
         return _short(repr(self.source[key]))
 
     def report(self) -> Iterator[str]:
         """Lines that say of each key what became of it."""
-        yield from _section("taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()})
+        yield from _section(
+            "taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()}
+        )
         yield from _section("differs", self.differs)
-        yield from _section("cannot be read", {key: f"{self._shown(key)}, expected {what}" for key, what in self.wrong.items()})
+        yield from _section(
+            "cannot be read",
+            {key: f"{self._shown(key)}, expected {what}" for key, what in self.wrong.items()},
+        )
         yield from _section("not supported", self.unsupported)
         if rest := self.meaningless():
             yield f"meaningless here, or at values that change nothing: {', '.join(rest)}"
@@ -148,11 +195,18 @@ class Imported:
 
     def toml(self, out: str) -> str:
         """The configuration file, with the command that runs it."""
-        lines = [f"# rlflow run {self.flow} --config {out}", f"# from settings of {self.keys.project} {self.keys.release}"]
-        lines += [f"# differs: {key}: {how}" for key, how in self.differs.items()] + [f"# by hand: {line}" for line in self.by_hand]
+        lines = [
+            f"# rlflow run {self.flow} --config {out}",
+            f"# from settings of {self.keys.project} {self.keys.release}",
+        ]
+        lines += [f"# differs: {key}: {how}" for key, how in self.differs.items()] + [
+            f"# by hand: {line}" for line in self.by_hand
+        ]
         tables: dict[str, list[str]] = {"": []}
         for flag, value in self.flags.items():
-            table, _, name = ("data.source" if flag == "data" else flag if "." in flag else f".{flag}").partition(".")
+            table, _, name = (
+                "data.source" if flag == "data" else flag if "." in flag else f".{flag}"
+            ).partition(".")
             tables.setdefault(table, []).append(f"{name} = {_written(value)}")
         lines = [printable(line, keep="") for line in lines]
         for table, rows in tables.items():
@@ -177,7 +231,8 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """A value as TOML, which is as JSON but for one control character. Raises ValueError for a number that is not finite."""
+    """A value as TOML, which is as JSON but for one control character. Raises ValueError for a number that is
+    not finite."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 

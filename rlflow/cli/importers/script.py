@@ -1,4 +1,5 @@
-"""The words of the command by which a shell script starts a trainer, and the values that its texts stand for."""
+"""The words of the command by which a shell script starts a trainer, and the values that its texts stand
+for."""
 
 from __future__ import annotations
 
@@ -20,13 +21,19 @@ DIGITS = 64  # of the longest text that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
-    """The words after the first of ``programs`` in the script ``name``, with the variables that it sets in their places; None where none is
-    started. A comment within a command does not end it. Raises PlanError for a script that is cut, too long, or starts several."""
+    """The words after the first of ``programs`` in the script ``name``, with the variables that it sets in
+    their places; None where none is started. A comment within a command does not end it. Raises PlanError for
+    a script that is cut, too long, or starts several."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n")
     if len(body) > LONGEST:
-        raise PlanError.of("import", f"'{name}' is too long", found=f"{len(body)} characters without comments",
-                           expected=f"at most {LONGEST}", remedy="keep the trainer's command and the variables that it reads")
+        raise PlanError.of(
+            "import",
+            f"'{name}' is too long",
+            found=f"{len(body)} characters without comments",
+            expected=f"at most {LONGEST}",
+            remedy="keep the trainer's command and the variables that it reads",
+        )
     variables = Variables(name)
     for line in lines:
         if match := SET.match(line):
@@ -34,15 +41,25 @@ def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None
     words = [variables.placed(word) for word in _words(body, programs, name)]
     starts = [place for place, word in enumerate(words) if any(_is(word, program) for program in programs)]
     if len(starts) > 1:
-        raise PlanError.of("import", f"'{name}' starts {len(starts)} trainers", found=listed(words[place] for place in starts),
-                           expected="one command", remedy="keep one of them in a script of its own")  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"'{name}' starts {len(starts)} trainers",
+            found=listed(words[place] for place in starts),
+            expected="one command",
+            remedy="keep one of them in a script of its own",
+        )
     if not starts:
         return None
     rest = words[starts[0] + 1 :]
     end = next((place for place, word in enumerate(rest) if word in ENDS), len(rest))
     if end == len(rest) and text.rstrip().endswith("\\"):
-        raise PlanError.of("import", f"'{name}' ends within the command that starts the trainer", found=lines[-1].strip()[-60:],
-                           expected="a last line without \\", remedy="name the whole script, or remove the last \\")  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"'{name}' ends within the command that starts the trainer",
+            found=lines[-1].strip()[-60:],
+            expected="a last line without \\",
+            remedy="name the whole script, or remove the last \\",
+        )
     return [word for word in rest[:end] if word not in ("$@", "...", "")]
 
 
@@ -59,9 +76,13 @@ def _of_line(line: str, programs: Sequence[str], name: str) -> list[str]:
     except ValueError as error:
         words = [word.strip("\"'") for word in line.split()]
         if any(_is(word, program) for word in words for program in programs):
-            raise PlanError.of("import", f"'{name}' has a quote that is not closed in the command that starts the trainer",
-                               found=line[-60:], expected="quotes in pairs",
-                               remedy="close it; a value with a line end goes on one line") from error
+            raise PlanError.of(
+                "import",
+                f"'{name}' has a quote that is not closed in the command that starts the trainer",
+                found=line[-60:],
+                expected="quotes in pairs",
+                remedy="close it; a value with a line end goes on one line",
+            ) from error
         return words
 
 
@@ -71,26 +92,34 @@ def _is(word: str, program: str) -> bool:
 
 
 class Variables:
-    """The variables that a script sets. What all their uses come to is bounded, since each may hold the one before several times."""
+    """The variables that a script sets. What all their uses come to is bounded, since each may hold the one
+    before several times."""
 
     def __init__(self, name: str) -> None:
         self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
 
     def placed(self, text: str) -> str:
-        """The text with the variables in their places that are known or have a default. Raises PlanError for too long ones."""
+        """The text with the variables in their places that are known or have a default. Raises PlanError for
+        too long ones."""
         return NAMED.sub(self._value, text)
 
     def _value(self, match: re.Match[str]) -> str:
         value = self.values.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
         self.left -= len(value)
         if self.left < 0:
-            raise PlanError.of("import", f"the variables of '{self.name}' come to more than {ROOM} characters", found=match[0],
-                               expected="variables with short values", remedy=f"write the value of {match[0]} in its place")  # fmt: skip
+            raise PlanError.of(
+                "import",
+                f"the variables of '{self.name}' come to more than {ROOM} characters",
+                found=match[0],
+                expected="variables with short values",
+                remedy=f"write the value of {match[0]} in its place",
+            )
         return value
 
 
 def unresolved(value: Any) -> bool:
-    """Whether a value stands for something that the file does not say: a variable, the output of a command, or ``???`` of Hydra."""
+    """Whether a value stands for something that the file does not say: a variable, the output of a command,
+    or ``???`` of Hydra."""
     if isinstance(value, list):
         return any(map(unresolved, value))
     return isinstance(value, str) and (value == "???" or re.search(r"\$[A-Za-z_{(]|`", value) is not None)
@@ -101,14 +130,20 @@ def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, value in pairs:
         if key in settings and settings[key] != value:
-            raise PlanError.of("import", f"'{name}' gives {key} twice", found=f"{settings[key]!s:.60} and {value!s:.60}",
-                               expected="one value", remedy="keep the one that counts, which is the last")  # fmt: skip
+            raise PlanError.of(
+                "import",
+                f"'{name}' gives {key} twice",
+                found=f"{settings[key]!s:.60} and {value!s:.60}",
+                expected="one value",
+                remedy="keep the one that counts, which is the last",
+            )
         settings[key] = value
     return settings
 
 
 def value(text: Any) -> Any:
-    """The value that a text stands for: a number, true, false, nothing, a list of such in brackets, or itself."""
+    """The value that a text stands for: a number, true, false, nothing, a list of such in brackets, or
+    itself."""
     if not isinstance(text, str):
         return text
     bare = text.strip().strip("\"'")

@@ -1,4 +1,5 @@
-"""A YAML of settings as a tree of mappings, read within bounds: a few lines of it can stand for more than any memory holds."""
+"""A YAML of settings as a tree of mappings, read within bounds: a few lines of it can stand for more than any
+memory holds."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read(text: str, name: str) -> Mapping[str, Any]:
-    """The mapping that the YAML file ``name`` holds. Raises PlanError for one that is damaged, holds something else, gives a key twice, or
-    is too large with its aliases in place."""
+    """The mapping that the YAML file ``name`` holds. Raises PlanError for one that is damaged, holds
+    something else, gives a key twice, or is too large with its aliases in place."""
     try:
         _check_nesting(text)
         loader = LOADER(text)
@@ -30,11 +31,21 @@ def read(text: str, name: str) -> Mapping[str, Any]:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:
-        raise PlanError.of("import", f"'{name}' is no YAML of settings", found=" ".join(str(error).split()), expected="mappings with plain "
-                           "values", remedy="correct that place") from error  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"'{name}' is no YAML of settings",
+            found=" ".join(str(error).split()),
+            expected="mappings with plain values",
+            remedy="correct that place",
+        ) from error
     if not isinstance(tree, Mapping):
-        raise PlanError.of("import", f"'{name}' is no YAML of settings", found=f"a {type(tree).__name__}", expected="a mapping",
-                           remedy="name the file that holds the trainer's configuration")  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"'{name}' is no YAML of settings",
+            found=f"a {type(tree).__name__}",
+            expected="a mapping",
+            remedy="name the file that holds the trainer's configuration",
+        )
     return tree
 
 
@@ -53,10 +64,15 @@ def _check_nodes(root: Any) -> None:
     for values, (node, depth) in enumerate(_nodes(root, 0)):
         letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         if values > MOST or letters > LONGEST or depth > DEEPEST:
-            raise ValueError(f"line {node.start_mark.line + 1}: with its aliases in place it has more than {MOST} values, "
-                             f"{LONGEST} characters or {DEEPEST} levels")
+            raise ValueError(
+                f"line {node.start_mark.line + 1}: with its aliases in place it has more than {MOST} values, "
+                f"{LONGEST} characters or {DEEPEST} levels"
+            )
         if node.tag in NUMBERS and len(node.value) > DIGITS:
-            raise ValueError(f"line {node.start_mark.line + 1}: a number of {len(node.value)} digits, expected at most {DIGITS}")
+            raise ValueError(
+                f"line {node.start_mark.line + 1}: a number of {len(node.value)} digits, expected at "
+                f"most {DIGITS}"
+            )
         if isinstance(node, yaml.MappingNode):
             _check_keys(node)
 

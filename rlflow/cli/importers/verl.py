@@ -1,4 +1,5 @@
-"""verl's settings (release 0.9.1, Apache-2.0), from a script that starts ``verl.trainer.main_ppo`` or a YAML of its configuration."""
+"""verl's settings (release 0.9.1, Apache-2.0), from a script that starts ``verl.trainer.main_ppo`` or a YAML
+of its configuration."""
 
 from __future__ import annotations
 
@@ -15,109 +16,373 @@ from rlflow.errors import PlanError
 
 KWARGS = "data.apply_chat_template_kwargs"
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-OPTIM = {"optim.lr": "lr", "optim.weight_decay": "weight_decay", "optim.lr_warmup_steps": "warmup",
-         "optim.lr_scheduler_type": "schedule", "optim.clip_grad": "max_grad_norm"}  # fmt: skip
-OPTIM_DEFAULTS = {"optim.weight_decay": 0.01, "optim.lr_warmup_steps": -1, "optim.lr_scheduler_type": "constant", "optim.clip_grad": 1.0,
-                  "optim.betas": [0.9, 0.999]}  # fmt: skip
+OPTIM = {
+    "optim.lr": "lr",
+    "optim.weight_decay": "weight_decay",
+    "optim.lr_warmup_steps": "warmup",
+    "optim.lr_scheduler_type": "schedule",
+    "optim.clip_grad": "max_grad_norm",
+}
+OPTIM_DEFAULTS = {
+    "optim.weight_decay": 0.01,
+    "optim.lr_warmup_steps": -1,
+    "optim.lr_scheduler_type": "constant",
+    "optim.clip_grad": 1.0,
+    "optim.betas": [0.9, 0.999],
+}
 DEFAULTS: dict[str, Any] = {
-    **{f"{ACTOR}.{name}": value for name, value in OPTIM_DEFAULTS.items()}, f"{ACTOR}.optim.lr": 1e-6,
-    f"{ACTOR}.fsdp_config.dtype": "bfloat16", "critic.ppo_mini_batch_size": 256, "critic.ppo_epochs": 1,
+    **{f"{ACTOR}.{name}": value for name, value in OPTIM_DEFAULTS.items()},
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.fsdp_config.dtype": "bfloat16",
+    "critic.ppo_mini_batch_size": 256,
+    "critic.ppo_epochs": 1,
     "critic.loss_agg_mode": "token-mean",
-    **{f"critic.{name}": value for name, value in OPTIM_DEFAULTS.items()}, "critic.optim.lr": 1e-5,
-    f"{ACTOR}.ppo_mini_batch_size": 256, f"{ACTOR}.ppo_epochs": 1, f"{ACTOR}.clip_ratio": 0.2, f"{ACTOR}.clip_ratio_low": 0.2,
-    f"{ACTOR}.clip_ratio_high": 0.2, f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.loss_agg_mode": "token-mean",
-    f"{ACTOR}.policy_loss.loss_mode": "vanilla", f"{ACTOR}.use_kl_loss": False, f"{ACTOR}.kl_loss_coef": 0.001,
-    f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.temperature": 1.0, f"{ROLLOUT}.top_p": 1,
-    f"{ROLLOUT}.top_k": -1, f"{ROLLOUT}.val_kwargs.n": 1, f"{MODEL}.path": "~/models/deepseek-llm-7b-chat", f"{MODEL}.lora_rank": 0,
-    f"{MODEL}.lora_alpha": 16, f"{MODEL}.enable_gradient_checkpointing": True, "critic.model.path": "~/models/deepseek-llm-7b-chat",
-    "critic.cliprange_value": 0.5, "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
-    "data.val_files": "~/data/rlhf/gsm8k/test.parquet", "data.prompt_key": "prompt", "data.max_prompt_length": 512,
-    "data.max_response_length": 512, KWARGS: {}, "data.train_batch_size": 1024, "data.seed": None, "data.train_max_samples": -1,
-    "algorithm.adv_estimator": "gae", "algorithm.gamma": 1.0, "algorithm.lam": 1.0, "algorithm.norm_adv_by_std_in_grpo": True,
-    "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.type": "fixed",
-    "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.filter_groups.enable": False, "algorithm.filter_groups.max_num_gen_batches": 0,
-    "algorithm.rollout_correction.rollout_is": None, "algorithm.rollout_correction.rollout_is_threshold": 2.0,
-    "custom_reward_function.path": None, "custom_reward_function.name": None, "reward.custom_reward_function.path": None,
-    "reward.custom_reward_function.name": "compute_score", "trainer.total_epochs": 30, "trainer.total_training_steps": None,
-    "trainer.save_freq": -1, "trainer.test_freq": -1, "trainer.critic_warmup": 0, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
-}  # fmt: skip
+    **{f"critic.{name}": value for name, value in OPTIM_DEFAULTS.items()},
+    "critic.optim.lr": 1e-5,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ACTOR}.clip_ratio": 0.2,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.2,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.policy_loss.loss_mode": "vanilla",
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 0.001,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{ROLLOUT}.top_p": 1,
+    f"{ROLLOUT}.top_k": -1,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    f"{MODEL}.path": "~/models/deepseek-llm-7b-chat",
+    f"{MODEL}.lora_rank": 0,
+    f"{MODEL}.lora_alpha": 16,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    "critic.model.path": "~/models/deepseek-llm-7b-chat",
+    "critic.cliprange_value": 0.5,
+    "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
+    "data.val_files": "~/data/rlhf/gsm8k/test.parquet",
+    "data.prompt_key": "prompt",
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    KWARGS: {},
+    "data.train_batch_size": 1024,
+    "data.seed": None,
+    "data.train_max_samples": -1,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.filter_groups.enable": False,
+    "algorithm.filter_groups.max_num_gen_batches": 0,
+    "algorithm.rollout_correction.rollout_is": None,
+    "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+    "custom_reward_function.path": None,
+    "custom_reward_function.name": None,
+    "reward.custom_reward_function.path": None,
+    "reward.custom_reward_function.name": "compute_score",
+    "trainer.total_epochs": 30,
+    "trainer.total_training_steps": None,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+    "trainer.critic_warmup": 0,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+}
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # values at which they change nothing, the default first
-    **{f"{half}.optim.{name}": values for half in (ACTOR, "critic") for name, values in (
-        ("optimizer", ("AdamW",)), ("lr_warmup_steps_ratio", (0.0,)), ("min_lr_ratio", (0.0, None)), ("num_cycles", (0.5,)),
-        ("override_optimizer_config", (None,)), ("warmup_style", (None, "constant")))},
-    f"{ACTOR}.entropy_coeff": (0,), f"{ACTOR}.loss_scale_factor": (None,), f"{ACTOR}.policy_loss.dro_beta": (None,),
-    f"{ACTOR}.freeze_vision_tower": (False,), f"{ACTOR}.grad_clip": (1.0,), "critic.grad_clip": (1.0,),
-    "critic.loss_scale_factor": (None,), f"{ROLLOUT}.do_sample": (True,), f"{ROLLOUT}.ignore_eos": (False,),
-    f"{ROLLOUT}.multi_turn.enable": (False,), f"{MODEL}.lora_adapter_path": (None,), f"{MODEL}.custom_chat_template": (None,),
-    f"{MODEL}.exclude_modules": (None,), f"{MODEL}.target_modules": ("all-linear",), f"{MODEL}.lora.rank": (0,),
-    "critic.model.lora_rank": (0,), "data.shuffle": (True,), "data.custom_cls.path": (None,),
+    **{
+        f"{half}.optim.{name}": values
+        for half in (ACTOR, "critic")
+        for name, values in (
+            ("optimizer", ("AdamW",)),
+            ("lr_warmup_steps_ratio", (0.0,)),
+            ("min_lr_ratio", (0.0, None)),
+            ("num_cycles", (0.5,)),
+            ("override_optimizer_config", (None,)),
+            ("warmup_style", (None, "constant")),
+        )
+    },
+    f"{ACTOR}.entropy_coeff": (0,),
+    f"{ACTOR}.loss_scale_factor": (None,),
+    f"{ACTOR}.policy_loss.dro_beta": (None,),
+    f"{ACTOR}.freeze_vision_tower": (False,),
+    f"{ACTOR}.grad_clip": (1.0,),
+    "critic.grad_clip": (1.0,),
+    "critic.loss_scale_factor": (None,),
+    f"{ROLLOUT}.do_sample": (True,),
+    f"{ROLLOUT}.ignore_eos": (False,),
+    f"{ROLLOUT}.multi_turn.enable": (False,),
+    f"{MODEL}.lora_adapter_path": (None,),
+    f"{MODEL}.custom_chat_template": (None,),
+    f"{MODEL}.exclude_modules": (None,),
+    f"{MODEL}.target_modules": ("all-linear",),
+    f"{MODEL}.lora.rank": (0,),
+    "critic.model.lora_rank": (0,),
+    "data.shuffle": (True,),
+    "data.custom_cls.path": (None,),
     "data.truncation": ("error", "left", "right", "middle"),
-    "algorithm.use_pf_ppo": (False,), "algorithm.filter_groups.metric": ("reward", "acc", "score", "seq_reward", "seq_final_reward", None),
-    "algorithm.rollout_correction.rollout_rs": (None,), "algorithm.rollout_correction.bypass_mode": (False,),
-    "algorithm.rollout_correction.loss_type": ("ppo_clip",), "algorithm.rollout_correction.rollout_is_batch_normalize": (False,),
-    "distillation.enabled": (False,), "reward_model.enable": (None, False), "reward.reward_model.enable": (False,),
-    "reward.reward_manager.name": ("naive", "batch", "prime"), "reward_model.reward_manager": (None, "naive", "batch", "prime"),
-    "sandbox_fusion.url": (None,), "reward.sandbox_fusion.url": (None,), "trainer.v1.trainer_mode": ("sync",),
+    "algorithm.use_pf_ppo": (False,),
+    "algorithm.filter_groups.metric": ("reward", "acc", "score", "seq_reward", "seq_final_reward", None),
+    "algorithm.rollout_correction.rollout_rs": (None,),
+    "algorithm.rollout_correction.bypass_mode": (False,),
+    "algorithm.rollout_correction.loss_type": ("ppo_clip",),
+    "algorithm.rollout_correction.rollout_is_batch_normalize": (False,),
+    "distillation.enabled": (False,),
+    "reward_model.enable": (None, False),
+    "reward.reward_model.enable": (False,),
+    "reward.reward_manager.name": ("naive", "batch", "prime"),
+    "reward_model.reward_manager": (None, "naive", "batch", "prime"),
+    "sandbox_fusion.url": (None,),
+    "reward.sandbox_fusion.url": (None,),
+    "trainer.v1.trainer_mode": ("sync",),
     "trainer.val_only": (False,),
-}  # fmt: skip
+}
 MEANINGLESS = (
-    "*_target_", f"{ACTOR}.fsdp_config.[!d]*", f"{ACTOR}.checkpoint.*", f"{ACTOR}.profiler.*", f"{ACTOR}.qat.*",
+    "*_target_",
+    f"{ACTOR}.fsdp_config.[!d]*",
+    f"{ACTOR}.checkpoint.*",
+    f"{ACTOR}.profiler.*",
+    f"{ACTOR}.qat.*",
     f"{ACTOR}.optim.optimizer_impl",
-    "*.optim.total_training_steps", "*.optim.zero_indexed_step", f"{ACTOR}.rollout_n", f"{ACTOR}.strategy", f"{ACTOR}.*micro_batch_size*",
-    f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ACTOR}.tau_*", f"{ACTOR}.policy_loss.*cov*",
-    f"{ACTOR}.policy_loss.ppo_kl_coef", f"{ACTOR}.calculate_*", f"{ACTOR}.use_prefix_grouper", f"{ACTOR}.use_torch_compile",
-    f"{ACTOR}.shuffle", f"{ACTOR}.data_loader_seed", f"{ACTOR}.use_fused_kernels", f"{ACTOR}.ulysses*", f"{ACTOR}.entropy_from_*",
+    "*.optim.total_training_steps",
+    "*.optim.zero_indexed_step",
+    f"{ACTOR}.rollout_n",
+    f"{ACTOR}.strategy",
+    f"{ACTOR}.*micro_batch_size*",
+    f"{ACTOR}.use_dynamic_bsz",
+    f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.tau_*",
+    f"{ACTOR}.policy_loss.*cov*",
+    f"{ACTOR}.policy_loss.ppo_kl_coef",
+    f"{ACTOR}.calculate_*",
+    f"{ACTOR}.use_prefix_grouper",
+    f"{ACTOR}.use_torch_compile",
+    f"{ACTOR}.shuffle",
+    f"{ACTOR}.data_loader_seed",
+    f"{ACTOR}.use_fused_kernels",
+    f"{ACTOR}.ulysses*",
+    f"{ACTOR}.entropy_from_*",
     f"{ACTOR}.entropy_ch*",
-    f"{ACTOR}.pad_to_length", f"{ACTOR}.use_remove_padding", "actor_rollout_ref.ref.*", "actor_rollout_ref.hybrid_engine",
+    f"{ACTOR}.pad_to_length",
+    f"{ACTOR}.use_remove_padding",
+    "actor_rollout_ref.ref.*",
+    "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.nccl_timeout",
-    *(f"{ROLLOUT}.{name}" for name in (
-        "name", "mode", "nnodes", "n_gpus_per_node", "full_determinism", "seed", "prompt_length", "response_length", "dtype",
-        "gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "free_cache_engine", "*_parallel_size", "max_*",
-        "enable_*", "logprobs_mode", "scheduling_policy", "load_format", "layered_summon", "log_prob_*", "disable_log_stats",
-        "over_sample_rate", "multi_stage_wake_up", "engine_kwargs*", "val_kwargs.top_*", "val_kwargs.temperature", "val_kwargs.do_sample",
-        "router_config_path", "multi_turn.[!e]*", "calculate_log_probs", "agent.*", "checkpoint_engine.*", "trace.*",
-        "skip_tokenizer_init", "moe_*", "profiler.*", "prometheus.*", "quantization*", "mtp", "qat", "disaggregation.*")),
-    *(f"{model}.{name}" for model in (MODEL, "critic.model") for name in (
-        "hf_config_path", "tokenizer_path", "use_shm", "trust_remote_code", "external_lib", "override_config*", "enable_activation_offload",
-        "use_remove_padding", "use_liger", "use_fused_kernels", "fused_kernel_options.*", "tiled_mlp.*", "mtp.*", "lora.[!r]*")),
-    *(f"critic.model.{name}" for name in (
-        "custom_chat_template", "enable_gradient_checkpointing", "lora_alpha", "target_modules", "exclude_modules", "lora_adapter_path",
-        "lora.rank")),
-    *(f"critic.{name}" for name in (
-        "optim.optimizer_impl", "fsdp.*", "rollout_n", "strategy", "enable", "*micro_batch_size*", "use_dynamic_bsz",
-        "*max_token_len_per_gpu", "shuffle", "data_loader_seed", "checkpoint.*", "profiler.*", "ulysses*")),
-    *(f"data.{name}" for name in (
-        "tokenizer", "use_shm", "val_max_samples", "reward_fn_key", "gen_batch_size", "val_batch_size", "tool_config_path",
-        "function_tool_path", "return_*", "dataloader_num_workers", "image_*", "validation_shuffle", "filter_overlong_prompts*",
-        "video_key", "audio_key", "trust_remote_code", "custom_cls.name", "mm_processor_kwargs*")),
-    "algorithm.filter_groups.max_inflight_gen_batches", "algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl", "algorithm.pf_ppo.*",
-    "algorithm.rollout_correction.rollout_rs_threshold", "distillation.[!e]*", "reward_model.num_workers",
-    "reward_model.enable_resource_pool", "reward_model.n*s*", "reward_model.reward_loop*", "reward_model.model.*",
-    "reward_model.rollout.*", "sandbox_fusion.m*", "reward.num_workers", "reward.reward_manager.source", "reward.reward_manager.module.*",
-    "reward.reward_model.enable_resource_pool", "reward.reward_model.n*", "reward.reward_model.model_path",
-    "reward.reward_model.rollout.*", "reward.sandbox_fusion.m*", "transfer_queue.*", "global_profiler.*", "skip.*", "ray_kwargs.*",
-    *(f"trainer.{name}" for name in (
-        "balance_batch", "project_name", "experiment_name", "logger*", "log_val_generations", "*_data_dir", "esi_redundant_time",
-        "resume_*", "checkpoint_callback_class", "val_before_train", "default_*", "del_local_ckpt_after_load", "max_*_ckpt_to_keep",
-        "ray_wait_register_center_timeout", "device", "use_v1", "v1.[!t]*")),
-)  # fmt: skip
+    *(
+        f"{ROLLOUT}.{name}"
+        for name in (
+            "name",
+            "mode",
+            "nnodes",
+            "n_gpus_per_node",
+            "full_determinism",
+            "seed",
+            "prompt_length",
+            "response_length",
+            "dtype",
+            "gpu_memory_utilization",
+            "enforce_eager",
+            "cudagraph_capture_sizes",
+            "free_cache_engine",
+            "*_parallel_size",
+            "max_*",
+            "enable_*",
+            "logprobs_mode",
+            "scheduling_policy",
+            "load_format",
+            "layered_summon",
+            "log_prob_*",
+            "disable_log_stats",
+            "over_sample_rate",
+            "multi_stage_wake_up",
+            "engine_kwargs*",
+            "val_kwargs.top_*",
+            "val_kwargs.temperature",
+            "val_kwargs.do_sample",
+            "router_config_path",
+            "multi_turn.[!e]*",
+            "calculate_log_probs",
+            "agent.*",
+            "checkpoint_engine.*",
+            "trace.*",
+            "skip_tokenizer_init",
+            "moe_*",
+            "profiler.*",
+            "prometheus.*",
+            "quantization*",
+            "mtp",
+            "qat",
+            "disaggregation.*",
+        )
+    ),
+    *(
+        f"{model}.{name}"
+        for model in (MODEL, "critic.model")
+        for name in (
+            "hf_config_path",
+            "tokenizer_path",
+            "use_shm",
+            "trust_remote_code",
+            "external_lib",
+            "override_config*",
+            "enable_activation_offload",
+            "use_remove_padding",
+            "use_liger",
+            "use_fused_kernels",
+            "fused_kernel_options.*",
+            "tiled_mlp.*",
+            "mtp.*",
+            "lora.[!r]*",
+        )
+    ),
+    *(
+        f"critic.model.{name}"
+        for name in (
+            "custom_chat_template",
+            "enable_gradient_checkpointing",
+            "lora_alpha",
+            "target_modules",
+            "exclude_modules",
+            "lora_adapter_path",
+            "lora.rank",
+        )
+    ),
+    *(
+        f"critic.{name}"
+        for name in (
+            "optim.optimizer_impl",
+            "fsdp.*",
+            "rollout_n",
+            "strategy",
+            "enable",
+            "*micro_batch_size*",
+            "use_dynamic_bsz",
+            "*max_token_len_per_gpu",
+            "shuffle",
+            "data_loader_seed",
+            "checkpoint.*",
+            "profiler.*",
+            "ulysses*",
+        )
+    ),
+    *(
+        f"data.{name}"
+        for name in (
+            "tokenizer",
+            "use_shm",
+            "val_max_samples",
+            "reward_fn_key",
+            "gen_batch_size",
+            "val_batch_size",
+            "tool_config_path",
+            "function_tool_path",
+            "return_*",
+            "dataloader_num_workers",
+            "image_*",
+            "validation_shuffle",
+            "filter_overlong_prompts*",
+            "video_key",
+            "audio_key",
+            "trust_remote_code",
+            "custom_cls.name",
+            "mm_processor_kwargs*",
+        )
+    ),
+    "algorithm.filter_groups.max_inflight_gen_batches",
+    "algorithm.kl_ctrl.horizon",
+    "algorithm.kl_ctrl.target_kl",
+    "algorithm.pf_ppo.*",
+    "algorithm.rollout_correction.rollout_rs_threshold",
+    "distillation.[!e]*",
+    "reward_model.num_workers",
+    "reward_model.enable_resource_pool",
+    "reward_model.n*s*",
+    "reward_model.reward_loop*",
+    "reward_model.model.*",
+    "reward_model.rollout.*",
+    "sandbox_fusion.m*",
+    "reward.num_workers",
+    "reward.reward_manager.source",
+    "reward.reward_manager.module.*",
+    "reward.reward_model.enable_resource_pool",
+    "reward.reward_model.n*",
+    "reward.reward_model.model_path",
+    "reward.reward_model.rollout.*",
+    "reward.sandbox_fusion.m*",
+    "transfer_queue.*",
+    "global_profiler.*",
+    "skip.*",
+    "ray_kwargs.*",
+    *(
+        f"trainer.{name}"
+        for name in (
+            "balance_batch",
+            "project_name",
+            "experiment_name",
+            "logger*",
+            "log_val_generations",
+            "*_data_dir",
+            "esi_redundant_time",
+            "resume_*",
+            "checkpoint_callback_class",
+            "val_before_train",
+            "default_*",
+            "del_local_ckpt_after_load",
+            "max_*_ckpt_to_keep",
+            "ray_wait_register_center_timeout",
+            "device",
+            "use_v1",
+            "v1.[!t]*",
+        )
+    ),
+)
 KINDS: dict[str, Any] = {
-    "data.train_files": str | list[str], "data.val_files": str | list[str], "data.seed": Whole | None, "data.prompt_key": str,
-    KWARGS: dict[str, JsonValue] | str | None, "trainer.total_training_steps": Whole | None,
-    "custom_reward_function.path": str | None, "custom_reward_function.name": str | None,
-    "reward.custom_reward_function.path": str | None, "reward.custom_reward_function.name": str | None,
-    "algorithm.rollout_correction.rollout_is": str | None, f"{ACTOR}.clip_ratio_low": float | None,
-    f"{ACTOR}.clip_ratio_high": float | None, f"{ACTOR}.optim.betas": Pair, f"{ROLLOUT}.top_p": float, "critic.optim.betas": Pair,
-}  # fmt: skip
+    "data.train_files": str | list[str],
+    "data.val_files": str | list[str],
+    "data.seed": Whole | None,
+    "data.prompt_key": str,
+    KWARGS: dict[str, JsonValue] | str | None,
+    "trainer.total_training_steps": Whole | None,
+    "custom_reward_function.path": str | None,
+    "custom_reward_function.name": str | None,
+    "reward.custom_reward_function.path": str | None,
+    "reward.custom_reward_function.name": str | None,
+    "algorithm.rollout_correction.rollout_is": str | None,
+    f"{ACTOR}.clip_ratio_low": float | None,
+    f"{ACTOR}.clip_ratio_high": float | None,
+    f"{ACTOR}.optim.betas": Pair,
+    f"{ROLLOUT}.top_p": float,
+    "critic.optim.betas": Pair,
+}
 KEYS = Keys("verl", "0.9.1", DEFAULTS, NEUTRAL, MEANINGLESS, KINDS)
 PROGRAMS = ("verl.trainer.main_ppo",)
-FLOWS = {("gae", "vanilla"): "ppo", ("grpo", "vanilla"): "grpo", ("grpo", "gspo"): "gspo", ("grpo", "geo_mean"): "gmpo",
-         ("rloo", "vanilla"): "rloo", ("remax", "vanilla"): "remax", ("reinforce_plus_plus", "vanilla"): "reinforce_pp",
-         ("reinforce_plus_plus_baseline", "vanilla"): "reinforce_pp"}  # fmt: skip
-MEANS = {"ppo": "token-mean", "dapo": "token-mean", "reinforce_pp": "token-mean", "gspo": "seq-mean-token-mean",
-         "gmpo": "seq-mean-token-mean", "rloo": "seq-mean-token-sum-norm", "remax": "seq-mean-token-sum-norm"}  # fmt: skip
+FLOWS = {
+    ("gae", "vanilla"): "ppo",
+    ("grpo", "vanilla"): "grpo",
+    ("grpo", "gspo"): "gspo",
+    ("grpo", "geo_mean"): "gmpo",
+    ("rloo", "vanilla"): "rloo",
+    ("remax", "vanilla"): "remax",
+    ("reinforce_plus_plus", "vanilla"): "reinforce_pp",
+    ("reinforce_plus_plus_baseline", "vanilla"): "reinforce_pp",
+}
+MEANS = {
+    "ppo": "token-mean",
+    "dapo": "token-mean",
+    "reinforce_pp": "token-mean",
+    "gspo": "seq-mean-token-mean",
+    "gmpo": "seq-mean-token-mean",
+    "rloo": "seq-mean-token-sum-norm",
+    "remax": "seq-mean-token-sum-norm",
+}
 OF_GRPO = {"token-mean": "tokens", "seq-mean-token-mean": "row-tokens", "seq-mean-token-sum-norm": "constant"}
-ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "low_var_kl+": "k2", "k3+": "k2"}  # with +, the gradient of k2
+# with +, the gradient of k2
+ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "low_var_kl+": "k2", "k3+": "k2"}
 TWO_CLIPS, CHARGES = ("dapo", "gspo", "gmpo"), ("ppo", "rloo", "remax", "reinforce_pp")
 LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 
@@ -129,8 +394,12 @@ def read(text: str, name: str) -> dict[str, Any]:
     else:
         words = script.arguments(text, PROGRAMS, name)
         if words is None:
-            raise PlanError.of("import", f"'{name}' starts no trainer of verl", expected=f"a command with {PROGRAMS[0]}, or a .yaml",
-                               remedy="name the script that starts it")  # fmt: skip
+            raise PlanError.of(
+                "import",
+                f"'{name}' starts no trainer of verl",
+                expected=f"a command with {PROGRAMS[0]}, or a .yaml",
+                remedy="name the script that starts it",
+            )
         texts = script.once((_override(word, name) for word in words), name)
     return {key: _linked(value, texts) for key, value in texts.items()}
 
@@ -138,8 +407,13 @@ def read(text: str, name: str) -> dict[str, Any]:
 def _override(word: str, name: str) -> tuple[str, Any]:
     key, equals, text = word.partition("=")
     if not equals:
-        raise PlanError.of("import", f"'{name}': a word of the command is no setting", found=f"{word:.60}", expected="KEY=VALUE",
-                           remedy="write the settings that it stands for in its place, or remove it")  # fmt: skip
+        raise PlanError.of(
+            "import",
+            f"'{name}': a word of the command is no setting",
+            found=f"{word:.60}",
+            expected="KEY=VALUE",
+            remedy="write the settings that it stands for in its place, or remove it",
+        )
     return key.lstrip("+"), script.value(text)
 
 
@@ -148,7 +422,10 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", [script.value(each) for each in value] if isinstance(value, list) else script.value(value)
+            yield (
+                f"{prefix}{name}",
+                [script.value(each) for each in value] if isinstance(value, list) else script.value(value),
+            )
 
 
 def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
@@ -156,7 +433,11 @@ def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
     match = LINKED.fullmatch(value) if isinstance(value, str) else None
     if match is None or not depth:
         return value
-    return _linked(texts.get(match[1], DEFAULTS.get(match[1], script.value(match[2]) if match[2] else value)), texts, depth - 1)
+    return _linked(
+        texts.get(match[1], DEFAULTS.get(match[1], script.value(match[2]) if match[2] else value)),
+        texts,
+        depth - 1,
+    )
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
@@ -170,8 +451,11 @@ def imported(source: Mapping[str, Any]) -> Imported:
 
 
 def _whole(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those of the chat template, of which each has a key of its own there, under one key."""
-    own = {key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")}
+    """The settings with those of the chat template, of which each has a key of its own there, under one
+    key."""
+    own = {
+        key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")
+    }
     rest = {key: value for key, value in source.items() if key != KWARGS and not key.startswith(f"{KWARGS}.")}
     whole = {**_mapping(source.get(KWARGS)), **own}
     return {**rest, KWARGS: whole} if whole or KWARGS in source else rest
@@ -186,11 +470,16 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _flow(settings: Imported) -> str:
-    estimator, mode = settings.value("algorithm.adv_estimator"), settings.value(f"{ACTOR}.policy_loss.loss_mode")
+    estimator, mode = (
+        settings.value("algorithm.adv_estimator"),
+        settings.value(f"{ACTOR}.policy_loss.loss_mode"),
+    )
     flow = FLOWS.get((estimator, mode), "")
     if not flow:
-        settings.refuse("algorithm.adv_estimator" if mode == "vanilla" else f"{ACTOR}.policy_loss.loss_mode",
-                    f"no algorithm here is '{estimator}' with the loss '{mode}'")  # fmt: skip
+        settings.refuse(
+            "algorithm.adv_estimator" if mode == "vanilla" else f"{ACTOR}.policy_loss.loss_mode",
+            f"no algorithm here is '{estimator}' with the loss '{mode}'",
+        )
     if settings.value("algorithm.filter_groups.enable", "groups are sampled until enough are mixed") and flow:
         if flow != "grpo":
             settings.refuse("algorithm.filter_groups.enable", "only GRPO samples until groups are mixed")
@@ -209,7 +498,9 @@ def _data(settings: Imported) -> None:
         settings.by_hand.append(f"--data: {most} records")
     sets = settings.value("data.val_files", "--eval")
     sets = sets if isinstance(sets, list) else [sets]
-    settings.flags["eval"] = [f"val{number + 1 if len(sets) > 1 else ''}={file}" for number, file in enumerate(sets)]
+    settings.flags["eval"] = [
+        f"val{number + 1 if len(sets) > 1 else ''}={file}" for number, file in enumerate(sets)
+    ]
     settings.flags["held_out"] = 0
     if settings.value("data.prompt_key", "--data.prompt") != "prompt":
         settings.take("data.prompt_key", "data.prompt")
@@ -220,9 +511,14 @@ def _data(settings: Imported) -> None:
     settings.take("data.seed", "seed")
     for where in ("reward.custom_reward_function", "custom_reward_function"):
         if path := settings.value(f"{where}.path", "--reward"):
-            settings.flags["reward"] = [f"{path}:{settings.value(f'{where}.name', '--reward') or 'compute_score'}"]
+            settings.flags["reward"] = [
+                f"{path}:{settings.value(f'{where}.name', '--reward') or 'compute_score'}"
+            ]
     if "reward" not in settings.flags:
-        settings.by_hand.append("verl scores by data_source; here the answer is compared, or --reward math, or FILE.py:compute_score")
+        settings.by_hand.append(
+            "verl scores by data_source; here the answer is compared, or --reward math, or "
+            "FILE.py:compute_score"
+        )
 
 
 def _sampling(settings: Imported) -> None:
@@ -255,7 +551,9 @@ def _algorithm(settings: Imported) -> None:
         settings.flags |= {"hp.groups": settings.value("data.train_batch_size"), "hp.overlong": 0}
         if tries := settings.value("algorithm.filter_groups.max_num_gen_batches", "--hp.tries"):
             settings.flags["hp.tries"] = tries
-    mode = settings.value(f"{ACTOR}.loss_agg_mode", "--hp.mean" if settings.flow == "grpo" else "the algorithm")
+    mode = settings.value(
+        f"{ACTOR}.loss_agg_mode", "--hp.mean" if settings.flow == "grpo" else "the algorithm"
+    )
     if settings.flow == "grpo" and mode in OF_GRPO:
         settings.flags["hp.mean"] = OF_GRPO[mode]
     elif mode != MEANS.get(settings.flow):
@@ -276,14 +574,17 @@ def _weights(settings: Imported) -> None:
     if kind == "token":
         settings.take("algorithm.rollout_correction.rollout_is_threshold", "hp.is_cap")
     elif kind is None:
-        settings.refuse("algorithm.rollout_correction.rollout_is",
-                        "weights between sampler and trainer are always on here, --hp.is_cap 2.0")
+        settings.refuse(
+            "algorithm.rollout_correction.rollout_is",
+            "weights between sampler and trainer are always on here, --hp.is_cap 2.0",
+        )
     else:
         settings.refuse("algorithm.rollout_correction.rollout_is", "weights are of tokens here")
 
 
 def _clips(settings: Imported) -> None:
-    """In verl clip_ratio_low and clip_ratio_high count, 0.2 by default, and clip_ratio where these are null."""
+    """In verl clip_ratio_low and clip_ratio_high count, 0.2 by default, and clip_ratio where these are
+    null."""
     both = settings.value(f"{ACTOR}.clip_ratio", "counts where clip_ratio_low and clip_ratio_high are null")
     ends = [settings.value(f"{ACTOR}.clip_ratio_{end}", "--hp.clip") for end in ("low", "high")]
     low, high = (both if end is None else end for end in ends)
@@ -294,7 +595,10 @@ def _clips(settings: Imported) -> None:
     if settings.flow == "ppo" and high != low:
         settings.flags["hp.clip_high"] = high
     elif settings.flow not in (*TWO_CLIPS, "ppo") and high != low:
-        settings.refuse(f"{ACTOR}.clip_ratio_high", f"{settings.flow} has one clip for both directions; dapo and ppo have two")
+        settings.refuse(
+            f"{ACTOR}.clip_ratio_high",
+            f"{settings.flow} has one clip for both directions; dapo and ppo have two",
+        )
     if settings.flow in ("ppo", "dapo"):
         settings.take(f"{ACTOR}.clip_ratio_c", "hp.dual_clip")
     else:
@@ -302,7 +606,10 @@ def _clips(settings: Imported) -> None:
 
 
 def _kl(settings: Imported) -> None:
-    in_loss, charged = settings.value(f"{ACTOR}.use_kl_loss", "--hp.beta"), settings.value("algorithm.use_kl_in_reward", "--hp.beta")
+    in_loss, charged = (
+        settings.value(f"{ACTOR}.use_kl_loss", "--hp.beta"),
+        settings.value("algorithm.use_kl_in_reward", "--hp.beta"),
+    )
     beta = 0.0
     if in_loss and settings.flow == "grpo":
         beta = settings.value(f"{ACTOR}.kl_loss_coef", "--hp.beta")
@@ -318,7 +625,10 @@ def _kl(settings: Imported) -> None:
             if settings.value(key, "--hp.beta") not in wanted:
                 settings.refuse(key, f"{settings.flow} charges by {wanted[0]}")
     elif charged:
-        settings.refuse("algorithm.use_kl_in_reward", f"{settings.flow} charges no KL; ppo, rloo, remax and reinforce_pp do")
+        settings.refuse(
+            "algorithm.use_kl_in_reward",
+            f"{settings.flow} charges no KL; ppo, rloo, remax and reinforce_pp do",
+        )
     if settings.flow in (*CHARGES, "grpo"):
         settings.flags["hp.beta"] = beta
 
@@ -344,9 +654,15 @@ def _run(settings: Imported) -> None:
         settings.flags["iterations"] = steps
     else:
         epochs = settings.value("trainer.total_epochs", "--iterations, by hand")
-        settings.by_hand.append(f"--iterations: {epochs} x records / {settings.flags['prompts']} (trainer.total_epochs)")
+        settings.by_hand.append(
+            f"--iterations: {epochs} x records / {settings.flags['prompts']} (trainer.total_epochs)"
+        )
     for key, flag in (("trainer.save_freq", "save_every"), ("trainer.test_freq", "eval_every")):
         if (every := settings.value(key, f"--{flag.replace('_', '-')}")) > 0:
             settings.flags[flag] = every
-    ranks = settings.value("trainer.nnodes", "--pools, by hand") * settings.value("trainer.n_gpus_per_node", "--pools, by hand")
-    settings.by_hand.append(f"--pools all={ranks} for as many GPUs as there, with --actor.trainer fsdp --actor.generator vllm")
+    ranks = settings.value("trainer.nnodes", "--pools, by hand") * settings.value(
+        "trainer.n_gpus_per_node", "--pools, by hand"
+    )
+    settings.by_hand.append(
+        f"--pools all={ranks} for as many GPUs as there, with --actor.trainer fsdp --actor.generator vllm"
+    )

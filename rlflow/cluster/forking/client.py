@@ -1,7 +1,9 @@
-"""The program that Ray starts in place of a worker: it has the fork server start the worker, and ends as the worker ends.
+"""The program that Ray starts in place of a worker: it has the fork server start the worker, and ends as the
+worker ends.
 
-``PYTHON -I -S client.py INTRODUCTION SCRIPT ARGUMENT…``: the introduction is a file with the server's address, its key, and the modules
-that the script will import. Where no server answers, this process becomes the worker itself, as Ray would have started it.
+``PYTHON -I -S client.py INTRODUCTION SCRIPT ARGUMENT…``: the introduction is a file with the server's
+address, its key, and the modules that the script will import. Where no server answers, this process becomes
+the worker itself, as Ray would have started it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import socket
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # started without the packages of the environment, whose search takes longer than all the rest
+# started without the packages of the environment, whose search takes longer than all the rest
+if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[3]))
 
 from rlflow.cluster.forking import request as requests
@@ -32,19 +35,24 @@ def main(introduction: str, command: list[str]) -> None:
 
 
 def asked(introduction: str, command: list[str]) -> socket.socket:
-    """Ask for a process, and wait until there is one. Gives the connection to the server. Raises OSError, ValueError,
-    LookupError, TypeError or EOFError where it is not to be had."""
+    """Ask for a process, and wait until there is one. Gives the connection to the server. Raises OSError,
+    ValueError, LookupError, TypeError or EOFError where it is not to be had."""
     kin.die_with_raylet()  # the server ends a process that nobody waits for
     known = json.loads(Path(introduction).read_text())
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(known["address"])
-    requests.send(connection, requests.Request(known["key"], known["modules"], command, dict(os.environ), os.getcwd()), [0, 1, 2])
+    requests.send(
+        connection,
+        requests.Request(known["key"], known["modules"], command, dict(os.environ), os.getcwd()),
+        [0, 1, 2],
+    )
     requests.reply(connection)
     return connection
 
 
 def status_of(connection: socket.socket) -> int:
-    """How the process ended, as ``os.waitpid`` gives it. Where the server ended first, the process did not outlive it."""
+    """How the process ended, as ``os.waitpid`` gives it. Where the server ended first, the process did not
+    outlive it."""
     try:
         return requests.reply(connection)
     except (OSError, EOFError):

@@ -1,8 +1,8 @@
 """The fork server: a process that imports modules once and forks itself for each process that is asked for.
 
-``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: the descriptor of a socket that listens, and the pid of the process with which
-the server ends; its key comes on stdin. It has one thread, as a process that forks must have. A fork is killed when the process that asked
-for it goes away, and when the server ends.
+``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: the descriptor of a socket that listens, and
+the pid of the process with which the server ends; its key comes on stdin. It has one thread, as a process
+that forks must have. A fork is killed when the process that asked for it goes away, and when the server ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rlflow.cluster.forking import request as requests
 from rlflow.cluster.forking.request import Request
 from rlflow.processes.watchdog import kin
 
-ROOM, SLOT = "RLFLOW_FORKS", "/" * 512  # a variable with which the server starts, in whose place a fork's mark is written
+# a variable with which the server starts, in whose place a fork's mark is written
+ROOM, SLOT = "RLFLOW_FORKS", "/" * 512
 ANSWER_SECONDS = 30.0  # how long the rest of a request may take
 CREDENTIALS = struct.Struct("3i")  # pid, user and group of a peer
 
@@ -57,22 +58,27 @@ class ForkServer:
             if ready == self.parent:
                 os._exit(0)
             if ready != self.listener.fileno():
-                self._end(next(fork for fork in self.forks if ready in (fork.pidfd, fork.connection.fileno())))
+                self._end(
+                    next(fork for fork in self.forks if ready in (fork.pidfd, fork.connection.fileno()))
+                )
             elif (request := self._accept()) is not None:
                 return request
 
     def _ready(self) -> int:
-        """A descriptor of which something is to be read. Only one, since its number may be another's once that has been seen to."""
+        """A descriptor of which something is to be read. Only one, since its number may be another's once
+        that has been seen to."""
         with selectors.PollSelector() as selector:
             for file in (self.parent, self.listener.fileno()):
                 selector.register(file, selectors.EVENT_READ)
             for fork in self.forks:
                 selector.register(fork.pidfd, selectors.EVENT_READ)
-                selector.register(fork.connection.fileno(), selectors.EVENT_READ)  # a client sends nothing more: it has gone
+                # a client sends nothing more: it has gone
+                selector.register(fork.connection.fileno(), selectors.EVENT_READ)
             return int(selector.select()[0][0].fd)
 
     def _accept(self) -> Request | None:
-        """Take a connection and do what it asks for. Gives the request in a process that was forked for it."""
+        """Take a connection and do what it asks for. Gives the request in a process that was forked for
+        it."""
         connection, _ = self.listener.accept()
         files: list[int] = []
         try:
@@ -95,11 +101,16 @@ class ForkServer:
         return None
 
     def _forked(self, request: Request, connection: socket.socket, files: list[int]) -> bool:
-        """Start a process. Gives whether this is that process. Raises ValueError for one that cannot be a fork, OSError."""
+        """Start a process. Gives whether this is that process. Raises ValueError for one that cannot be a
+        fork, OSError."""
         mark = request.environment.get(kin.MARK, "").encode()
         if len(mark) > len(SLOT) or len(files) != requests.FILES or not os.path.isfile(request.command[0]):
             raise ValueError("not a process that this server can start")
-        if other := [name for name, value in self.environment.items() if name != ROOM and request.environment.get(name) != value]:
+        if other := [
+            name
+            for name, value in self.environment.items()
+            if name != ROOM and request.environment.get(name) != value
+        ]:
             raise ValueError(f"a process with another {other[0]} than this server had when it imported")
         server, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -115,8 +126,8 @@ class ForkServer:
         return False
 
     def _inherit(self, server: int, connection: socket.socket, files: list[int]) -> None:
-        """In a fork: end with the server, lead a process group, since Ray ends that of a worker that has died, and have the client's
-        files and none of the server's."""
+        """In a fork: end with the server, lead a process group, since Ray ends that of a worker that has
+        died, and have the client's files and none of the server's."""
         kin.die_with(server)
         os.setpgid(0, 0)
         for number, file in enumerate(files):
@@ -140,11 +151,14 @@ class ForkServer:
 
 def peer_user(connection: socket.socket) -> int:
     """The user of the process at the other end."""
-    return int(CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1])
+    return int(
+        CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+    )
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules, those that are there and work: a fork says what is wrong with another, when it needs it."""
+    """Import modules, those that are there and work: a fork says what is wrong with another, when it needs
+    it."""
     for name in modules:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
@@ -165,7 +179,8 @@ def become(request: Request) -> None:
 
 
 def mark(value: str) -> None:
-    """Write the mark of a run where the kernel shows the environment of this process, since the kernel goes on showing the server's."""
+    """Write the mark of a run where the kernel shows the environment of this process, since the kernel goes
+    on showing the server's."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     first, end = int(fields[47]), int(fields[48])
@@ -176,7 +191,8 @@ def mark(value: str) -> None:
 
 
 def fresh_numbers() -> None:
-    """Draw new seeds, where libraries draw theirs as they are imported, and take the number of threads from the environment."""
+    """Draw new seeds, where libraries draw theirs as they are imported, and take the number of threads from
+    the environment."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:

@@ -1,4 +1,5 @@
-"""What is asked of a fork server over its socket. This module imports the standard library alone, since the client must start at once."""
+"""What is asked of a fork server over its socket. This module imports the standard library alone, since the
+client must start at once."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Request:
 
 
 def send(connection: socket.socket, request: Request, files: list[int]) -> None:
-    """Send a request, with the descriptors that become the new process's stdin, stdout and stderr. Raises OSError."""
+    """Send a request, with the descriptors that become the new process's stdin, stdout and stderr. Raises
+    OSError."""
     text = json.dumps(asdict(request)).encode()
     message = LENGTH.pack(len(text)) + text
     sent = socket.send_fds(connection, [message], files) if files else connection.send(message)
@@ -34,7 +36,8 @@ def send(connection: socket.socket, request: Request, files: list[int]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]]:
-    """The next request and its descriptors. Raises ValueError for anything else, EOFError where none comes any more, OSError."""
+    """The next request and its descriptors. Raises ValueError for anything else, EOFError where none comes
+    any more, OSError."""
     message, files, _, _ = socket.recv_fds(connection, LENGTH.size, FILES)
     length = LENGTH.unpack(message + _exactly(connection, LENGTH.size - len(message)))[0]
     if length > LONGEST:
@@ -47,8 +50,8 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def reply(connection: socket.socket) -> int:
-    """The next number that the server sends: the pid of the process, then how it ended, as ``os.waitpid`` gives it. Raises EOFError where
-    none comes any more, OSError."""
+    """The next number that the server sends: the pid of the process, then how it ended, as ``os.waitpid``
+    gives it. Raises EOFError where none comes any more, OSError."""
     return int(REPLY.unpack(_exactly(connection, REPLY.size))[0])
 
 

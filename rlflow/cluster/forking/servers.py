@@ -1,4 +1,5 @@
-"""The fork servers of this process: made for the first run with workers on this machine, kept for later runs, ended with the process."""
+"""The fork servers of this process: made for the first run with workers on this machine, kept for later runs,
+ended with the process."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from rlflow.processes.watchdog import kin
 
 SERVER = "rlflow.cluster.forking.fork_server"
 BACKLOG = 256  # processes that may ask while the server imports
-APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}  # variables that no import reads
+# variables that no import reads
+APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}
 KEPT = 2  # servers at a time: runs that take turns with different numbers of threads need one each
 
 
@@ -44,10 +46,13 @@ class Server:
             listener.bind(address)
             listener.listen(BACKLOG)
             process = Child(
-                [sys.executable, "-P", "-m", SERVER, str(listener.fileno()), str(os.getpid())], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+                [sys.executable, "-P", "-m", SERVER, str(listener.fileno()), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
                 env={**environment, ROOM: SLOT},
-            )  # fmt: skip
+            )
         assert process.stdin is not None
         with process.stdin, suppress(BrokenPipeError):
             process.stdin.write(f"{key}\n".encode())
@@ -68,8 +73,9 @@ _servers: list[Server] = []  # of this process, the latest used last
 
 
 def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
-    """The command that Ray shall start in place of Python, for workers that import ``modules`` and have so many threads. The key of this
-    process's server goes into the private ``folder``. None where there can be no server: not on Linux."""
+    """The command that Ray shall start in place of Python, for workers that import ``modules`` and have so
+    many threads. The key of this process's server goes into the private ``folder``. None where there can be
+    no server: not on Linux."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
     names, introduction = sorted(modules), folder / "forks.json"
@@ -85,10 +91,14 @@ def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None
 
 
 def _serving(variables: Mapping[str, str]) -> Server:
-    """The server with such an environment, or a new one: what a library reads when it is imported cannot be changed in a fork. Raises
-    OSError."""
-    environment = {name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")}
-    server = next((each for each in _servers if each.environment == environment and each.process.poll() is None), None)
+    """The server with such an environment, or a new one: what a library reads when it is imported cannot be
+    changed in a fork. Raises OSError."""
+    environment = {
+        name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")
+    }
+    server = next(
+        (each for each in _servers if each.environment == environment and each.process.poll() is None), None
+    )
     if server is not None:
         _servers.remove(server)
     else:

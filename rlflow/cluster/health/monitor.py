@@ -1,8 +1,8 @@
 """The health monitor: detects dead, stopped and hanging workers of a run, reports why, and kills their pool.
 
-A worker answers heartbeats in a thread that does nothing else. It answers while other threads compute or spin in Python; it does not answer
-where the process is dead or stopped, or C code keeps the interpreter's lock. A stage that takes too long is ended by its own deadline
-instead.
+A worker answers heartbeats in a thread that does nothing else. It answers while other threads compute or spin
+in Python; it does not answer where the process is dead or stopped, or C code keeps the interpreter's lock. A
+stage that takes too long is ended by its own deadline instead.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class WatchedWorker:
 
     def __str__(self) -> str:
         process = self.presence.process
-        about = f"pid {process.pid} on {process.host}, node {self.presence.node[:8]}" + (f", {self.roles}" if self.roles else "")
+        about = f"pid {process.pid} on {process.host}, node {self.presence.node[:8]}" + (
+            f", {self.roles}" if self.roles else ""
+        )
         return f"{self.at} ({about})"
 
     def under_way(self) -> str:
@@ -73,8 +75,8 @@ class Death:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """The watcher of workers that load their models, which may keep them from answering for long. It kills none, but says where a late one
-    is, and that Ray is lost."""
+    """The watcher of workers that load their models, which may keep them from answering for long. It kills
+    none, but says where a late one is, and that Ray is lost."""
 
     pool: Pool[Any]
     controllers: Controllers = field(default_factory=Controllers)
@@ -101,8 +103,9 @@ class Newcomers:
 
 @dataclass
 class HealthMonitor:
-    """A thread that asks every worker for heartbeats. After the first death it kills the pool, sets ``death`` and ``verdict``, and ends.
-    The loss of Ray's raylet is a verdict without a death, since no worker can be started anew."""
+    """A thread that asks every worker for heartbeats. After the first death it kills the pool, sets ``death``
+    and ``verdict``, and ends. The loss of Ray's raylet is a verdict without a death, since no worker can be
+    started anew."""
 
     limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
     controllers: Controllers = field(default_factory=Controllers)
@@ -117,9 +120,17 @@ class HealthMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
-        """Ask every worker for its process, and watch them from now on. ``roles``: pool → its roles, for messages. Raises Dead."""
-        identities = [(pool.at(rank), actor, _identity(actor)) for pool in pools.values() for rank, actor in enumerate(pool.actors)]
-        self.watched += [WatchedWorker(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in identities]
+        """Ask every worker for its process, and watch them from now on. ``roles``: pool → its roles, for
+        messages. Raises Dead."""
+        identities = [
+            (pool.at(rank), actor, _identity(actor))
+            for pool in pools.values()
+            for rank, actor in enumerate(pool.actors)
+        ]
+        self.watched += [
+            WatchedWorker(at, actor, _present(at, ref), roles.get(at.pool, ""))
+            for at, actor, ref in identities
+        ]
         for pool in pools.values():
             pool.watcher = self
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -133,7 +144,8 @@ class HealthMonitor:
         if self._thread is not None:
             self._thread.join(2 * self.tick + GONE_SECONDS)
 
-    # -- questions of calls that wait for an answer ------------------------------------------------------------------------------
+    # -- questions of calls that wait for an answer
+    # ------------------------------------------------------------------------------
 
     def found(self, seconds: float) -> Death | None:
         """The death of a worker, waited for at most so many seconds; None where none is known by then."""
@@ -153,9 +165,13 @@ class HealthMonitor:
     def late(self, at: Iterable[WorkerId]) -> str:
         """A text that says what these workers do, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
-        return "".join(f"; {worker.at}: {worker.under_way()}{_under(_there(worker.presence, look))}" for worker in late_workers)
+        return "".join(
+            f"; {worker.at}: {worker.under_way()}{_under(_there(worker.presence, look))}"
+            for worker in late_workers
+        )
 
-    # -- the thread --------------------------------------------------------------------------------------------------------------
+    # -- the thread
+    # --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._over:
@@ -174,7 +190,8 @@ class HealthMonitor:
             self._count(time.monotonic() - start)
 
     def _beat(self) -> WatchedWorker | None:
-        """Ask for heartbeats those workers that have answered the last one. Gives a worker that is dead or silent for too long."""
+        """Ask for heartbeats those workers that have answered the last one. Gives a worker that is dead or
+        silent for too long."""
         self._round += 1
         for worker in self.watched:
             if worker.ref is None:
@@ -193,7 +210,8 @@ class HealthMonitor:
         return next((worker for worker in self.watched if self.limit and worker.silent > self.limit), None)
 
     def _count(self, elapsed: float) -> None:
-        """Add to the silence of workers. More than two ticks at once are a delay of this process, and do not count."""
+        """Add to the silence of workers. More than two ticks at once are a delay of this process, and do not
+        count."""
         for worker in self.watched:
             if worker.ref is not None:
                 worker.silent += min(elapsed, 2 * self.tick)
@@ -202,12 +220,21 @@ class HealthMonitor:
         process_state, ended = None, False
         try:
             process_state = _there(worker.presence, look)
-            pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]  # they may wait for it in a collective
+            # they may wait for it in a collective
+            pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]
             ended = sum(end(peer.presence) or not _stands(peer.presence.node) for peer in pool) == len(pool)
         finally:
             lives = isinstance(process_state, ProcessState) and process_state.state
-            silence = f", without an answer for {worker.silent:.0f} s" if lives and worker.silent > self.tick else ""
-            state = f"{process_state}{silence}" if isinstance(process_state, ProcessState) else "is gone, and its node does not answer"
+            silence = (
+                f", without an answer for {worker.silent:.0f} s"
+                if lives and worker.silent > self.tick
+                else ""
+            )
+            state = (
+                f"{process_state}{silence}"
+                if isinstance(process_state, ProcessState)
+                else "is gone, and its node does not answer"
+            )
             remark = "" if ended else "; not all processes of its pool could be ended"
             with self._changed:
                 self.death = Death(worker, state, ended)
@@ -229,7 +256,11 @@ def _present(at: WorkerId, ref: Any) -> ProcessInfo:
 
 
 def _under(process_state: Any) -> str:
-    return f"\n{process_state.stacks}" if isinstance(process_state, ProcessState) and process_state.stacks else ""
+    return (
+        f"\n{process_state.stacks}"
+        if isinstance(process_state, ProcessState) and process_state.stacks
+        else ""
+    )
 
 
 def _stands(node: str) -> bool:
@@ -239,7 +270,8 @@ def _stands(node: str) -> bool:
 
 
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
-    """Kill a worker's process on any machine. Gives whether it is gone. ``asked``: whether Ray was told to end it already."""
+    """Kill a worker's process on any machine. Gives whether it is gone. ``asked``: whether Ray was told to
+    end it already."""
     return bool(_there(presence, see_off if asked else kill))
 
 
@@ -249,7 +281,9 @@ def _there(presence: ProcessInfo, function: Callable[[ProcessInfo], Any]) -> Any
         return function(presence)
     affinity = NodeAffinitySchedulingStrategy(presence.node, soft=False)
     try:
-        return ray.get(_postmortem.options(scheduling_strategy=affinity).remote(function, presence), timeout=NODE_SECONDS)
+        return ray.get(
+            _postmortem.options(scheduling_strategy=affinity).remote(function, presence), timeout=NODE_SECONDS
+        )
     except RayError:
         return None
 

@@ -1,4 +1,5 @@
-"""Looks at a worker's process from its own machine, without its help: its state, the stacks of its threads, and how it is killed."""
+"""Looks at a worker's process from its own machine, without its help: its state, the stacks of its threads,
+and how it is killed."""
 
 from __future__ import annotations
 
@@ -26,12 +27,17 @@ class ProcessState:
     stacks: str = ""  # stacks of the threads that carry out calls
 
     def __str__(self) -> str:
-        return {"": "has died", "T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger",
-                "D": "waits in the kernel for a device or a file"}.get(self.state, "lets none of its threads run")  # fmt: skip
+        return {
+            "": "has died",
+            "T": "is stopped (SIGSTOP)",
+            "t": "is stopped by a debugger",
+            "D": "waits in the kernel for a device or a file",
+        }.get(self.state, "lets none of its threads run")
 
 
 def look(presence: ProcessInfo) -> ProcessState:
-    """The state and stacks of a process. A stopped one is continued to write its stacks, since it will be killed anyway."""
+    """The state and stacks of a process. A stopped one is continued to write its stacks, since it will be
+    killed anyway."""
     state = _state(presence)
     return ProcessState(state, _stacks(presence, state) if state else "")
 
@@ -44,8 +50,8 @@ def kill(presence: ProcessInfo) -> bool:
 
 
 def see_off(presence: ProcessInfo) -> bool:
-    """Wait for the end of a process that Ray was told to end, and kill it if it stays. Gives whether it is gone. Killed at once, it would
-    have Ray print a message about a dead worker."""
+    """Wait for the end of a process that Ray was told to end, and kill it if it stays. Gives whether it is
+    gone. Killed at once, it would have Ray print a message about a dead worker."""
     return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 
 

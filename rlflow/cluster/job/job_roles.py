@@ -1,11 +1,22 @@
-"""Group: the ranks of a role, and calls to them. The type checker knows the class, its methods and their arguments."""
+"""Group: the ranks of a role, and calls to them. The type checker knows the class, its methods and their
+arguments."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    TypeVarTuple,
+    overload,
+)
 
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.errors import FlowError, Problem, listed, nearest
@@ -33,9 +44,10 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Group(Generic[W]):
-    """The ranks of a role, whose class is ``kind``. Calls of one rank run one after another, in the order in which they were made; calls of
-    different ranks and roles run side by side. Every call gives a future at once; misuse is a FlowError at its own line, before anything
-    is sent. ``seconds`` of a call: its deadline, in place of the group's."""
+    """The ranks of a role, whose class is ``kind``. Calls of one rank run one after another, in the order in
+    which they were made; calls of different ranks and roles run side by side. Every call gives a future at
+    once; misuse is a FlowError at its own line, before anything is sent. ``seconds`` of a call: its deadline,
+    in place of the group's."""
 
     job: Workers
     role: str
@@ -46,28 +58,46 @@ class Group(Generic[W]):
     by_group: bool = False  # whether rows of one group stay on one rank
 
     def options(self, *, seconds: float | None = None, by_group: bool | None = None) -> Group[W]:
-        """The group with another deadline of calls, or with rows of one group kept on one rank by ``call_batch``."""
-        return replace(self, seconds=self.seconds if seconds is None else seconds, by_group=self.by_group if by_group is None else by_group)
+        """The group with another deadline of calls, or with rows of one group kept on one rank by
+        ``call_batch``."""
+        return replace(
+            self,
+            seconds=self.seconds if seconds is None else seconds,
+            by_group=self.by_group if by_group is None else by_group,
+        )
 
     def __len__(self) -> int:
         return self.ranks
 
     def __repr__(self) -> str:
-        return f"Group({self.role}: {self.ranks} {'rank' if self.ranks == 1 else 'ranks'} of {self.kind.__name__})"
+        return (
+            f"Group({self.role}: {self.ranks} {'rank' if self.ranks == 1 else 'ranks'} of "
+            f"{self.kind.__name__})"
+        )
 
     @overload
-    def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **keywords: P.kwargs) -> Future[list[R]]: ...
+    def call(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **keywords: P.kwargs
+    ) -> Future[list[R]]: ...
 
     @overload
     def call(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[list[R]]: ...
 
     def call(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on every rank with the same arguments. The result: one value for each rank, in rank order."""
+        """Call a method on every rank with the same arguments. The result: one value for each rank, in rank
+        order."""
         name, seconds, pool = self._checked(method, args, keywords)
-        return pool.future(name, [(rank, self._sent(pool, rank, name, args, keywords)) for rank in range(len(pool))], seconds, list)
+        return pool.future(
+            name,
+            [(rank, self._sent(pool, rank, name, args, keywords)) for rank in range(len(pool))],
+            seconds,
+            list,
+        )
 
     @overload
-    def call_rank0(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **keywords: P.kwargs) -> Future[R]: ...
+    def call_rank0(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **keywords: P.kwargs
+    ) -> Future[R]: ...
 
     @overload
     def call_rank0(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[R]: ...
@@ -77,17 +107,37 @@ class Group(Generic[W]):
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(name, [(0, self._sent(pool, 0, name, args, keywords))], seconds, _only)
 
-    def call_each(self, method: Callable[[W, A], R], items: Sequence[A], *, seconds: float | None = None) -> Future[list[R]]:
-        """Call a method on every rank, each with an item of its own. The result: one value for each rank, in rank order."""
-        name, seconds, pool = self._checked(method, (None,), {"seconds": self.seconds if seconds is None else seconds})
+    def call_each(
+        self, method: Callable[[W, A], R], items: Sequence[A], *, seconds: float | None = None
+    ) -> Future[list[R]]:
+        """Call a method on every rank, each with an item of its own. The result: one value for each rank, in
+        rank order."""
+        name, seconds, pool = self._checked(
+            method, (None,), {"seconds": self.seconds if seconds is None else seconds}
+        )
         if len(items) != self.ranks:
-            raise _misuse("job-items", f"role '{self.role}' has {self.ranks} ranks, each of which takes one item", f"{len(items)} items",
-                          f"{self.ranks} items", "call_batch splits rows over ranks, however many there are")
-        return pool.future(name, [(rank, self._sent(pool, rank, name, (item,), {})) for rank, item in enumerate(items)], seconds, list)
+            raise _misuse(
+                "job-items",
+                f"role '{self.role}' has {self.ranks} ranks, each of which takes one item",
+                f"{len(items)} items",
+                f"{self.ranks} items",
+                "call_batch splits rows over ranks, however many there are",
+            )
+        return pool.future(
+            name,
+            [(rank, self._sent(pool, rank, name, (item,), {})) for rank, item in enumerate(items)],
+            seconds,
+            list,
+        )
 
     @overload
     def call_batch(
-        self, method: Callable[Concatenate[W, Batch, P], Batch], batch: Batch, /, *args: P.args, **keywords: P.kwargs
+        self,
+        method: Callable[Concatenate[W, Batch, P], Batch],
+        batch: Batch,
+        /,
+        *args: P.args,
+        **keywords: P.kwargs,
     ) -> Future[Batch]: ...
 
     @overload
@@ -96,55 +146,101 @@ class Group(Generic[W]):
     ) -> Future[Batch]: ...
 
     def call_batch(self, method: Any, batch: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
-        """Call a method from batch to batch, with any number of rows, each on exactly one rank. The result: the rows in their original
-        order. Other arguments are the same on all ranks. Ranks of torch's group all take part; other ranks without rows are not asked."""
+        """Call a method from batch to batch, with any number of rows, each on exactly one rank. The result:
+        the rows in their original order. Other arguments are the same on all ranks. Ranks of torch's group
+        all take part; other ranks without rows are not asked."""
         name, seconds, pool = self._checked(method, (batch, *args), keywords)
         if not hasattr(batch, "axis"):
-            raise _misuse("job-batch", f"call_batch('{name}') splits the rows of a batch", f"a {type(batch).__name__}", "a Batch",
-                          "Batch.of(column=[...]) makes one of lists; call_each gives each rank an item of its own")
+            raise _misuse(
+                "job-batch",
+                f"call_batch('{name}') splits the rows of a batch",
+                f"a {type(batch).__name__}",
+                "a Batch",
+                "Batch.of(column=[...]) makes one of lists; call_each gives each rank an item of its own",
+            )
         return pool.spread(
-            name, batch, lambda rank, *rows: pool.send(rank, "on_rows", name, *rows, args, keywords, group=GROUP),
-            by_group=self.by_group, everyone=self.distributed, seconds=seconds,
+            name,
+            batch,
+            lambda rank, *rows: pool.send(rank, "on_rows", name, *rows, args, keywords, group=GROUP),
+            by_group=self.by_group,
+            everyone=self.distributed,
+            seconds=seconds,
         )
 
-    def _sent(self, pool: Pool[Any], rank: int, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _sent(
+        self, pool: Pool[Any], rank: int, name: str, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         return pool.send(rank, "invoke", name, args, keywords, group=GROUP)
 
-    def _checked(self, method: object, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[str, float, Pool[Any]]:
-        """The name of a method, the deadline, which is taken out of ``keywords``, and the ranks. Raises FlowError where the role has no
-        such method, it takes no such arguments, or the job does not run."""
+    def _checked(
+        self, method: object, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[str, float, Pool[Any]]:
+        """The name of a method, the deadline, which is taken out of ``keywords``, and the ranks. Raises
+        FlowError where the role has no such method, it takes no such arguments, or the job does not run."""
         seconds = keywords.pop("seconds", self.seconds)
         name = method_name(self.kind, self.role, method)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise _misuse("job-seconds", f"the deadline of '{name}' is no number of seconds", repr(seconds), "more than 0",
-                          "a parameter of the method's own that is called seconds is given by position")
+            raise _misuse(
+                "job-seconds",
+                f"the deadline of '{name}' is no number of seconds",
+                repr(seconds),
+                "more than 0",
+                "a parameter of the method's own that is called seconds is given by position",
+            )
         try:
             inspect.signature(getattr(self.kind, name)).bind(None, *args, **keywords)
         except TypeError as error:
-            raise _misuse("job-arguments", f"{self.kind.__name__}.{name}: {error}", _given(args, keywords),
-                          f"{name}{inspect.signature(getattr(self.kind, name))}", "", definition_place(getattr(self.kind, name))) from None
+            raise _misuse(
+                "job-arguments",
+                f"{self.kind.__name__}.{name}: {error}",
+                _given(args, keywords),
+                f"{name}{inspect.signature(getattr(self.kind, name))}",
+                "",
+                definition_place(getattr(self.kind, name)),
+            ) from None
         return name, float(seconds), self.job.pool(self.role)
 
 
 def method_name(kind: type, role: str, method: object) -> str:
     """The name of a method of a role's class. Raises FlowError for anything else."""
     name = getattr(method, "__name__", "")
-    own = sorted(each for each in dir(kind) if not each.startswith("_") and inspect.isfunction(getattr(kind, each)))
+    own = sorted(
+        each for each in dir(kind) if not each.startswith("_") and inspect.isfunction(getattr(kind, each))
+    )
     if inspect.isfunction(method) and name and getattr(kind, name, None) is method:
         return name
-    what = f"the text {method!r}" if isinstance(method, str) else getattr(method, "__qualname__", type(method).__name__)
+    what = (
+        f"the text {method!r}"
+        if isinstance(method, str)
+        else getattr(method, "__qualname__", type(method).__name__)
+    )
     close = nearest(method if isinstance(method, str) else name, own)
-    raise _misuse("job-method", f"role '{role}' has no such method", what, listed(f"{kind.__name__}.{each}" for each in own),
-                  f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, the function itself", nearest_name=close)
+    raise _misuse(
+        "job-method",
+        f"role '{role}' has no such method",
+        what,
+        listed(f"{kind.__name__}.{each}" for each in own),
+        f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, the function itself",
+        nearest_name=close,
+    )
 
 
 def _given(args: Sequence[object], keywords: dict[str, Any]) -> str:
-    words = [*(type(arg).__name__ for arg in args), *(f"{name}={type(value).__name__}" for name, value in keywords.items())]
+    words = [
+        *(type(arg).__name__ for arg in args),
+        *(f"{name}={type(value).__name__}" for name, value in keywords.items()),
+    ]
     return f"({', '.join(words)})"
 
 
 def _misuse(
-    code: str, message: str, there: str, expected: str, remedy: str, definition: Any = None, nearest_name: str | None = None
+    code: str,
+    message: str,
+    there: str,
+    expected: str,
+    remedy: str,
+    definition: Any = None,
+    nearest_name: str | None = None,
 ) -> FlowError:
     return FlowError(Problem(code, message, call_place(), definition, there, expected, nearest_name, remedy))
 

@@ -54,14 +54,20 @@ class Seat:
 
 
 class JobMember:
-    """Makes the user's object and calls its methods. Calls of one rank run one at a time, in the order in which they were made."""
+    """Makes the user's object and calls its methods. Calls of one rank run one at a time, in the order in
+    which they were made."""
 
     def __init__(self, seat: Seat, address: str = "") -> None:
         """``address``: where ranks on several machines meet."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
         if seat.version != VERSION:
-            raise PlanError.of("worker-version", "a rank has another rlflow than the driver", found=VERSION,
-                               expected=seat.version, remedy="install the same version on every node")
+            raise PlanError.of(
+                "worker-version",
+                "a rank has another rlflow than the driver",
+                found=VERSION,
+                expected=seat.version,
+                remedy="install the same version on every node",
+            )
         torch.set_num_threads(seat.threads)
         place = replace(seat.place, meeting=address or seat.place.meeting)
         settle(place, seat.distributed)
@@ -76,21 +82,26 @@ class JobMember:
         with MARKS.during(method):
             return getattr(self.instance, method)(*args, **keywords)
 
-    def on_rows(self, method: str, parcel: Parcel, shared: bool, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Parcel:
-        """Call a method from batch to batch with some rows. ``shared``: whether whoever asks can read this process's shared memory. Raises
-        TypeError where the method gives no batch."""
+    def on_rows(
+        self, method: str, parcel: Parcel, shared: bool, args: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> Parcel:
+        """Call a method from batch to batch with some rows. ``shared``: whether whoever asks can read this
+        process's shared memory. Raises TypeError where the method gives no batch."""
         with MARKS.during(method):
             [batch] = self.post.opened([parcel])
             answer = getattr(self.instance, method)(owned(batch), *args, **keywords)
         if not isinstance(answer, Batch):
-            raise TypeError(f"'{method}' was called with rows and gave a {type(answer).__name__}, expected a Batch")
+            raise TypeError(
+                f"'{method}' was called with rows and gave a {type(answer).__name__}, expected a Batch"
+            )
         return self.post.parcel(answer, shared=shared)
 
     def close(self) -> None:
         """Nothing is left to end here: the processes that the object has started end with this one."""
 
 
-IMPORTED = {"rlflow.execution.engine"}  # by the process of which ranks are forks: not Ray, which reads a rank's own environment as it comes
+# by the process of which ranks are forks: not Ray, which reads a rank's own environment as it comes
+IMPORTED = {"rlflow.execution.engine"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,8 @@ class Started:
         self.monitor = HealthMonitor(self.terms.heartbeat, self.controllers)
 
     def watch(self) -> None:
-        """Wait until all objects are made, and watch the ranks from then on. Raises PlanError where one could not be made, Dead."""
+        """Wait until all objects are made, and watch the ranks from then on. Raises PlanError where one could
+        not be made, Dead."""
         wait_until_made(self.pools, self.terms.seconds, self.controllers)
         self.monitor.start(self.pools, {})
 
@@ -141,9 +153,11 @@ class Started:
             launch.stop(self.pools, self.groups, self.monitor.watched)
 
 
-def start(terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack) -> Started:
-    """Start a Ray or join one, find room, and start the processes, which then make their objects. ``over``: is told how to end what was
-    started. Raises PlanError where there is no room."""
+def start(
+    terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
+) -> Started:
+    """Start a Ray or join one, find room, and start the processes, which then make their objects. ``over``:
+    is told how to end what was started. Raises PlanError where there is no room."""
     if terms.address is None:
         check_room(layouts, [this_machine(layouts)])
     watchdog = Watchdog.start()
@@ -151,10 +165,16 @@ def start(terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout
     folder = launch.run_folder(watchdog.name, terms.address)
     watchdog.remove_in_the_end(folder)
     private.share(folder)
-    python = None if any(layout.bundle.gpus for layout in layouts) else servers.executable(folder, IMPORTED, terms.threads)
+    python = (
+        None
+        if any(layout.bundle.gpus for layout in layouts)
+        else servers.executable(folder, IMPORTED, terms.threads)
+    )
     starting = WorkerStart(terms.threads, python, agents=any(role.env for role in roles.values()))
     with watchdog.marking():
-        controllers = launch.start(terms.address, _processors(layouts), folder, terms.insecure, workers=starting)
+        controllers = launch.start(
+            terms.address, _processors(layouts), folder, terms.insecure, workers=starting
+        )
     over.callback(launch.leave, controllers)
     check_room(layouts, [node["Resources"] for node in launch.ray_nodes() if node["Alive"]])
     started = Started(terms, controllers)
@@ -163,7 +183,9 @@ def start(terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout
     needs = {name: need.resources() for layout in layouts for name, need in layout.needs.items()}
     points = launch.rendezvous_points(started.groups, folder)
     for name, role in roles.items():
-        started.pools[name] = _pool(terms, name, role, started.groups[name], points[name], needs[name], starting)
+        started.pools[name] = _pool(
+            terms, name, role, started.groups[name], points[name], needs[name], starting
+        )
     return started
 
 
@@ -172,31 +194,41 @@ def _processors(layouts: Sequence[Layout]) -> int:
 
 
 def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
-    """The resources of a Ray that is started here: its GPUs, and as many processors as are asked for, since processes can share those."""
+    """The resources of a Ray that is started here: its GPUs, and as many processors as are asked for, since
+    processes can share those."""
     return {"CPU": max(_processors(layouts), os.cpu_count() or 1), "GPU": torch.cuda.device_count()}
 
 
-# -- placement -----------------------------------------------------------------------------------------------------------------------
+# -- placement
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None:
-    """Reserve the bundles of each layout, into ``groups`` by role. Raises PlanError where there is no room; what was reserved is there."""
+    """Reserve the bundles of each layout, into ``groups`` by role. Raises PlanError where there is no room;
+    what was reserved is there."""
     for layout in layouts:
         labels = _nodes_for(layout)
-        group = launch.reserve([layout.bundle.resources() for _ in range(layout.ranks)], strategy="PACK",
-                               bundle_label_selector=[{"ray.io/node-id": node} for node in labels] or None)
+        group = launch.reserve(
+            [layout.bundle.resources() for _ in range(layout.ranks)],
+            strategy="PACK",
+            bundle_label_selector=[{"ray.io/node-id": node} for node in labels] or None,
+        )
         groups |= dict.fromkeys(layout.needs, group)
     launch.wait_for_room(groups)
 
 
 def _nodes_for(layout: Layout) -> list[str]:
-    """The node of each bundle where ``per_node`` says how many lie together: nodes of their own for blocks of bundles, which Ray finds for
-    bundles as large as a block. Ranks get bundles of their own all the same, so that those that share a GPU lie on the same one."""
+    """The node of each bundle where ``per_node`` says how many lie together: nodes of their own for blocks of
+    bundles, which Ray finds for bundles as large as a block. Ranks get bundles of their own all the same, so
+    that those that share a GPU lie on the same one."""
     blocks = layout.blocks()
     if not blocks:
         return []
     cpus, gpus = layout.bundle
-    whole = [{name: parts * block / GRAIN for name, parts in (("CPU", cpus), ("GPU", gpus)) if parts} for block in blocks]
+    whole = [
+        {name: parts * block / GRAIN for name, parts in (("CPU", cpus), ("GPU", gpus)) if parts}
+        for block in blocks
+    ]
     scout = launch.reserve(whole, strategy="STRICT_SPREAD")
     try:
         launch.wait_for_room({", ".join(layout.needs): scout})
@@ -207,20 +239,50 @@ def _nodes_for(layout: Layout) -> list[str]:
 
 
 def _pool(
-    terms: Terms, name: str, role: RoleStart, group: PlacementGroup, point: str, need: Mapping[str, float], starting: WorkerStart
+    terms: Terms,
+    name: str,
+    role: RoleStart,
+    group: PlacementGroup,
+    point: str,
+    need: Mapping[str, float],
+    starting: WorkerStart,
 ) -> Pool[JobMember]:
     """Start the processes of a role."""
     ranks = group.bundle_count
     nodes = launch.nodes_of(group)
-    places = seated(Here(terms.name, name, 0, ranks, 0, 0, 0, 0, point if role.distributed else ""), [nodes[rank] for rank in range(ranks)])
+    places = seated(
+        Here(terms.name, name, 0, ranks, 0, 0, 0, 0, point if role.distributed else ""),
+        [nodes[rank] for rank in range(ranks)],
+    )
     device = "cuda" if need.get("GPU") else "cpu"
     kind = by_value(role.kind)
-    seats = [Seat(VERSION, kind, role.arguments, place, role.distributed, device, terms.threads, terms.interface, terms.insecure)
-             for place in places]  # fmt: skip
+    seats = [
+        Seat(
+            VERSION,
+            kind,
+            role.arguments,
+            place,
+            role.distributed,
+            device,
+            terms.threads,
+            terms.interface,
+            terms.insecure,
+        )
+        for place in places
+    ]
     meet = (terms.interface, terms.insecure) if role.distributed and not point.startswith("/") else None
     gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
-    return make_pool(name, JobMember, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), **gpus,
-                     **launch.asked_of_ray(starting, role.env))  # fmt: skip
+    return make_pool(
+        name,
+        JobMember,
+        ranks,
+        partial(_seat, seats),
+        group,
+        meet,
+        num_cpus=need.get("CPU", 0),
+        **gpus,
+        **launch.asked_of_ray(starting, role.env),
+    )
 
 
 def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
@@ -228,20 +290,36 @@ def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
 
 
 def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
-    """The place of each rank. ``first``: what all of them have in common; ``nodes``: the node of each rank."""
+    """The place of each rank. ``first``: what all of them have in common; ``nodes``: the node of each
+    rank."""
     order = list(dict.fromkeys(nodes))
     return [
-        Here(first.job, first.role, rank, first.ranks, nodes[:rank].count(node), nodes.count(node), order.index(node), len(order),
-             first.meeting)
+        Here(
+            first.job,
+            first.role,
+            rank,
+            first.ranks,
+            nodes[:rank].count(node),
+            nodes.count(node),
+            order.index(node),
+            len(order),
+            first.meeting,
+        )
         for rank, node in enumerate(nodes)
     ]
 
 
 def by_value(kind: type) -> bytes:
-    """A pickle of a user's class that can be read where its module cannot be imported. Classes of installed packages go by name."""
+    """A pickle of a user's class that can be read where its module cannot be imported. Classes of installed
+    packages go by name."""
     module = sys.modules.get(kind.__module__)
     path = str(getattr(module, "__file__", None) or "")
-    own = module is not None and path and "site-packages" not in path and kind.__module__.partition(".")[0] != "rlflow"
+    own = (
+        module is not None
+        and path
+        and "site-packages" not in path
+        and kind.__module__.partition(".")[0] != "rlflow"
+    )
     if own and not path.startswith(str(Path(os.__file__).parent)):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     pickled: bytes = cloudpickle.dumps(kind)  # type: ignore[no-untyped-call]
@@ -249,7 +327,8 @@ def by_value(kind: type) -> bytes:
 
 
 def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all objects are made. Raises PlanError with the error of one that could not be, and where Ray is lost meanwhile."""
+    """Wait until all objects are made. Raises PlanError with the error of one that could not be, and where
+    Ray is lost meanwhile."""
     making = []
     for pool in pools.values():
         pool.watcher = Newcomers(pool, controllers)
@@ -259,5 +338,10 @@ def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, contro
             future.result()
     except RemoteError as error:
         launch.refuse_lost(controllers)
-        raise PlanError.of("job-start", "an object of a role could not be made", found=str(error),
-                           expected=f"all ranks there within {seconds:g} s", remedy="Job(seconds=…) gives them longer") from error
+        raise PlanError.of(
+            "job-start",
+            "an object of a role could not be made",
+            found=str(error),
+            expected=f"all ranks there within {seconds:g} s",
+            remedy="Job(seconds=…) gives them longer",
+        ) from error

@@ -1,6 +1,8 @@
-"""What ranks of a job need, exactly, and how they lie in bundles of processors and GPUs. Nothing is started to find out.
+"""What ranks of a job need, exactly, and how they lie in bundles of processors and GPUs. Nothing is started
+to find out.
 
-Ray counts parts of a device in ten-thousandths, and so does this module: in whole numbers, so that shares add up to what they share.
+Ray counts parts of a device in ten-thousandths, and so does this module: in whole numbers, so that shares add
+up to what they share.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ class Need(NamedTuple):
         return {name: parts / GRAIN for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts}
 
     def __str__(self) -> str:
-        return " and ".join(counted(parts, name) for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts) or "nothing"
+        return (
+            " and ".join(
+                counted(parts, name) for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts
+            )
+            or "nothing"
+        )
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class RoleNeeds:
 
 @dataclass(frozen=True)
 class Layout:
-    """The bundles of roles that lie together: bundle k holds rank k of each, with what each of them takes of it."""
+    """The bundles of roles that lie together: bundle k holds rank k of each, with what each of them takes of
+    it."""
 
     needs: Mapping[str, Need]  # role → what its rank takes
     bundle: Need
@@ -59,13 +67,18 @@ class Layout:
 
 
 def parts(amount: float | Fraction, what: str) -> int:
-    """An amount of devices in ten-thousandths. Raises PlanError for one that Ray cannot count, or of a device and a half."""
+    """An amount of devices in ten-thousandths. Raises PlanError for one that Ray cannot count, or of a device
+    and a half."""
     exact = Fraction(str(amount)) if isinstance(amount, float) else Fraction(amount)
     count = exact * GRAIN
     if count.denominator != 1 or exact < 0 or (exact > 1 and exact.denominator != 1):
-        raise PlanError.of("job-share", f"{what} cannot be had", found=str(amount),
-                           expected="a whole number, or less than one in ten-thousandths",
-                           remedy="without a number a role takes an equal share of the device that it is collocated on")
+        raise PlanError.of(
+            "job-share",
+            f"{what} cannot be had",
+            found=str(amount),
+            expected="a whole number, or less than one in ten-thousandths",
+            remedy="without a number a role takes an equal share of the device that it is collocated on",
+        )
     return int(count)
 
 
@@ -82,61 +95,93 @@ def shares(whole: int, count: int) -> list[int]:
 
 
 def laid(roles: Sequence[RoleNeeds]) -> Layout:
-    """The layout of roles that are collocated; of a single role its own. Raises PlanError where they cannot be."""
+    """The layout of roles that are collocated; of a single role its own. Raises PlanError where they cannot
+    be."""
     _check_ranks(roles)
     gpus = _gpus(roles) if len(roles) > 1 else [roles[0].gpus or 0]
     needs = {role.name: Need(role.cpus, gpu) for role, gpu in zip(roles, gpus, strict=True)}
-    bundle = Need(sum(need.cpus for need in needs.values()), -(-sum(gpus) // GRAIN) * GRAIN if len(roles) > 1 else gpus[0])
+    bundle = Need(
+        sum(need.cpus for need in needs.values()),
+        -(-sum(gpus) // GRAIN) * GRAIN if len(roles) > 1 else gpus[0],
+    )
     return Layout(needs, bundle, roles[0].ranks, max(role.per_node for role in roles))
 
 
 def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
     who = ", ".join(f"{role.name}: {role.ranks}" for role in roles)
     if len({role.ranks for role in roles}) > 1:
-        raise PlanError.of("job-collocated", "roles that share bundles differ in ranks", found=who,
-                           expected="the same number, since rank k of each lies in bundle k", remedy="give them equal ranks=")
+        raise PlanError.of(
+            "job-collocated",
+            "roles that share bundles differ in ranks",
+            found=who,
+            expected="the same number, since rank k of each lies in bundle k",
+            remedy="give them equal ranks=",
+        )
     if len({role.per_node for role in roles if role.per_node}) > 1:
-        raise PlanError.of("job-collocated", "roles that share bundles differ in ranks on a node",
-                           found=", ".join(f"{role.name}: {role.per_node}" for role in roles), expected="one per_node for all of them",
-                           remedy="say per_node= for one of them alone")
+        raise PlanError.of(
+            "job-collocated",
+            "roles that share bundles differ in ranks on a node",
+            found=", ".join(f"{role.name}: {role.per_node}" for role in roles),
+            expected="one per_node for all of them",
+            remedy="say per_node= for one of them alone",
+        )
 
 
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
-    """The part of each role of the GPU that rank k of all of them shares: parts that are named, then equal shares of the rest."""
+    """The part of each role of the GPU that rank k of all of them shares: parts that are named, then equal
+    shares of the rest."""
     wants = [role.gpus for role in roles]
     if max((want or 0 for want in wants), default=0) > GRAIN:
-        raise PlanError.of("job-collocated", "a rank with several GPUs shares none",
-                           found=", ".join(f"{role.name}: {counted(role.gpus or 0, 'GPU')}" for role in roles),
-                           expected="at most 1 GPU for each rank of roles that are collocated", remedy="more ranks with gpus=1")
+        raise PlanError.of(
+            "job-collocated",
+            "a rank with several GPUs shares none",
+            found=", ".join(f"{role.name}: {counted(role.gpus or 0, 'GPU')}" for role in roles),
+            expected="at most 1 GPU for each rank of roles that are collocated",
+            remedy="more ranks with gpus=1",
+        )
     if not any(wants):
         return [0] * len(roles)
     sharing = [number for number, want in enumerate(wants) if want is None or want == GRAIN]
     named = sum(want for want in wants if want and want < GRAIN)
     if named > GRAIN or GRAIN - named < len(sharing):
-        raise PlanError.of("job-share", "shares of one GPU add up to more than it",
-                           found=", ".join(f"{role.name}: {'the rest' if number in sharing else counted(role.gpus or 0, 'GPU')}"
-                                           for number, role in enumerate(roles)),
-                           expected="at most 1 in all", remedy="smaller gpus=, or none, which gives equal shares")
+        raise PlanError.of(
+            "job-share",
+            "shares of one GPU add up to more than it",
+            found=", ".join(
+                f"{role.name}: {'the rest' if number in sharing else counted(role.gpus or 0, 'GPU')}"
+                for number, role in enumerate(roles)
+            ),
+            expected="at most 1 in all",
+            remedy="smaller gpus=, or none, which gives equal shares",
+        )
     rest = dict(zip(sharing, shares(GRAIN - named, len(sharing)), strict=True)) if sharing else {}
     return [rest.get(number, want or 0) for number, want in enumerate(wants)]
 
 
-# -- whether there is room -----------------------------------------------------------------------------------------------------------
+# -- whether there is room
+# -----------------------------------------------------------------------------------------------------------
 
 
 def check_room(layouts: Iterable[Layout], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raises PlanError for layouts that can never fit on nodes with these resources, whatever else runs there: in all, or one by itself."""
+    """Raises PlanError for layouts that can never fit on nodes with these resources, whatever else runs
+    there: in all, or one by itself."""
     layouts = list(layouts)
     have = [Need(round(node.get("CPU", 0) * GRAIN), round(node.get("GPU", 0) * GRAIN)) for node in nodes]
     total = Need(sum(node.cpus for node in have), sum(node.gpus for node in have))
-    wanted = Need(sum(each.bundle.cpus * each.ranks for each in layouts), sum(each.bundle.gpus * each.ranks for each in layouts))
+    wanted = Need(
+        sum(each.bundle.cpus * each.ranks for each in layouts),
+        sum(each.bundle.gpus * each.ranks for each in layouts),
+    )
     if wanted.cpus > total.cpus or wanted.gpus > total.gpus:
         raise _no_room("the roles need more than there is", str(wanted), have)
     for layout in layouts:
         if not _fits(layout, have):
             where = f", {layout.per_node} on a node" if layout.per_node else ""
-            raise _no_room(f"role {', '.join(map(repr, layout.needs))} fits on no nodes of this size",
-                           f"{layout.ranks} times {layout.bundle}{where}", have)
+            raise _no_room(
+                f"role {', '.join(map(repr, layout.needs))} fits on no nodes of this size",
+                f"{layout.ranks} times {layout.bundle}{where}",
+                have,
+            )
 
 
 def _fits(layout: Layout, nodes: Sequence[Need]) -> bool:
@@ -153,5 +198,10 @@ def _times(bundle: Need, node: Need, most: int) -> int:
 
 
 def _no_room(message: str, wanted: str, nodes: Sequence[Need]) -> PlanError:
-    return PlanError.of("no-room", message, found="; ".join(f"a node with {node}" for node in nodes) or "no node", expected=wanted,
-                        remedy="fewer ranks or smaller needs, or a larger cluster")
+    return PlanError.of(
+        "no-room",
+        message,
+        found="; ".join(f"a node with {node}" for node in nodes) or "no node",
+        expected=wanted,
+        remedy="fewer ranks or smaller needs, or a larger cluster",
+    )

@@ -35,14 +35,15 @@ class RayHost(host.Host):
     watchdog: Any = None
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
-        """Make the object. This is not done in the constructor, since Ray does not hand on an error of that as it is."""
+        """Make the object. This is not done in the constructor, since Ray does not hand on an error of that
+        as it is."""
         kin.die_with_raylet()
         self.watchdog = beside.for_worker()
         super().make(kind, *args)
 
     def meet(self, name: str | None, insecure: bool) -> str:
-        """Listen on the first rank of a pool on several machines. Gives the rendezvous address. Raises PlanError as ``interfaces.chosen``
-        does."""
+        """Listen on the first rank of a pool on several machines. Gives the rendezvous address. Raises
+        PlanError as ``interfaces.chosen`` does."""
         return group.listen(own_interface(name, insecure))
 
     def present(self) -> pulse.ProcessInfo:
@@ -69,7 +70,9 @@ class RayTransport:
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
         """A function that starts a method of a rank."""
-        start: Callable[..., Any] = getattr(rank, method).options(concurrency_group=group, num_returns=answers).remote
+        start: Callable[..., Any] = (
+            getattr(rank, method).options(concurrency_group=group, num_returns=answers).remote
+        )
         return start
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
@@ -109,29 +112,42 @@ class RayTransport:
 
 
 def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
-    """The network interface of this worker's machine: the one of this name, or else the one of the route to the cluster's first machine.
-    Raises PlanError as ``interfaces.chosen`` does."""
+    """The network interface of this worker's machine: the one of this name, or else the one of the route to
+    the cluster's first machine. Raises PlanError as ``interfaces.chosen`` does."""
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
     return interfaces.chosen(name, head, insecure)
 
 
 def make_pool(
-    name: str, kind: Callable[..., W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any,
-    interface: tuple[Any, ...] | None = None, **options: Any,
+    name: str,
+    kind: Callable[..., W],
+    ranks: int,
+    arguments: Callable[[int], tuple[Any, ...]],
+    bundles: Any,
+    interface: tuple[Any, ...] | None = None,
+    **options: Any,
 ) -> Pool[W]:
-    """Start a pool of actors: make ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits
-    for the objects.
+    """Start a pool of actors: make ``kind(*arguments(rank))`` on each rank, in the bundles of a placement
+    group. ``Pool.made`` waits for the objects.
 
-    ``interface``: arguments of ``RayHost.meet``, which the first rank answers with its address; all ranks get that as
-    a last argument."""
+    ``interface``: arguments of ``RayHost.meet``, which the first rank answers with its address; all ranks get
+    that as a last argument."""
     made: Any = RayHost
     actors = []
     for rank in range(ranks):
-        strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
+        strategy = (
+            PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank)
+            if bundles is not None
+            else "DEFAULT"
+        )
         actors.append(made.options(scheduling_strategy=strategy, **options).remote())
     pool: Pool[W] = Pool(name, actors, RayTransport())
     # a reference, whose value Ray waits for and hands on
-    rendezvous = [] if interface is None else [actors[0].meet.options(concurrency_group="control").remote(*interface)]
-    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *rendezvous)
-                   for rank, actor in enumerate(actors)]  # fmt: skip
+    rendezvous = (
+        [] if interface is None else [actors[0].meet.options(concurrency_group="control").remote(*interface)]
+    )
+    pool.making = [
+        actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *rendezvous)
+        for rank, actor in enumerate(actors)
+    ]
     return pool

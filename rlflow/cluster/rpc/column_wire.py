@@ -5,10 +5,11 @@
               how many numbers a key has where these are not 2
     payload   the buffers, each from the next multiple of 64 bytes on: the keys of the rows, then those of each column
 
-The format is our own, since safetensors holds tensors alone and copies them out of the frame: it has no ragged columns, no text, no kinds
-of columns, and no views of the memory that Ray shares among processes.
+The format is our own, since safetensors holds tensors alone and copies them out of the frame: it has no
+ragged columns, no text, no kinds of columns, and no views of the memory that Ray shares among processes.
 
-Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie outside.
+Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie
+outside.
 """
 
 from __future__ import annotations
@@ -53,24 +54,32 @@ _CRC = struct.Struct("<I")
 HEAD = _PREFIX.size + _CRC.size  # where the header begins
 
 
-# -- to bytes --------------------------------------------------------------------------------------------------------------------
+# -- to bytes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def pack(batch: Batch) -> bytes:
     """The batch as one frame.
 
-    Where a row came from (``Axis.parent``) stays behind. Raises WireError for a dtype that has no name here (complex, quantised) and
-    for a column that does not fit the rows.
+    Where a row came from (``Axis.parent``) stays behind. Raises WireError for a dtype that has no name here
+    (complex, quantised) and for a column that does not fit the rows.
     """
     return BatchFrame(batch).written().numpy().tobytes()
 
 
 class StoredBuffer:
-    """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype; or some ``rows`` of one of that
-    dtype, [rows, entries of each]."""
+    """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype; or
+    some ``rows`` of one of that dtype, [rows, entries of each]."""
 
-    def __init__(self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype, rows: Tensor | None = None) -> None:
-        self.parts, self.rows, self.dtype, self.buffer = parts, rows, dtype, Buffer(str(dtype).removeprefix("torch."), shape)
+    def __init__(
+        self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype, rows: Tensor | None = None
+    ) -> None:
+        self.parts, self.rows, self.dtype, self.buffer = (
+            parts,
+            rows,
+            dtype,
+            Buffer(str(dtype).removeprefix("torch."), shape),
+        )
 
     @staticmethod
     def whole(tensor: Tensor) -> StoredBuffer:
@@ -83,7 +92,10 @@ class StoredBuffer:
             return
         out = memory.view(self.dtype).view(self.buffer.shape)
         if self.rows is not None:
-            source, picked = self.parts[0].detach().view(torch.uint8), out.view(len(self.rows), -1).view(torch.uint8)
+            source, picked = (
+                self.parts[0].detach().view(torch.uint8),
+                out.view(len(self.rows), -1).view(torch.uint8),
+            )
             torch.index_select(source, 0, self.rows, out=picked)
         elif len(self.parts) == 1:
             out.copy_(self.parts[0])
@@ -94,22 +106,34 @@ class StoredBuffer:
 class BatchFrame:
     """A batch, or some of its rows, as bytes that are not written yet.
 
-    ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are written as int32, half the bytes;
-    their kind still says int64. Raises WireError as ``pack`` does, and then for token ids that do not fit.
+    ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are
+    written as int32, half the bytes; their kind still says int64. Raises WireError as ``pack`` does, and then
+    for token ids that do not fit.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
         keys = batch.axis.keys
         if keys.dtype != torch.int64 or keys.ndim != 2 or not KEYS <= keys.shape[1] <= LONGEST_PATH:
-            raise WireError.of("keys", StoredBuffer.whole(keys).buffer, f"int64 {[len(batch), KEYS]}, or with more numbers")
+            raise WireError.of(
+                "keys", StoredBuffer.whole(keys).buffer, f"int64 {[len(batch), KEYS]}, or with more numbers"
+            )
         axis = batch.axis if rows is None else batch.axis.take(rows)
-        stored = [(name, data.kind, _form(data), _stored(name, data, batch.axis, rows, narrow)) for name, data in batch.data.items()]
-        columns = [HeaderColumn(name, kind, form, tuple(item.buffer for item in items)) for name, kind, form, items in stored]
+        stored = [
+            (name, data.kind, _form(data), _stored(name, data, batch.axis, rows, narrow))
+            for name, data in batch.data.items()
+        ]
+        columns = [
+            HeaderColumn(name, kind, form, tuple(item.buffer for item in items))
+            for name, kind, form, items in stored
+        ]
         for column, data in zip(columns, batch.data.values(), strict=True):
             check_kind(column)
             check_rows(column.name, data, batch.axis)
         self._header = packed(axis, columns)
-        self._buffers = [StoredBuffer.whole(axis.keys), *itertools.chain.from_iterable(items for *_, items in stored)]
+        self._buffers = [
+            StoredBuffer.whole(axis.keys),
+            *itertools.chain.from_iterable(items for *_, items in stored),
+        ]
         self._places = list(_places(HEAD + len(self._header), [item.buffer for item in self._buffers]))
         self.nbytes = self._places[-1][1]
 
@@ -125,7 +149,8 @@ class BatchFrame:
         return memory
 
     def write(self, memory: Tensor) -> None:
-        """Write the frame into ``memory``, uint8 [nbytes], which begins at a multiple of ALIGNMENT bytes. Each entry is copied once."""
+        """Write the frame into ``memory``, uint8 [nbytes], which begins at a multiple of ALIGNMENT bytes.
+        Each entry is copied once."""
         head, raw = self._head(), memory.numpy()
         raw[: len(head)] = np.frombuffer(head, dtype=np.uint8)
         end = len(head)
@@ -136,7 +161,8 @@ class BatchFrame:
 
 
 def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
-    """The first byte of each buffer, and the byte after its last. end: the byte after what stands before them."""
+    """The first byte of each buffer, and the byte after its last. end: the byte after what stands before
+    them."""
     for buffer in buffers:
         start = end + -end % ALIGNMENT
         end = start + buffer.nbytes
@@ -151,21 +177,33 @@ def _form(data: Data) -> str:
 
 def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
     """The buffers of some rows of a column over ``axis``."""
-    if rows is not None and (data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)):
+    if rows is not None and (
+        data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)
+    ):
         data, rows = data.take(rows, axis), None
     if data.kind.level is Level.TEXT:
         return tuple(map(StoredBuffer.whole, _encoded(name, data.value)))
     values = data.value if isinstance(data.value, tuple) else (data.value,)
     if not all(isinstance(tensor, Tensor) for tensor in values):
-        raise WireError.of(f"column {name!r}", f"a {data.kind.level} column of {type(values[0]).__name__}", "tensors")
+        raise WireError.of(
+            f"column {name!r}", f"a {data.kind.level} column of {type(values[0]).__name__}", "tensors"
+        )
     if data.lengths is None:
-        return tuple(StoredBuffer((value,), tuple(value.shape), _width(name, data.kind, value, narrow)) for value in values)
-    lengths, dtype = data.lengths if rows is None else data.lengths[rows], _width(name, data.kind, data.value, narrow)
+        return tuple(
+            StoredBuffer((value,), tuple(value.shape), _width(name, data.kind, value, narrow))
+            for value in values
+        )
+    lengths, dtype = (
+        data.lengths if rows is None else data.lengths[rows],
+        _width(name, data.kind, data.value, narrow),
+    )
     if rows is None:
         return StoredBuffer((data.value,), tuple(data.value.shape), dtype), StoredBuffer.whole(lengths)
     shape = (int(lengths.sum()), *data.value.shape[1:])
     if dtype is data.value.dtype and extent(data.lengths)[1]:
-        return StoredBuffer((data.value.reshape(len(data.lengths), -1),), shape, dtype, rows), StoredBuffer.whole(lengths)
+        return StoredBuffer(
+            (data.value.reshape(len(data.lengths), -1),), shape, dtype, rows
+        ), StoredBuffer.whole(lengths)
     return StoredBuffer(runs(data.value, data.lengths, rows), shape, dtype), StoredBuffer.whole(lengths)
 
 
@@ -180,20 +218,25 @@ def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
     before = np.append(0, ends[:-1])
     if (starts < before).any():  # not in their order
         return [flat[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-    sizes = np.stack([starts - before, ends - starts], 1).ravel()  # what lies between them, and they: split at once, not one by one
+    # what lies between them, and they: split at once, not one by one
+    sizes = np.stack([starts - before, ends - starts], 1).ravel()
     return torch.split(flat, [*sizes.tolist(), len(flat) - int(ends[-1])])[1:-1:2]
 
 
 def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
-    """The dtype in which a column is written: int32 for int64 whose numbers fit, where that is asked for. Raises WireError for token ids
-    that do not fit."""
+    """The dtype in which a column is written: int32 for int64 whose numbers fit, where that is asked for.
+    Raises WireError for token ids that do not fit."""
     if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
         return value.dtype
     least, most = (int(end) for end in torch.aminmax(value))
     if least >= -(1 << 31) and most < 1 << 31:
         return torch.int32
     if name in IDS:
-        raise WireError.of(f"column {name!r}", f"token id {most if most >= 1 << 31 else least}", f"ids of 32 bits, at most {(1 << 31) - 1}")
+        raise WireError.of(
+            f"column {name!r}",
+            f"token id {most if most >= 1 << 31 else least}",
+            f"ids of 32 bits, at most {(1 << 31) - 1}",
+        )
     return torch.int64
 
 
@@ -205,27 +248,32 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)), offsets
 
 
-# -- from bytes ------------------------------------------------------------------------------------------------------------------
+# -- from bytes
+# ------------------------------------------------------------------------------------------------------------
 
 
 def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
     """The batch of ``pack``, of rows of their own: ``axis.parent`` is None.
 
-    The tensors are views of ``data``, which they keep alive: no column may be written into (``Batch[...]`` gives copies, and nothing in
-    rlflow writes into what a batch stores), nor may ``data`` while they are used. Buffers that do not lie at a multiple of their item's
-    size in memory are copied.
+    The tensors are views of ``data``, which they keep alive: no column may be written into (``Batch[...]``
+    gives copies, and nothing in rlflow writes into what a batch stores), nor may ``data`` while they are
+    used. Buffers that do not lie at a multiple of their item's size in memory are copied.
 
-    ``limit``: bytes a frame may have. The prefix and the header are compared with their checksum. A byte that changed in a number gives
-    another number, but none gives a batch that is not sound. Raises WireError for anything that is no such frame; sizes are held against
-    the frame before anything is allocated by them.
+    ``limit``: bytes a frame may have. The prefix and the header are compared with their checksum. A byte that
+    changed in a number gives another number, but none gives a batch that is not sound. Raises WireError for
+    anything that is no such frame; sizes are held against the frame before anything is allocated by them.
     """
     frame = _bytes_of(data)
     header, start = _opened(frame, limit)
     grouped, shape, columns = unpacked(header)
     raw = _Lent(frame, np.frombuffer(frame, dtype=np.uint8).ctypes.data, len(frame)).array()
-    buffers = _laid_out(raw, start, [Buffer("int64", shape), *(buffer for column in columns for buffer in column.buffers)])
+    buffers = _laid_out(
+        raw, start, [Buffer("int64", shape), *(buffer for column in columns for buffer in column.buffers)]
+    )
     axis = Axis(next(buffers), grouped=grouped)
-    batch = Batch(axis, {column.name: _read(column, [next(buffers) for _ in column.buffers]) for column in columns})
+    batch = Batch(
+        axis, {column.name: _read(column, [next(buffers) for _ in column.buffers]) for column in columns}
+    )
     for name, column_data in batch.data.items():
         check_rows(name, column_data, axis)
     return batch
@@ -247,19 +295,28 @@ def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
         raise WireError.of("frame", f"{magic!r} version {version}", f"{MAGIC!r} version {VERSION}")
     end = HEAD + length
     if length > HEADER_LIMIT or end + size != len(frame):
-        raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} + {length} of header (at most {HEADER_LIMIT}) + {size}")
-    checksum, expected = zlib.crc32(frame[HEAD:end], zlib.crc32(frame[: _PREFIX.size])), _CRC.unpack_from(frame, _PREFIX.size)[0]
+        raise WireError.of(
+            "frame", f"{len(frame)} bytes", f"{HEAD} + {length} of header (at most {HEADER_LIMIT}) + {size}"
+        )
+    checksum, expected = (
+        zlib.crc32(frame[HEAD:end], zlib.crc32(frame[: _PREFIX.size])),
+        _CRC.unpack_from(frame, _PREFIX.size)[0],
+    )
     if checksum != expected:
         raise WireError.of("checksum of the prefix and header", f"{checksum:08x}", f"{expected:08x}")
     return frame[HEAD:end], end
 
 
-def _laid_out(raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
+def _laid_out(
+    raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]
+) -> Iterator[Tensor]:
     """Each buffer as a tensor. Raises WireError at once unless they fill the frame to its end."""
     places = list(_places(start, buffers))
     start = places[-1][1]
     if start != len(raw):
-        raise WireError.of("payload", f"a frame of {len(raw)} bytes", f"{start}, by the columns' dtypes and shapes")
+        raise WireError.of(
+            "payload", f"a frame of {len(raw)} bytes", f"{start}, by the columns' dtypes and shapes"
+        )
     return (_tensor(raw[first:end], buffer) for (first, end), buffer in zip(places, buffers, strict=True))
 
 
@@ -284,7 +341,9 @@ def _read(column: HeaderColumn, tensors: Sequence[Tensor]) -> Data:
 def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
     ends = offsets.tolist()
     if ends[:1] != [0] or ends[-1] != len(blob) or any(a > b for a, b in itertools.pairwise(ends)):
-        raise WireError.of(f"text column {name!r}", f"offsets {ends[:4]} … {ends[-1:]}", f"ascending from 0 to {len(blob)}")
+        raise WireError.of(
+            f"text column {name!r}", f"offsets {ends[:4]} … {ends[-1:]}", f"ascending from 0 to {len(blob)}"
+        )
     raw = blob.numpy().data
     try:
         yield from (read(str(raw[a:b], "utf-8", "surrogatepass")) for a, b in itertools.pairwise(ends))
@@ -300,7 +359,8 @@ def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
 
 
 class _Lent:
-    """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns of arrays that are."""
+    """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns
+    of arrays that are."""
 
     def __init__(self, owner: object, start: int, size: int) -> None:
         self.owner = owner  # keeps it alive, and what it is of from being resized

@@ -23,12 +23,29 @@ LONGEST_PATH = 256
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32,
-        torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
     )
-}  # fmt: skip
-FORMS = {"text": {Level.TEXT}, "ragged": {Level.TOKEN, Level.PROMPT}, "tensor": {Level.ROW, Level.GROUP, Level.SCALAR},
-         "tuple": {Level.SCALAR}}  # fmt: skip
+}
+FORMS = {
+    "text": {Level.TEXT},
+    "ragged": {Level.TOKEN, Level.PROMPT},
+    "tensor": {Level.ROW, Level.GROUP, Level.SCALAR},
+    "tuple": {Level.SCALAR},
+}
 
 
 class WireError(ValueError):
@@ -70,28 +87,39 @@ def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
     """The header of a batch as msgpack. Raises WireError where it is too large."""
     entries = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
     width = axis.keys.shape[1]
-    header: bytes = msgpack.packb([bool(axis.grouped), len(axis), entries, *([width] if width != KEYS else [])],
-                                  unicode_errors="surrogatepass")
+    header: bytes = msgpack.packb(
+        [bool(axis.grouped), len(axis), entries, *([width] if width != KEYS else [])],
+        unicode_errors="surrogatepass",
+    )
     if len(header) > HEADER_LIMIT:
-        raise WireError.of("header", f"{len(header)} bytes for {len(columns)} columns", f"at most {HEADER_LIMIT}")
+        raise WireError.of(
+            "header", f"{len(header)} bytes for {len(columns)} columns", f"at most {HEADER_LIMIT}"
+        )
     return header
 
 
 def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]]:
-    """Whether rows are grouped, the shape of their keys, and their columns. Raises WireError for anything that is no header."""
+    """Whether rows are grouped, the shape of their keys, and their columns. Raises WireError for anything
+    that is no header."""
     try:
         decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise WireError.of("header", f"{type(error).__name__}: {error}", "msgpack") from error
     longer = type(decoded) is list and len(decoded) == 4
-    grouped, rows, entries, width = _fields("header", decoded if longer else _with_width(decoded), (bool, int, list, int))
+    grouped, rows, entries, width = _fields(
+        "header", decoded if longer else _with_width(decoded), (bool, int, list, int)
+    )
     columns = [_column(entry) for entry in entries]
     if len({column.name for column in columns}) != len(columns):
-        raise WireError.of("header", f"columns {[column.name for column in columns][:16]}", "one column of each name")
+        raise WireError.of(
+            "header", f"columns {[column.name for column in columns][:16]}", "one column of each name"
+        )
     if rows < 0:
         raise WireError.of("header", f"{rows} rows", "0 or more")
     if width < KEYS or width > LONGEST_PATH or (longer and width == KEYS):
-        raise WireError.of("header", f"keys of {width} numbers", f"{KEYS}, or up to {LONGEST_PATH} that the header names")
+        raise WireError.of(
+            "header", f"keys of {width} numbers", f"{KEYS}, or up to {LONGEST_PATH} that the header names"
+        )
     return grouped, (rows, width), columns
 
 
@@ -102,9 +130,17 @@ def _with_width(decoded: Any) -> Any:
 
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
     """A list with one item of each type (True is no int). Raises WireError for anything else."""
-    if type(value) is not list or len(value) != len(types) or not all(type(v) in _either(t) for v, t in zip(value, types, strict=True)):
-        types_found = [type(item).__name__ for item in value[:16]] if type(value) is list else type(value).__name__
-        raise WireError.of(what, types_found, [" or ".join(t.__name__ for t in _either(kind)) for kind in types])
+    if (
+        type(value) is not list
+        or len(value) != len(types)
+        or not all(type(v) in _either(t) for v, t in zip(value, types, strict=True))
+    ):
+        types_found = (
+            [type(item).__name__ for item in value[:16]] if type(value) is list else type(value).__name__
+        )
+        raise WireError.of(
+            what, types_found, [" or ".join(t.__name__ for t in _either(kind)) for kind in types]
+        )
     return value
 
 
@@ -116,7 +152,9 @@ def _column(value: Any) -> HeaderColumn:
     name, level, dtype, form, buffers = _fields("column", value, (str, str, (str, type(None)), str, list))
     if level not in list(Level):
         raise WireError.of(f"column {name!r}", f"level {level!r}", ", ".join(Level))
-    column = HeaderColumn(name, Kind(Level(level), dtype), form, tuple(_shape_of(name, buffer) for buffer in buffers))
+    column = HeaderColumn(
+        name, Kind(Level(level), dtype), form, tuple(_shape_of(name, buffer) for buffer in buffers)
+    )
     check_kind(column)
     return column
 
@@ -129,25 +167,46 @@ def _shape_of(name: str, value: Any) -> Buffer:
 
 
 def check_kind(column: HeaderColumn) -> None:
-    """Raises WireError for dtypes, shapes and numbers of buffers that a column of its kind and form cannot have."""
+    """Raises WireError for dtypes, shapes and numbers of buffers that a column of its kind and form cannot
+    have."""
     name, kind, form, buffers = column
     dtypes = [buffer.dtype for buffer in buffers]
     if not {kind.dtype or "bool", *dtypes} <= set(DTYPES):
-        raise WireError.of(f"column {name!r}", f"dtypes {kind.dtype}, {dtypes[:8]}", f"some of {', '.join(DTYPES)}")
+        raise WireError.of(
+            f"column {name!r}", f"dtypes {kind.dtype}, {dtypes[:8]}", f"some of {', '.join(DTYPES)}"
+        )
     if kind.level not in FORMS.get(form, ()):
-        raise WireError.of(f"column {name!r}", f"form {form!r} of a {kind.level} column", f"one of {', '.join(FORMS)} that fits")
+        raise WireError.of(
+            f"column {name!r}",
+            f"form {form!r} of a {kind.level} column",
+            f"one of {', '.join(FORMS)} that fits",
+        )
     # of empty buffers too: torch multiplies the other sizes to find the strides
-    large = [b.shape for b in buffers if len(b.shape) > DIMENSIONS or math.prod(size or 1 for size in b.shape) > LIMIT]
+    large = [
+        b.shape
+        for b in buffers
+        if len(b.shape) > DIMENSIONS or math.prod(size or 1 for size in b.shape) > LIMIT
+    ]
     if large:
-        raise WireError.of(f"column {name!r}", f"shape {large[0][:16]}", f"at most {DIMENSIONS} dimensions and {LIMIT} entries")
+        raise WireError.of(
+            f"column {name!r}",
+            f"shape {large[0][:16]}",
+            f"at most {DIMENSIONS} dimensions and {LIMIT} entries",
+        )
     if not _fits(column, dtypes):
-        raise WireError.of(f"column {name!r}", f"buffers of {dtypes[:8]}", f"those of a {kind} column, form {form}")
+        raise WireError.of(
+            f"column {name!r}", f"buffers of {dtypes[:8]}", f"those of a {kind} column, form {form}"
+        )
 
 
 def _fits(column: HeaderColumn, dtypes: Sequence[str]) -> bool:
     kind, form = column.kind, column.form
     if form == "text":
-        return kind.dtype is None and dtypes == ["uint8", "int64"] and all(len(buffer.shape) == 1 for buffer in column.buffers)
+        return (
+            kind.dtype is None
+            and dtypes == ["uint8", "int64"]
+            and all(len(buffer.shape) == 1 for buffer in column.buffers)
+        )
     values = dtypes[:1] if form == "ragged" else dtypes
     if not all(kind.family in (None, Kind(kind.level, dtype).family) for dtype in values):
         return False
@@ -180,9 +239,15 @@ def _check_count(what: str, value: Any, level: Level, axis: Axis) -> None:
 
 def _check_lengths(what: str, value: Tensor, lengths: Tensor, rows: int) -> None:
     if lengths.shape != (rows,) or not value.ndim:
-        raise WireError.of(what, f"lengths {list(lengths.shape)} of {list(value.shape)} entries", f"{rows} lengths, entries side by side")
+        raise WireError.of(
+            what,
+            f"lengths {list(lengths.shape)} of {list(value.shape)} entries",
+            f"{rows} lengths, entries side by side",
+        )
     values = lengths.numpy()
     ends = values.cumsum()  # a sum that runs over is negative before it is anything else
     valid = not rows or (values.min() >= 0 and ends.min() >= 0)
     if not valid or (ends[-1] if rows else 0) != len(value):
-        raise WireError.of(what, f"lengths {lengths[:4].tolist()} …", f"{rows} lengths that sum to {len(value)}")
+        raise WireError.of(
+            what, f"lengths {lengths[:4].tolist()} …", f"{rows} lengths that sum to {len(value)}"
+        )

@@ -1,4 +1,5 @@
-"""Host: what every rank of a pool is, whichever transport calls it. It holds one object and runs the object's methods by name."""
+"""Host: what every rank of a pool is, whichever transport calls it. It holds one object and runs the object's
+methods by name."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from rlflow.processes.user_frames import AS_THEY_ARE, in_worker, portable
 from rlflow.processes.watchdog import kin
 
 ERA = 8  # bytes of the pool's era, which stand before each frame
-CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})  # methods of Host within which the object's own code runs
+# methods of Host within which the object's own code runs
+CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})
 
 
 class Host:
-    """Holds one object. Calls of an earlier era that have not begun are refused: nobody waits for them, and the state was put back."""
+    """Holds one object. Calls of an earlier era that have not begun are refused: nobody waits for them, and
+    the state was put back."""
 
     instance: Any = None
     era = 0
@@ -42,8 +45,8 @@ class Host:
             return getattr(self.instance, method)(*args)
 
     def do_run(self, *parts: Any) -> Any:
-        """Have the object ``run`` a frame. ``parts``: the frame with the era before it, then transfers. Ray is fastest with bytes alone,
-        few arguments, and a signature with a star."""
+        """Have the object ``run`` a frame. ``parts``: the frame with the era before it, then transfers. Ray
+        is fastest with bytes alone, few arguments, and a signature with a star."""
         return self._run(parts[0], *parts[1:])
 
     def _run(self, frame: bytes, *transfers: Any) -> Any:
@@ -56,7 +59,8 @@ class Host:
             yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
     def do_batch(self, method: str, parcel: Parcel, shared: bool) -> Parcel:
-        """Call a method from batch to batch. shared: whether whoever asks can read this process's shared memory."""
+        """Call a method from batch to batch. shared: whether whoever asks can read this process's shared
+        memory."""
         with pulse.MARKS.during(method), self._contained():
             [batch] = self._post().opened([parcel])
             return self._post().parcel(getattr(self.instance, method)(owned(batch)), shared=shared)
@@ -67,7 +71,8 @@ class Host:
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """While inside, an exit becomes a RemoteError instead of ending this process, and a forked child exits instead of going on."""
+        """While inside, an exit becomes a RemoteError instead of ending this process, and a forked child
+        exits instead of going on."""
         with kin.here_alone():
             try:
                 yield

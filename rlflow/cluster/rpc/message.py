@@ -1,7 +1,9 @@
-"""Call and Answer: the messages between the driver and a worker. They are plain data of few bytes and contain no tensors of columns.
+"""Call and Answer: the messages between the driver and a worker. They are plain data of few bytes and contain
+no tensors of columns.
 
-Both are msgpack of plain values, made once for each rank and call, since a pickle of dataclasses and arrays takes ten times as long. A
-value that may be any object (an author's settings) goes along as a pickle, made once for each call.
+Both are msgpack of plain values, made once for each rank and call, since a pickle of dataclasses and arrays
+takes ten times as long. A value that may be any object (an author's settings) goes along as a pickle, made
+once for each call.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Index = NDArray[np.int64]
 class ShardRows(NamedTuple):
     """Some or all rows of one shard."""
 
-    key: int | None  # of a shard of the worker; None: the next of the transfers that come with the call, which has these rows alone
+    # of a shard of the worker; None: the next of the transfers that come with the call, which has these rows
+    # alone
+    key: int | None
     rows: Index | None = None  # which rows; None: all, in their order
 
 
@@ -41,7 +45,9 @@ class Source(NamedTuple):
     parts: Sequence[ShardRows]  # put one after another
     order: Index | None = None  # the order into which the rows are then put; None: as they are
     kinds: Sequence[Kind] = ()  # of the columns, where there are no parts
-    keep: int | None = None  # key under which the worker stores these rows too, by the names in the shards, for calls that read them again
+    # key under which the worker stores these rows too, by the names in the shards, for calls that read them
+    # again
+    keep: int | None = None
 
 
 class Inputs(NamedTuple):
@@ -67,7 +73,8 @@ class Call(NamedTuple):
     iteration: int = 0
     arguments: Mapping[str, Any] = {}
     forget: Sequence[int] = ()  # keys of shards that are no longer needed
-    parcels: Sequence[InlineParcel] = ()  # rows from other workers, in the order in which the inputs name them
+    # rows from other workers, in the order in which the inputs name them
+    parcels: Sequence[InlineParcel] = ()
 
     def __str__(self) -> str:
         """The activity of a worker in words."""
@@ -80,22 +87,43 @@ class Call(NamedTuple):
         width = 0 if keys is None else keys.shape[1]
         inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
         parcels = [_inline(parcel) for parcel in self.parcels]
-        frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget, parcels))
+        frame: bytes = msgpack.packb(
+            (self.op, self.key, inputs, self.iteration, arguments, self.forget, parcels)
+        )
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
         """The call of these bytes."""
-        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, parcels = msgpack.unpackb(frame, use_list=False)
+        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, parcels = (
+            msgpack.unpackb(frame, use_list=False)
+        )
         rows = _index(keys)
-        inputs = Inputs(None if rows is None else rows.reshape(-1, width), grouped, [_opened(*source) for source in sources],
-                        _scalars(scalars))
-        return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget, [_parcel(parcel) for parcel in parcels])
+        inputs = Inputs(
+            None if rows is None else rows.reshape(-1, width),
+            grouped,
+            [_opened(*source) for source in sources],
+            _scalars(scalars),
+        )
+        return Call(
+            op,
+            key,
+            inputs,
+            iteration,
+            cloudpickle.loads(arguments),
+            forget,
+            [_parcel(parcel) for parcel in parcels],
+        )
 
     def rows(self, transfers: Sequence[Parcel]) -> list[Parcel]:
-        """The rows from other workers: those that the call has with it, and in their places ``transfers``, which came beside it."""
+        """The rows from other workers: those that the call has with it, and in their places ``transfers``,
+        which came beside it."""
         beside = iter(transfers)
-        return [next(beside) if parcel is None else parcel for parcel in self.parcels] if self.parcels else list(transfers)
+        return (
+            [next(beside) if parcel is None else parcel for parcel in self.parcels]
+            if self.parcels
+            else list(transfers)
+        )
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
@@ -132,7 +160,13 @@ def _index(raw: bytes | None) -> Index | None:
 
 def _source(source: Source) -> tuple[Any, ...]:
     columns, parts, order, kinds, keep = source
-    return columns, [(key, _raw(rows)) for key, rows in parts], _raw(order), [(kind.level, kind.dtype) for kind in kinds], keep
+    return (
+        columns,
+        [(key, _raw(rows)) for key, rows in parts],
+        _raw(order),
+        [(kind.level, kind.dtype) for kind in kinds],
+        keep,
+    )
 
 
 def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any, keep: int | None) -> Source:
@@ -170,9 +204,23 @@ class Answer(NamedTuple):
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: values.tobytes() for level, values in self.lengths.items()}
-        tallies = [(label, float(tally.total), int(tally.count), float(tally.highest), tally.kind) for label, tally in self.tallies.items()]
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran, self.printed,
-                                      self.received))
+        tallies = [
+            (label, float(tally.total), int(tally.count), float(tally.highest), tally.kind)
+            for label, tally in self.tallies.items()
+        ]
+        frame: bytes = msgpack.packb(
+            (
+                self.key,
+                self.rows,
+                columns,
+                lengths,
+                _whole(self.scalars),
+                tallies,
+                self.ran,
+                self.printed,
+                self.received,
+            )
+        )
         return frame
 
     @staticmethod
@@ -182,6 +230,14 @@ class Answer(NamedTuple):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
-        return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {_label(label): PartialMetric(*values) for label, *values in tallies}, ran=tuple(ran),
-                      printed=printed, received=received)
+        return Answer(
+            key,
+            rows,
+            kinds,
+            {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
+            _scalars(scalars),
+            {_label(label): PartialMetric(*values) for label, *values in tallies},
+            ran=tuple(ran),
+            printed=printed,
+            received=received,
+        )

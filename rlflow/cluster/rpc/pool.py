@@ -39,7 +39,8 @@ class Watcher(Protocol):
         """A text that says what ended the workers, once that is known; None before."""
 
     def cause(self) -> str | None:
-        """The verdict after a look at every worker, since an error of one may follow from the death of another."""
+        """The verdict after a look at every worker, since an error of one may follow from the death of
+        another."""
 
     def late(self, at: Iterable[WorkerId]) -> str:
         """A text that says what these workers do, which should have answered."""
@@ -48,25 +49,43 @@ class Watcher(Protocol):
 class Future(Generic[R]):
     """The answers of several workers to one call.
 
-    ``transport``: how they come. ``what``: the call, for messages. ``at``: the workers. ``refs``: references of their answers, in this
-    order. ``seconds``: the deadline. ``merge``: makes the result of the answers. ``watcher``: knows of dead workers. ``limit``: a deadline
-    that began earlier, of which this wait is a part."""
+    ``transport``: how they come. ``what``: the call, for messages. ``at``: the workers. ``refs``: references
+    of their answers, in this order. ``seconds``: the deadline. ``merge``: makes the result of the answers.
+    ``watcher``: knows of dead workers. ``limit``: a deadline that began earlier, of which this wait is a
+    part."""
 
     def __init__(
-        self, transport: RankTransport, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float,
-        merge: Callable[[list[Any]], R], watcher: Watcher | None = None, limit: Deadline | None = None,
+        self,
+        transport: RankTransport,
+        what: str,
+        at: Sequence[WorkerId],
+        refs: Sequence[Any],
+        seconds: float,
+        merge: Callable[[list[Any]], R],
+        watcher: Watcher | None = None,
+        limit: Deadline | None = None,
     ) -> None:
         self.transport = transport
-        self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, _once(merge)
+        self.what, self.at, self.refs, self.seconds, self._merge = (
+            what,
+            tuple(at),
+            tuple(refs),
+            seconds,
+            _once(merge),
+        )
         self._watcher, self._limit = watcher, limit or Deadline(seconds)
 
     @staticmethod
     def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
-        """The answers of several calls as one, by a deadline of its own. At least one future, none of a short call."""
+        """The answers of several calls as one, by a deadline of its own. At least one future, none of a short
+        call."""
         ends = list(itertools.accumulate(len(future.refs) for future in futures))
 
         def merge(answers: list[Any]) -> tuple[Any, ...]:
-            return tuple(future._merge(answers[end - len(future.refs) : end]) for future, end in zip(futures, ends, strict=True))
+            return tuple(
+                future._merge(answers[end - len(future.refs) : end])
+                for future, end in zip(futures, ends, strict=True)
+            )
 
         at = [place for future in futures for place in future.at]
         refs = [ref for future in futures for ref in future.refs]
@@ -78,8 +97,9 @@ class Future(Generic[R]):
         return is_answered(self.transport, self.refs)
 
     def result(self) -> R:
-        """Wait for all answers, or for the first error; asked again it is the same object. Raises RemoteError with the rank, Late with the
-        ranks that have not answered by the deadline, and Dead as soon as any worker is known to be gone."""
+        """Wait for all answers, or for the first error; asked again it is the same object. Raises RemoteError
+        with the rank, Late with the ranks that have not answered by the deadline, and Dead as soon as any
+        worker is known to be gone."""
         return self._merge(self._answers())
 
     def _answers(self) -> list[Any]:
@@ -107,12 +127,19 @@ class Future(Generic[R]):
     def _late(self) -> Late:
         waiting = self._waiting()
         doing = self._watcher.late(waiting) if self._watcher is not None else ""
-        return Late(f"no answer to '{self.what}' from {', '.join(map(str, waiting))} after {self.seconds:g} s{doing}")
+        return Late(
+            f"no answer to '{self.what}' from {', '.join(map(str, waiting))} after {self.seconds:g} s{doing}"
+        )
 
     def _failure(self) -> BaseException:
         ready = self.transport.ready(self.refs, 0.0)
-        return self._judged([(at, error) for ref, at in zip(self.refs, self.at, strict=True)
-                             if ref in ready and (error := self.transport.error(ref)) is not None])  # fmt: skip
+        return self._judged(
+            [
+                (at, error)
+                for ref, at in zip(self.refs, self.at, strict=True)
+                if ref in ready and (error := self.transport.error(ref)) is not None
+            ]
+        )
 
     def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
         """The error to raise out of those of several ranks: a worker's death before what follows from it."""
@@ -127,8 +154,14 @@ class SocketFuture(Future[R]):
     """The answers to a short call over sockets; ``calls`` has a connection to each worker of ``at``."""
 
     def __init__(
-        self, transport: RankTransport, what: str, at: Sequence[WorkerId], calls: PendingCalls, seconds: float,
-        merge: Callable[[list[Any]], R], watcher: Watcher | None,
+        self,
+        transport: RankTransport,
+        what: str,
+        at: Sequence[WorkerId],
+        calls: PendingCalls,
+        seconds: float,
+        merge: Callable[[list[Any]], R],
+        watcher: Watcher | None,
     ) -> None:
         super().__init__(transport, what, at, (), seconds, merge, watcher)
         self._calls = calls
@@ -156,7 +189,8 @@ class SocketFuture(Future[R]):
 
 
 def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
-    """``merge``, whose result is kept: a frame in shared memory is read once, since its sender may then write another in its place."""
+    """``merge``, whose result is kept: a frame in shared memory is read once, since its sender may then write
+    another in its place."""
     results, merging = list[R](), threading.Lock()
 
     def merged(answers: list[Any]) -> R:
@@ -172,13 +206,17 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
     """The error of a worker as a RemoteError that names the rank and the call."""
     if isinstance(cause, Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
-    failure = cause.failure if isinstance(cause, RaisedElsewhere) else RemoteFailure(type(cause).__name__, str(cause))
+    failure = (
+        cause.failure
+        if isinstance(cause, RaisedElsewhere)
+        else RemoteFailure(type(cause).__name__, str(cause))
+    )
     return RemoteError(f"{failure} ({at})", failure)
 
 
 class Pool(Generic[W]):
-    """Objects of one class on ranks numbered from 0. ``call`` and ``map`` take a method of the class, or its name. ``ranks``: each rank's
-    ``Host``, as ``transport`` calls it."""
+    """Objects of one class on ranks numbered from 0. ``call`` and ``map`` take a method of the class, or its
+    name. ``ranks``: each rank's ``Host``, as ``transport`` calls it."""
 
     def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
         self.name, self.actors, self.transport = name, tuple(ranks), transport
@@ -201,17 +239,19 @@ class Pool(Generic[W]):
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
-        """Start a method on one rank. Gives the reference of its result, or a list of references where it has several ``answers``.
-        References among ``args`` arrive as their values. ``group``: the threads of the worker that run it."""
+        """Start a method on one rank. Gives the reference of its result, or a list of references where it has
+        several ``answers``. References among ``args`` arrive as their values. ``group``: the threads of the
+        worker that run it."""
         return self._starter(rank, "do", group, answers)(self.era, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Have one rank's object ``run`` a frame. Gives the reference of the answer. ``transfers``: references, which arrive as their
-        values."""
+        """Have one rank's object ``run`` a frame. Gives the reference of the answer. ``transfers``:
+        references, which arrive as their values."""
         return self._starter(rank, "do_run", group)(self._with_era(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Have one rank's object ``run_chunks`` a frame. Gives an iterator over references of its answers, each as soon as it has come."""
+        """Have one rank's object ``run_chunks`` a frame. Gives an iterator over references of its answers,
+        each as soon as it has come."""
         return self._starter(rank, "do_chunks", group, "streaming")(self._with_era(frame), *transfers)
 
     def _with_era(self, frame: bytes) -> bytes:
@@ -224,12 +264,14 @@ class Pool(Generic[W]):
         return self._starters[which]
 
     def enter(self, era: int) -> list[Any]:
-        """Have every rank begin an era once its models' calls have ended. Gives the references of their answers."""
+        """Have every rank begin an era once its models' calls have ended. Gives the references of their
+        answers."""
         self.era = era
         return [self._starter(rank, "enter", "model")(era) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
-        """Whether a rank's worker shares memory with this process, and so with every other worker that does. All are asked once."""
+        """Whether a rank's worker shares memory with this process, and so with every other worker that does.
+        All are asked once."""
         if self._near is None:
             self._near = self._asked_near()
         return self._near[rank]
@@ -250,7 +292,8 @@ class Pool(Generic[W]):
         self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
 
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
-        """Have some ranks ``run`` a frame each and answer over sockets. None where a frame is too large, or a rank has no free connection.
+        """Have some ranks ``run`` a frame each and answer over sockets. None where a frame is too large, or a
+        rank has no free connection.
         ``what``: the call, for messages."""
         connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
         if connections is None:
@@ -258,7 +301,9 @@ class Pool(Generic[W]):
         calls = PendingCalls(self.sockets, connections)
         for rank, frame in frames.items():
             calls.send(rank, self._with_era(frame))
-        return SocketFuture(self.transport, what, [self.at(rank) for rank in frames], calls, seconds, list, self.watcher)
+        return SocketFuture(
+            self.transport, what, [self.at(rank) for rank in frames], calls, seconds, list, self.watcher
+        )
 
     def made(self, seconds: float) -> Future[list[None]]:
         """The end of making the objects; its result raises the error of one that could not be made."""
@@ -267,41 +312,81 @@ class Pool(Generic[W]):
     def take_over(self, other: Pool[W]) -> None:
         """Take over the workers of another pool, which is not watched yet, in place of this pool's own."""
         self.sockets.close()
-        self.actors, self.making, self.era, self.watcher, self.sockets = other.actors, other.making, other.era, None, other.sockets
+        self.actors, self.making, self.era, self.watcher, self.sockets = (
+            other.actors,
+            other.making,
+            other.era,
+            None,
+            other.sockets,
+        )
         self._starters, self._near = {}, None
 
     def future(
-        self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R], limit: Deadline | None = None
+        self,
+        method: str,
+        refs: Sequence[tuple[int, Any]],
+        seconds: float,
+        merge: Callable[[list[Any]], R],
+        limit: Deadline | None = None,
     ) -> Future[R]:
-        """The future of answers. ``refs``: (rank, reference) of each; the other parameters as those of ``Future``."""
+        """The future of answers. ``refs``: (rank, reference) of each; the other parameters as those of
+        ``Future``."""
         at, answers = [self.at(rank) for rank, _ in refs], [ref for _, ref in refs]
         return Future(self.transport, method, at, answers, seconds, merge, self.watcher, limit)
 
     def call(
-        self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"
+        self,
+        method: Callable[Concatenate[W, P], R] | str,
+        *args: Any,
+        seconds: float = SECONDS,
+        group: str = "cpu",
     ) -> Future[list[R]]:
-        """Call a method on every rank with the same arguments. Its result: one value for each rank, in rank order."""
+        """Call a method on every rank with the same arguments. Its result: one value for each rank, in rank
+        order."""
         name = _name(method)
-        return self.future(name, [(rank, self.send(rank, name, *args, group=group)) for rank in range(len(self))], seconds, list)
+        return self.future(
+            name,
+            [(rank, self.send(rank, name, *args, group=group)) for rank in range(len(self))],
+            seconds,
+            list,
+        )
 
     def call_batch(
-        self, method: Callable[[W, Batch], Batch] | str, batch: Batch, *, by_group: bool = False, seconds: float = SECONDS
+        self,
+        method: Callable[[W, Batch], Batch] | str,
+        batch: Batch,
+        *,
+        by_group: bool = False,
+        seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Call a method from batch to batch, with every row on exactly one rank. Its result: the rows in their original order.
+        """Call a method from batch to batch, with every row on exactly one rank. Its result: the rows in
+        their original order.
 
         Raises ValueError with the rank where a rank gives another number of rows than it got.
         """
         name = _name(method)
-        return self.spread(name, batch, lambda rank, *rows: self._starter(rank, "do_batch", "cpu")(name, *rows), by_group=by_group,
-                           seconds=seconds)
+        return self.spread(
+            name,
+            batch,
+            lambda rank, *rows: self._starter(rank, "do_batch", "cpu")(name, *rows),
+            by_group=by_group,
+            seconds=seconds,
+        )
 
     def spread(
-        self, what: str, batch: Batch, ask: Callable[[int, Parcel, bool], Any], *, by_group: bool = False, everyone: bool = False,
+        self,
+        what: str,
+        batch: Batch,
+        ask: Callable[[int, Parcel, bool], Any],
+        *,
+        by_group: bool = False,
+        everyone: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Ask ranks with the rows of each, every row on exactly one. ``ask``: from rank, rows, and whether it shares memory with
-        this process, to the reference of the answer.
-        ``everyone``: ask ranks without rows too, since they compute together. Its result as that of ``call_batch``."""
+        """Ask ranks with the rows of each, every row on exactly one. ``ask``: from rank, rows, and whether it
+        shares memory with this process, to the reference of the answer.
+        ``everyone``: ask ranks without rows too, since they compute together. Its result as that of
+        ``call_batch``."""
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
         used = [rank for rank in range(len(self)) if everyone or len(split[rank])] or [0]
@@ -311,21 +396,28 @@ class Pool(Generic[W]):
             rows_of = dict(zip(used, map(len, parts), strict=True))
             check_counts(split, [rows_of.get(rank, 0) for rank in range(len(self))])
             order = merge_order([split[rank] for rank in used])
-            return Batch(batch.axis, gathered([(part, None) for part in parts], list(parts[0].data), order).data)
+            return Batch(
+                batch.axis, gathered([(part, None) for part in parts], list(parts[0].data), order).data
+            )
 
         def asked(rank: int) -> Any:
             near = self.near(rank)
-            return ask(rank, self.post.parcel(batch, split[rank], shared=near), near)  # each works as soon as it has its rows
+            # each works as soon as it has its rows
+            return ask(rank, self.post.parcel(batch, split[rank], shared=near), near)
 
         return self.future(what, [(rank, asked(rank)) for rank in used], seconds, merge)
 
-    def map(self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS) -> Iterator[R]:
-        """Call a method for each item, on one rank after another. Gives the results in the order of the items, each as soon as possible. At
-        most two items of a rank are under way."""
+    def map(
+        self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS
+    ) -> Iterator[R]:
+        """Call a method for each item, on one rank after another. Gives the results in the order of the
+        items, each as soon as possible. At most two items of a rank are under way."""
         name, waiting = _name(method), list[Future[R]]()
         for number, item in enumerate(items):
             rank = number % len(self)
-            waiting.append(self.future(name, [(rank, self.send(rank, name, item))], seconds, lambda answers: answers[0]))
+            waiting.append(
+                self.future(name, [(rank, self.send(rank, name, item))], seconds, lambda answers: answers[0])
+            )
             if len(waiting) >= 2 * len(self):
                 yield waiting.pop(0).result()
         for future in waiting:

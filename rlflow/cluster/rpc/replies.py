@@ -9,7 +9,8 @@ import cloudpickle
 
 from rlflow.processes.user_frames import portable
 
-BYTES, PICKLED, RAISED = b"g", b"p", b"r"  # first byte of a reply: an answer of bytes, any other answer, an exception
+# first byte of a reply: an answer of bytes, any other answer, an exception
+BYTES, PICKLED, RAISED = b"g", b"p", b"r"
 
 
 def reply(call: Callable[[], Any]) -> bytes:

@@ -1,10 +1,11 @@
-"""Rows between processes of one machine: the sender writes a frame into memory that both share, and there the receiver has its rows: one
-copy.
+"""Rows between processes of one machine: the sender writes a frame into memory that both share, and there the
+receiver has its rows: one copy.
 
-The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is gone with the last process that holds
-it, however that ends. A receiver opens it through the sender's ``/proc/PID/fd``, sees it as memory of its own (a page that it writes into
-is copied) and says when nothing in it is used any more. Segments are then used again, since the kernel needs ten times as long for fresh
-memory as a copy takes; a sender's together never have more than ``LIMIT`` bytes.
+The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is gone with
+the last process that holds it, however that ends. A receiver opens it through the sender's ``/proc/PID/fd``,
+sees it as memory of its own (a page that it writes into is copied) and says when nothing in it is used any
+more. Segments are then used again, since the kernel needs ten times as long for fresh memory as a copy takes;
+a sender's together never have more than ``LIMIT`` bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.column_wire import BatchFrame
 
 LIMIT = 1 << 30  # most bytes of shared memory of one sender
-SMALL = 16 << 10  # bytes of a frame up to which it goes along with the call: as much as many of them may together (`sockets.LARGEST`)
+# bytes of a frame up to which it goes along with the call: as much as many of them may together
+# (`sockets.LARGEST`)
+SMALL = 16 << 10
 HEAD = 64  # bytes of a segment before the frame: its mark, and whether it is taken
 STATE = 8  # the byte that says whether a segment is taken
 STEPS = 4  # sizes of segments within each power of two
 WASTE = 2  # how many times as large as a frame a segment may be that is used again
-OPEN = 64  # segments that a receiver keeps open for the next frame, and in which rows of one sender stay: each takes open files
+# segments that a receiver keeps open for the next frame, and in which rows of one sender stay: each takes
+# open files
+OPEN = 64
 
 
 class SharedFrame(NamedTuple):
@@ -49,9 +54,16 @@ class _Segment:
     """A piece of shared memory of this process."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.mark, self.iteration, self.over, self.descriptor = room, secrets.randbits(62), 0, False, -1
+        self.room, self.mark, self.iteration, self.over, self.descriptor = (
+            room,
+            secrets.randbits(62),
+            0,
+            False,
+            -1,
+        )
         self.descriptor = os.memfd_create("rlflow-rows")
-        os.posix_fallocate(self.descriptor, 0, room)  # now: a write into memory that is not there would end the process
+        # now: a write into memory that is not there would end the process
+        os.posix_fallocate(self.descriptor, 0, room)
         self.memory = _mapped(self.descriptor, room)
         self.memory[:STATE].view(torch.int64).fill_(self.mark)
 
@@ -67,14 +79,16 @@ class _Segment:
 
 
 class SharedOutbox:
-    """Frames of this process that others read. Calls of several threads use it. limit: the most bytes of all segments."""
+    """Frames of this process that others read. Calls of several threads use it. limit: the most bytes of all
+    segments."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._segments: list[_Segment] = []
         self._limit, self._lock = limit, threading.Lock()
 
     def post(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
-        """Write a frame for one receiver. Gives None where the bound or the machine leaves no room. iteration: the one that it is for."""
+        """Write a frame for one receiver. Gives None where the bound or the machine leaves no room.
+        iteration: the one that it is for."""
         segment = self._free(HEAD + frame.nbytes, iteration)
         if segment is None:
             return None
@@ -83,20 +97,30 @@ class SharedOutbox:
         except BaseException:
             segment.memory[STATE] = 0
             raise
-        return SharedFrame(os.getpid(), segment.descriptor, segment.mark, segment.room, frame.nbytes, self._roomy())
+        return SharedFrame(
+            os.getpid(), segment.descriptor, segment.mark, segment.room, frame.nbytes, self._roomy()
+        )
 
     def _free(self, size: int, iteration: int) -> _Segment | None:
         """A segment with room for so many bytes, which is then taken."""
         with self._lock:
-            fitting = [segment for segment in self._segments if size <= segment.room <= WASTE * size and not segment.in_use]
-            segment = min(fitting, key=lambda segment: segment.room, default=None) or self._made(rounded(size))
+            fitting = [
+                segment
+                for segment in self._segments
+                if size <= segment.room <= WASTE * size and not segment.in_use
+            ]
+            segment = min(fitting, key=lambda segment: segment.room, default=None) or self._made(
+                rounded(size)
+            )
             if segment is not None:
                 segment.memory[STATE], segment.iteration, segment.over = 1, iteration, False
             return segment
 
     def _made(self, room: int) -> _Segment | None:
         """A new segment, in the place of free ones where the bound asks for that."""
-        free = sorted((segment for segment in self._segments if not segment.in_use), key=lambda segment: segment.room)
+        free = sorted(
+            (segment for segment in self._segments if not segment.in_use), key=lambda segment: segment.room
+        )
         while free and self.nbytes + room > self._limit:
             self._segments.remove(free.pop())
         if self.nbytes + room > self._limit or sys.platform != "linux":
@@ -119,8 +143,9 @@ class SharedOutbox:
         return sum(segment.room for segment in self._segments)
 
     def clear(self, iteration: int) -> None:
-        """This iteration and those before it are over. What is still taken of them at the next such call is given up: its receiver failed,
-        is gone, or keeps its rows for longer, and then has their memory alone."""
+        """This iteration and those before it are over. What is still taken of them at the next such call is
+        given up: its receiver failed, is gone, or keeps its rows for longer, and then has their memory
+        alone."""
         with self._lock:
             self._segments = [segment for segment in self._segments if not (segment.in_use and segment.over)]
             for segment in self._segments:
@@ -128,7 +153,8 @@ class SharedOutbox:
 
 
 def rounded(size: int) -> int:
-    """The bytes of a segment for ``size``: at most a quarter more, so that frames of about one size use one segment after another."""
+    """The bytes of a segment for ``size``: at most a quarter more, so that frames of about one size use one
+    segment after another."""
     step = max(1 << max(size.bit_length() - 1, 0), mmap.PAGESIZE * STEPS) // STEPS
     return -(-size // step) * step
 
@@ -175,8 +201,8 @@ class _Opened:
 
 
 class _Use:
-    """The use that this process makes of a segment. When it ends, the sender may write into the segment again, unless a fork of this
-    process may still read it."""
+    """The use that this process makes of a segment. When it ends, the sender may write into the segment
+    again, unless a fork of this process may still read it."""
 
     def __init__(self, segment: _Opened) -> None:
         self._segment, self._forks = segment, _Forks.count
@@ -195,8 +221,8 @@ class SharedInbox:
         self._lock = threading.Lock()
 
     def read(self, at: SharedFrame) -> Tensor:
-        """The bytes of a frame, uint8 [size], in the sender's memory, which is not written again as long as a view of them is held. Each
-        frame is read once. Raises OSError where it cannot be reached."""
+        """The bytes of a frame, uint8 [size], in the sender's memory, which is not written again as long as a
+        view of them is held. Each frame is read once. Raises OSError where it cannot be reached."""
         segment = self._opened(at)
         return FileMemory(segment.descriptor, HEAD + at.size, _Use(segment)).tensor(lendable=at.stays)[HEAD:]
 
@@ -212,7 +238,8 @@ class SharedInbox:
             return self._open[key]
 
     def clear(self) -> None:
-        """Close what senders have given back, or have left behind: as long as it is open its memory is taken."""
+        """Close what senders have given back, or have left behind: as long as it is open its memory is
+        taken."""
         with self._lock:
             self._sweep()
 

@@ -1,7 +1,8 @@
-"""Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket, which takes a fraction of the time
-of an actor's call.
+"""Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket,
+which takes a fraction of the time of an actor's call.
 
-Ray carries all other calls: long or large ones, those to other machines, and short ones to a worker that has no free connection.
+Ray carries all other calls: long or large ones, those to other machines, and short ones to a worker that has
+no free connection.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.replies import content, raised, reply
 
 CONNECTIONS = 2  # to each worker: as many as it has threads for short calls
-LARGEST = 64 << 10  # most bytes of a frame: the kernel takes so many at once, also for a process that is stopped
+# most bytes of a frame: the kernel takes so many at once, also for a process that is stopped
+LARGEST = 64 << 10
 ATTEMPTS = 100  # to connect, after which a worker stops listening
 
 
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
-    """On a worker: answer frames over ``CONNECTIONS`` connections from a process that has the key, each in a thread of its own. Gives the
-    socket's name; empty on systems whose sockets need files."""
+    """On a worker: answer frames over ``CONNECTIONS`` connections from a process that has the key, each in a
+    thread of its own. Gives the socket's name; empty on systems whose sockets need files."""
     if sys.platform != "linux":
         return ""
     name = f"\0rlflow-{secrets.token_hex(16)}"
@@ -44,7 +46,9 @@ def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
         for _ in range(ATTEMPTS):
             with contextlib.suppress(AuthenticationError, EOFError, OSError):
                 connection = listener.accept()
-                threading.Thread(target=_serve, args=(connection, answer), name=f"line {connected}", daemon=True).start()
+                threading.Thread(
+                    target=_serve, args=(connection, answer), name=f"line {connected}", daemon=True
+                ).start()
                 connected += 1
             if connected == CONNECTIONS:
                 return
@@ -58,14 +62,16 @@ def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
 
 
 class Sockets:
-    """The driver's connections to the workers of a pool, by rank. A connection carries one call at a time. A thread opens them; a worker
-    that does not answer, or is on another machine, has none. ``names``: sockets by rank, as ``listen`` gives them. ``key``: the shared
-    secret."""
+    """The driver's connections to the workers of a pool, by rank. A connection carries one call at a time. A
+    thread opens them; a worker that does not answer, or is on another machine, has none. ``names``: sockets
+    by rank, as ``listen`` gives them. ``key``: the shared secret."""
 
     def __init__(self, names: Sequence[str] = (), key: bytes = b"") -> None:
         self._free: list[deque[Connection]] = [deque() for _ in names]
         self._lock = threading.Lock()
-        self._connecting = threading.Thread(target=self._connect, args=(names, key), name="lines", daemon=True)
+        self._connecting = threading.Thread(
+            target=self._connect, args=(names, key), name="lines", daemon=True
+        )
         if names:
             self._connecting.start()
 
@@ -103,7 +109,8 @@ class Sockets:
 
 
 class PendingCalls:
-    """Calls under way over connections, and their replies. A connection goes back to ``sockets`` when its reply has come."""
+    """Calls under way over connections, and their replies. A connection goes back to ``sockets`` when its
+    reply has come."""
 
     def __init__(self, sockets: Sockets, connections: Mapping[int, Connection]) -> None:
         self._sockets, self._open = sockets, dict(connections)

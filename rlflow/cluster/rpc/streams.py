@@ -19,13 +19,26 @@ from rlflow.processes.deadline import LOOK
 
 
 class Streams(Future[list[Any]]):
-    """The answers of several ranks, answer by answer. ``streams``: rank → what ``Pool.run_chunks`` gave. ``seconds``: the deadline of the
-    whole call. ``note`` is called with all answers by rank."""
+    """The answers of several ranks, answer by answer. ``streams``: rank → what ``Pool.run_chunks`` gave.
+    ``seconds``: the deadline of the whole call. ``note`` is called with all answers by rank."""
 
     def __init__(
-        self, pool: Pool[Any], what: str, streams: Mapping[int, Any], seconds: float, note: Callable[[Mapping[int, Any]], None]
+        self,
+        pool: Pool[Any],
+        what: str,
+        streams: Mapping[int, Any],
+        seconds: float,
+        note: Callable[[Mapping[int, Any]], None],
     ) -> None:
-        super().__init__(pool.transport, what, [pool.at(rank) for rank in streams], list(streams.values()), seconds, list, pool.watcher)
+        super().__init__(
+            pool.transport,
+            what,
+            [pool.at(rank) for rank in streams],
+            list(streams.values()),
+            seconds,
+            list,
+            pool.watcher,
+        )
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
@@ -42,9 +55,12 @@ class Streams(Future[list[Any]]):
         return [next(stream) for stream in self.refs] if answered else None
 
 
-def chunks_of(calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:
-    """The batches that a pool samples: chunk by chunk, each made of the chunks of that number of all ranks, and at last a batch of all
-    rows, in the order that they would have without chunks. ``rows``: the rows of ``axis`` that each rank samples."""
+def chunks_of(
+    calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis
+) -> Iterator[Batch]:
+    """The batches that a pool samples: chunk by chunk, each made of the chunks of that number of all ranks,
+    and at last a batch of all rows, in the order that they would have without chunks. ``rows``: the rows of
+    ``axis`` that each rank samples."""
     for _ in range(into.count):
         yield _chunk(calls, answers, rows, axis)
     everything = calls.counted(answers.pool, answers.next(), rows)
@@ -55,6 +71,9 @@ def _chunk(calls: Calls, answers: Streams, rows: Sequence[Tensor], axis: Axis) -
     """The next chunk: rows of one rank after those of another."""
     by_rank = calls.counted(answers.pool, answers.next(), rows)
     none = torch.zeros(0, dtype=torch.int64)
-    chunk_rows = [rank_rows[torch.tensor(by_rank[rank].value)] if rank in by_rank else none for rank, rank_rows in enumerate(rows)]
+    chunk_rows = [
+        rank_rows[torch.tensor(by_rank[rank].value)] if rank in by_rank else none
+        for rank, rank_rows in enumerate(rows)
+    ]
     places = list(torch.split(torch.arange(sum(map(len, chunk_rows))), [len(part) for part in chunk_rows]))
     return calls.kept(answers.pool, by_rank, places, axis.take(torch.cat(chunk_rows)))

@@ -1,7 +1,7 @@
 """The transport of pools whose ranks are threads of this process: for a debugger, without Ray, and for tests.
 
-A rank has the same host as an actor of Ray, and the same threads for each group of calls. All arguments and answers go from thread to
-thread as bytes, each reader decodes them for itself, so no tensor is shared.
+A rank has the same host as an actor of Ray, and the same threads for each group of calls. All arguments and
+answers go from thread to thread as bytes, each reader decodes them for itself, so no tensor is shared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rlflow.cluster.rpc.rank_transport import GROUPS, Answers, CallFailed
 from rlflow.execution.lanes import Lanes
 from rlflow.processes.watchdog import beside
 
-Reference = Future[bytes]  # a reply, which each reader decodes for itself; never cancelled, and without an exception
+# a reply, which each reader decodes for itself; never cancelled, and without an exception
+Reference = Future[bytes]
 CLOSED_SECONDS = 5.0  # how long the threads of all ranks may take to end
 
 
@@ -142,7 +143,11 @@ def _started(rank: ThreadRank, group: str, call: Callable[..., Any], answers: in
 
 def _parts(reply: bytes, count: int) -> list[bytes]:
     """The reply of each part of an answer; an error is that of every part."""
-    return [reply] * count if replies.raised(reply) else [replies.of_answer(part) for part in replies.content(reply)]
+    return (
+        [reply] * count
+        if replies.raised(reply)
+        else [replies.of_answer(part) for part in replies.content(reply)]
+    )
 
 
 def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> AnswerStream:
@@ -182,9 +187,12 @@ def thread_pool(name: str, ranks: int) -> Pool[Any]:
 
 
 def make(pool: Pool[Any], kind: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Begin to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects. The arguments are handed over as they
-    are."""
-    pool.making = [_made(member, partial(member.host.make, kind, *own)) for member, own in zip(pool.actors, arguments, strict=True)]
+    """Begin to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects. The
+    arguments are handed over as they are."""
+    pool.making = [
+        _made(member, partial(member.host.make, kind, *own))
+        for member, own in zip(pool.actors, arguments, strict=True)
+    ]
 
 
 def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
@@ -194,7 +202,8 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
 
 
 def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
-    """End the threads of pools; whether all ended in time. A call that never returns keeps its thread, which ends with the process."""
+    """End the threads of pools; whether all ended in time. A call that never returns keeps its thread, which
+    ends with the process."""
     lanes, limit = [member.lanes for pool in pools for member in pool.actors], time.monotonic() + seconds
     for each in lanes:
         each.close(0.0)  # all at once
@@ -203,7 +212,8 @@ def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
 
 
 def forget(*pools: Pool[Any]) -> None:
-    """Let go of the objects of ranks. A torch group ends with the last reference, and then ranks that wait for its rank wait no longer."""
+    """Let go of the objects of ranks. A torch group ends with the last reference, and then ranks that wait
+    for its rank wait no longer."""
     for member in (member for pool in pools for member in pool.actors):
         member.host.instance = None
     gc.collect()

@@ -1,7 +1,9 @@
-"""Which rank takes which load: multiprocessor scheduling of whole units, P||Cmax, so that the fullest rank is as light as can be.
+"""Which rank takes which load: multiprocessor scheduling of whole units, P||Cmax, so that the fullest rank is
+as light as can be.
 
-Longest first (Graham 1969, at most 4/3 of the best), then exchanges between the fullest rank and another until none helps, then, where a
-lower bound does not show that to be near enough, a search by capacities with a budget.
+Longest first (Graham 1969, at most 4/3 of the best), then exchanges between the fullest rank and another
+until none helps, then, where a lower bound does not show that to be near enough, a search by capacities with
+a budget.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ SEARCHED = 128  # units at most: more are even without a search
 
 
 def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each unit, by their sizes (0 or more). Deterministic; ties go by the order of units and ranks."""
+    """The rank of each unit, by their sizes (0 or more). Deterministic; ties go by the order of units and
+    ranks."""
     ranks_of = _longest_first(sizes, ranks)
     bound = lower_bound(sizes, ranks)
     if _largest(sizes, ranks_of, ranks) > CLOSE * bound:
@@ -30,8 +33,9 @@ def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def lower_bound(sizes: Sequence[int], ranks: int) -> int:
-    """The least that the fullest rank can hold. It is at least the mean. And since of any k·ranks + 1 units some k + 1 share a rank, it
-    is at least the sum of the k + 1 smallest of the k·ranks + 1 largest units, for each k; for k = 0 this is the largest unit."""
+    """The least that the fullest rank can hold. It is at least the mean. And since of any k·ranks + 1 units
+    some k + 1 share a rank, it is at least the sum of the k + 1 smallest of the k·ranks + 1 largest units,
+    for each k; for k = 0 this is the largest unit."""
     ordered = sorted(sizes, reverse=True)
     shared = (sum(ordered[count - count // ranks : count + 1]) for count in range(0, len(ordered), ranks))
     return max(-(-sum(ordered) // ranks), *shared, 0)
@@ -60,15 +64,20 @@ def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> None:
-    """Move a unit from the fullest rank, or swap it with a smaller one of another, whichever leaves the two most even."""
-    size = torch.tensor([*sizes, *[0] * ranks])  # an empty unit at each rank's end: swapping with it is moving
+    """Move a unit from the fullest rank, or swap it with a smaller one of another, whichever leaves the two
+    most even."""
+    # an empty unit at each rank's end: swapping with it is moving
+    size = torch.tensor([*sizes, *[0] * ranks])
     rank = torch.tensor([*ranks_of, *range(ranks)])
     for _ in range(EXCHANGES):
         load = torch.zeros(ranks, dtype=torch.int64).index_add_(0, rank, size)
         fullest = int(load.argmax())
         if int(load[fullest]) <= CLOSE * bound:
             break
-        on_fullest, on_others = (rank[: len(sizes)] == fullest).nonzero()[:, 0], (rank != fullest).nonzero()[:, 0]
+        on_fullest, on_others = (
+            (rank[: len(sizes)] == fullest).nonzero()[:, 0],
+            (rank != fullest).nonzero()[:, 0],
+        )
         shift = size[on_fullest][:, None] - size[on_others]
         after = torch.maximum(load[fullest] - shift, load[rank[on_others]] + shift)
         best = int(after.argmin()) if after.numel() else 0
@@ -81,7 +90,8 @@ def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 
 
 def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> list[int]:
-    """Halve the gap between the bound and what is found until it is near enough. A capacity whose budget is spent counts as too small."""
+    """Halve the gap between the bound and what is found until it is near enough. A capacity whose budget is
+    spent counts as too small."""
     largest = _largest(sizes, ranks_of, ranks)
     while bound < largest and largest > NEAR * bound:
         capacity = (bound + largest) // 2
@@ -118,7 +128,11 @@ class _Search:
             return True
         self.nodes -= 1
         state = (place, *sorted(self.free))
-        if self.nodes < 0 or state in self.failed or sum(free for free in self.free if free >= self.smallest) < self.rest[place]:
+        if (
+            self.nodes < 0
+            or state in self.failed
+            or sum(free for free in self.free if free >= self.smallest) < self.rest[place]
+        ):
             return False
         if any(self._on(place, rank) for rank in self._candidates(self.sizes[place])):
             return True

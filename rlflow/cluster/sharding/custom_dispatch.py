@@ -1,4 +1,5 @@
-"""Dispatch modes of an author's own: their functions see whole batches, so they run on rank 0 of the pool; the pieces run on all ranks."""
+"""Dispatch modes of an author's own: their functions see whole batches, so they run on rank 0 of the pool;
+the pieces run on all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ from rlflow.execution.tally import PartialMetrics, merged
 
 
 def by_own_mode(
-    calls: Calls, pool: Pool[Worker], stage: Stage, batch: Batch, arguments: Mapping[str, Any], terms: CallOptions
+    calls: Calls,
+    pool: Pool[Worker],
+    stage: Stage,
+    batch: Batch,
+    arguments: Mapping[str, Any],
+    terms: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
     """``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
     batch = calls.spread(batch, pool.name)
@@ -27,16 +33,32 @@ def by_own_mode(
     keys = [calls.ledger.key() for _ in range(len(pool))]
     cut = calls.on_one(pool, 0, "split", batch, everything, {**arguments, "keys": keys}, terms)
     pieces = [_piece(calls, pool, answer, axis) for answer, axis in cut.value]
-    answers = calls.on_each(pool, "piece", dict(enumerate(pieces)), arguments, terms, "model" if stage.on else "cpu")
-    stored = [calls.on_one(pool, 0, "hold", _output(calls, pool, rank, answers[rank], pieces[rank].axis),
-                          torch.arange(answers[rank].rows), {}, terms).key for rank in sorted(answers)]
+    answers = calls.on_each(
+        pool, "piece", dict(enumerate(pieces)), arguments, terms, "model" if stage.on else "cpu"
+    )
+    stored = [
+        calls.on_one(
+            pool,
+            0,
+            "hold",
+            _output(calls, pool, rank, answers[rank], pieces[rank].axis),
+            torch.arange(answers[rank].rows),
+            {},
+            terms,
+        ).key
+        for rank in sorted(answers)
+    ]
     whole = calls.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": stored}, terms)
-    return calls.kept(pool, {0: whole}, [everything], batch.axis), merged([answers[rank].tallies for rank in sorted(answers)])
+    return calls.kept(pool, {0: whole}, [everything], batch.axis), merged(
+        [answers[rank].tallies for rank in sorted(answers)]
+    )
 
 
 def _piece(calls: Calls, pool: Pool[Worker], answer: Answer, axis: tuple[Any, bool]) -> Batch:
     keys, grouped = axis
-    return calls.kept(pool, {0: answer}, [torch.arange(answer.rows)], Axis(torch.tensor(keys), grouped=grouped))
+    return calls.kept(
+        pool, {0: answer}, [torch.arange(answer.rows)], Axis(torch.tensor(keys), grouped=grouped)
+    )
 
 
 def _output(calls: Calls, pool: Pool[Worker], rank: int, answer: Answer, axis: Axis) -> Batch:

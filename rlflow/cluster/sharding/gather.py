@@ -1,5 +1,5 @@
-"""Rows out of several shards or frames put together, each entry of a long row copied once. A frame in shared memory that has just the rows
-wanted is not copied at all."""
+"""Rows out of several shards or frames put together, each entry of a long row copied once. A frame in shared
+memory that has just the rows wanted is not copied at all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Part = tuple[Batch, Tensor | None]  # columns, and which of their rows; None: al
 
 
 def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
-    """Columns over the rows of all parts, one part after another, then put into ``order``. Nothing of them lies in memory of the parts, but
-    in shared memory where that is all that is wanted."""
+    """Columns over the rows of all parts, one part after another, then put into ``order``. Nothing of them
+    lies in memory of the parts, but in shared memory where that is all that is wanted."""
     if len(parts) == 1 and parts[0][1] is None and order is None:
         return owned(parts[0][0].select(*names))
     long = [name for name in names if _long([batch.data[name] for batch, _ in parts])]
@@ -31,7 +31,9 @@ def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None =
 
 def _long(pieces: Sequence[Data]) -> bool:
     """Whether rows of a column are long enough to be copied one by one."""
-    return all(data.lengths is not None and len(data.value) >= LONG * len(data.lengths) > 0 for data in pieces)
+    return all(
+        data.lengths is not None and len(data.value) >= LONG * len(data.lengths) > 0 for data in pieces
+    )
 
 
 def _joined(parts: Sequence[Part], order: Tensor | None) -> Batch:
@@ -40,7 +42,11 @@ def _joined(parts: Sequence[Part], order: Tensor | None) -> Batch:
     copied = len(batches) > 1 or parts[0][1] is not None
     if order is not None:
         whole, copied = whole.rows(order), True
-    return Batch(whole.axis, {name: widened(data) for name, data in whole.data.items()}) if copied else owned(whole)
+    return (
+        Batch(whole.axis, {name: widened(data) for name, data in whole.data.items()})
+        if copied
+        else owned(whole)
+    )
 
 
 def _column(pieces: Sequence[tuple[Data, Tensor | None]], order: Tensor | None) -> Data:
@@ -70,8 +76,8 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """A batch that ``Post.opened`` gave, in memory that it keeps: memory that Ray hands over cannot be lent. Columns in shared memory
-    stay there."""
+    """A batch that ``Post.opened`` gave, in memory that it keeps: memory that Ray hands over cannot be lent.
+    Columns in shared memory stay there."""
     return Batch(batch.axis, {name: _owned(data) for name, data in batch.data.items()})
 
 

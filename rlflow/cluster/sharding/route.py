@@ -1,4 +1,5 @@
-"""From a batch on workers and the rows that one rank needs of it to what that rank is told, and what others must send it."""
+"""From a batch on workers and the rows that one rank needs of it to what that rank is told, and what others
+must send it."""
 
 from __future__ import annotations
 
@@ -24,17 +25,19 @@ class Transfer(NamedTuple):
 
 
 class StoredRows(NamedTuple):
-    """Rows that a worker stores because they come from others: of each shard that they come from, which rows go to which places."""
+    """Rows that a worker stores because they come from others: of each shard that they come from, which rows
+    go to which places."""
 
     key: int
     rows: int
     names: frozenset[str]
-    pieces: tuple[tuple[Shard, Tensor, Tensor | None], ...]  # shard, places among the rows, places in the shard (None: all of it in order)
+    # shard, places among the rows, places in the shard (None: all of it in order)
+    pieces: tuple[tuple[Shard, Tensor, Tensor | None], ...]
 
 
 class RowRequest(NamedTuple):
-    """The inputs of a rank's call as its message names them, the transfers that come with the call, in the order in which parts of the
-    inputs name them, and the rows that the worker then keeps."""
+    """The inputs of a rank's call as its message names them, the transfers that come with the call, in the
+    order in which parts of the inputs name them, and the rows that the worker then keeps."""
 
     inputs: Inputs
     transfers: tuple[Transfer, ...]
@@ -60,20 +63,27 @@ class AlignedColumns(NamedTuple):
 
 
 class Routes:
-    """A batch whose columns lie on workers, but for its scalars: what holds for every rank that needs rows of it, found once."""
+    """A batch whose columns lie on workers, but for its scalars: what holds for every rank that needs rows of
+    it, found once."""
 
     def __init__(self, batch: Batch) -> None:
         self.axis = batch.axis
         self.scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         self.groups = [_described(layout, columns) for layout, columns in _alike(batch)]
 
-    def to(self, rows: Tensor, at: WorkerId, iteration: int = 0, keep: Callable[[], int] | None = None) -> RowRequest:
-        """The rows ``rows`` for the worker ``at``. Copies that it has of this ``iteration`` do not come again. ``keep``: gives a key under
-        which it stores what comes; None: it stores nothing."""
+    def to(
+        self, rows: Tensor, at: WorkerId, iteration: int = 0, keep: Callable[[], int] | None = None
+    ) -> RowRequest:
+        """The rows ``rows`` for the worker ``at``. Copies that it has of this ``iteration`` do not come
+        again. ``keep``: gives a key under which it stores what comes; None: it stores nothing."""
         inputs = _Inputs(rows, at, iteration, keep)
         sources = [source for group in self.groups for source in inputs.sources(group)]
         keys = None if self._known(sources) else self.axis.keys[rows].numpy()
-        return RowRequest(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(inputs.transfers), tuple(inputs.copies))
+        return RowRequest(
+            Inputs(keys, self.axis.grouped, sources, self.scalars),
+            tuple(inputs.transfers),
+            tuple(inputs.copies),
+        )
 
     def _known(self, sources: Sequence[Source]) -> bool:
         """Whether the first columns come from one shard that has just the rows, by the same keys."""
@@ -84,7 +94,8 @@ class Routes:
 
 
 def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
-    """The columns of a batch on workers, grouped by the map of their shards, so that each map is searched once."""
+    """The columns of a batch on workers, grouped by the map of their shards, so that each map is searched
+    once."""
     by_layout: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, RemoteColumn):
@@ -97,7 +108,12 @@ def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]
 
 def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) -> AlignedColumns:
     wanted = tuple((name, data.name) for name, data in columns)
-    return AlignedColumns(layout, wanted, tuple(dict.fromkeys(name for _, name in wanted)), tuple(data.kind for _, data in columns))
+    return AlignedColumns(
+        layout,
+        wanted,
+        tuple(dict.fromkeys(name for _, name in wanted)),
+        tuple(data.kind for _, data in columns),
+    )
 
 
 class _Inputs:
@@ -109,24 +125,43 @@ class _Inputs:
         self.copies: list[StoredRows] = []
 
     def sources(self, group: AlignedColumns) -> list[Source]:
-        """Where columns come from that lie side by side: those of which there are copies from these, the others from the shards."""
+        """Where columns come from that lie side by side: those of which there are copies from these, the
+        others from the shards."""
         pieces = list(_pieces(group.layout, self.rows))
         shards = [group.layout.shards[number] for number, _, _ in pieces]
         copies: dict[tuple[int, ...], tuple[list[str], list[ShardCopy | None]]] = {}
         for name in group.names:
-            held_copies = [self._copy(shard, name, index) for shard, (_, _, index) in zip(shards, pieces, strict=True)]
+            held_copies = [
+                self._copy(shard, name, index) for shard, (_, _, index) in zip(shards, pieces, strict=True)
+            ]
             copies.setdefault(tuple(map(id, held_copies)), ([], held_copies))[0].append(name)
-        return [self._source(group, tuple(names), pieces, shards, held_copies) for names, held_copies in copies.values()]
+        return [
+            self._source(group, tuple(names), pieces, shards, held_copies)
+            for names, held_copies in copies.values()
+        ]
 
     def _copy(self, shard: Shard, name: str, index: Tensor | None) -> ShardCopy | None:
         """The copy that this worker has of some rows of a column."""
         if shard.at == self.at:
             return None
-        return next((copy for copy in shard.copies if copy.iteration == self.iteration and copy.shard.at == self.at and name in copy.names
-                     and copy.rows(index) is not None), None)  # fmt: skip
+        return next(
+            (
+                copy
+                for copy in shard.copies
+                if copy.iteration == self.iteration
+                and copy.shard.at == self.at
+                and name in copy.names
+                and copy.rows(index) is not None
+            ),
+            None,
+        )
 
     def _source(
-        self, group: AlignedColumns, names: tuple[str, ...], pieces: Sequence[Piece], shards: Sequence[Shard],
+        self,
+        group: AlignedColumns,
+        names: tuple[str, ...],
+        pieces: Sequence[Piece],
+        shards: Sequence[Shard],
         copies: Sequence[ShardCopy | None],
     ) -> Source:
         parts, coming = list[ShardRows](), list[tuple[Shard, Tensor, Tensor | None]]()
@@ -139,13 +174,28 @@ class _Inputs:
                 parts.append(ShardRows(shard.key, None if index is None else index.numpy()))
             else:
                 parts.append(ShardRows(None))
-                self.transfers.append(Transfer(shard.at, shard.key, names, None if index is None else index.numpy()))
+                self.transfers.append(
+                    Transfer(shard.at, shard.key, names, None if index is None else index.numpy())
+                )
                 coming.append((shard, wanted, index))
-        wanted_columns = [(own, of, kind) for (own, of), kind in zip(group.columns, group.kinds, strict=True) if of in names]
-        columns, kinds = tuple((own, of) for own, of, _ in wanted_columns), tuple(kind for *_, kind in wanted_columns)
-        return Source(columns, parts, _order([wanted for _, wanted, _ in pieces]), () if parts else kinds, self._keep(names, coming))
+        wanted_columns = [
+            (own, of, kind) for (own, of), kind in zip(group.columns, group.kinds, strict=True) if of in names
+        ]
+        columns, kinds = (
+            tuple((own, of) for own, of, _ in wanted_columns),
+            tuple(kind for *_, kind in wanted_columns),
+        )
+        return Source(
+            columns,
+            parts,
+            _order([wanted for _, wanted, _ in pieces]),
+            () if parts else kinds,
+            self._keep(names, coming),
+        )
 
-    def _keep(self, names: tuple[str, ...], coming: Sequence[tuple[Shard, Tensor, Tensor | None]]) -> int | None:
+    def _keep(
+        self, names: tuple[str, ...], coming: Sequence[tuple[Shard, Tensor, Tensor | None]]
+    ) -> int | None:
         """The key under which what comes is stored."""
         if not coming or self.keep is None:
             return None
@@ -157,8 +207,9 @@ Piece = tuple[int, Tensor, Tensor | None]
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
-    """The shards that have some of ``rows``: the number of each shard, the places of its rows among ``rows``, and their places in the
-    shard (None: all of it in order). There is at most one piece per rank and earlier split."""
+    """The shards that have some of ``rows``: the number of each shard, the places of its rows among ``rows``,
+    and their places in the shard (None: all of it in order). There is at most one piece per rank and earlier
+    split."""
     alone = layout.whole(rows)
     if alone is not None:
         yield alone, torch.arange(len(rows)), None

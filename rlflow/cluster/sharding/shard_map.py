@@ -17,6 +17,7 @@ from rlflow.author.columns import Kind, Level
 KNOWN = 32  # splits of which something is remembered
 NONE = torch.zeros(0, dtype=torch.int64)
 
+
 class WorkerId:
     """A worker: rank ``rank`` of the pool ``pool``."""
 
@@ -36,7 +37,8 @@ class WorkerId:
 
 
 class Shard:
-    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more, ``release`` is called.
+    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more,
+    ``release`` is called.
     ``copies``: what other workers have of it."""
 
     __slots__ = ("__weakref__", "_release", "at", "copies", "key", "rows")
@@ -54,11 +56,14 @@ class ShardCopy(NamedTuple):
 
     shard: Shard
     names: frozenset[str]
-    where: Tensor  # int64 [rows of the shard that was copied], the place of each row in ``shard``, -1 of one that is not there
+    # int64 [rows of the shard that was copied], the place of each row in ``shard``, -1 of one that is not
+    # there
+    where: Tensor
     iteration: int  # with which workers forget it
 
     def rows(self, index: Tensor | None) -> Tensor | None:
-        """The places of these rows of the shard that was copied (None: of all); None where some are not there."""
+        """The places of these rows of the shard that was copied (None: of all); None where some are not
+        there."""
         places = self.where if index is None else self.where[index]
         return None if bool((places < 0).any()) else places
 
@@ -70,7 +75,8 @@ class ShardMap:
     shards: tuple[Shard, ...]
     shard: Tensor  # int64 [rows]: the number of each row's shard
     place: Tensor  # int64 [rows]: the row within that shard
-    rows_by_shard: tuple[Tensor, ...] = ()  # rows of each shard in its order, where shards hold rows of this map alone: saves searches
+    # rows of each shard in its order, where shards hold rows of this map alone: saves searches
+    rows_by_shard: tuple[Tensor, ...] = ()
     axis: Axis | None = None  # of the rows, as the holders of the shards know it
 
     def __len__(self) -> int:
@@ -83,10 +89,15 @@ class ShardMap:
 
     def whole(self, rows: Tensor) -> int | None:
         """The shard that holds just these rows in this order."""
-        number = next((number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None)
+        number = next(
+            (number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None
+        )
         if number is not None:  # as a rule, and much faster
             return number
-        return next((number for number, shard_rows in enumerate(self.rows_by_shard) if torch.equal(shard_rows, rows)), None)
+        return next(
+            (number for number, shard_rows in enumerate(self.rows_by_shard) if torch.equal(shard_rows, rows)),
+            None,
+        )
 
     def take(self, index: Tensor) -> ShardMap:
         """The places of some of the rows."""
@@ -107,7 +118,9 @@ class ShardMap:
     def same(self, other: ShardMap) -> bool:
         """Whether both say the same of every row."""
         equal = torch.equal
-        return self is other or (self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place))
+        return self is other or (
+            self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place)
+        )
 
     @staticmethod
     def concat(layouts: Sequence[ShardMap]) -> ShardMap:
@@ -120,8 +133,8 @@ class ShardMap:
 
 @functools.lru_cache(maxsize=KNOWN)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """The number of each row's shard, and its place there. One stage after another has the same split, recognised by the identity of its
-    tensors."""
+    """The number of each row's shard, and its place there. One stage after another has the same split,
+    recognised by the identity of its tensors."""
     shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
     for number, rows_held in enumerate(split):
         shard[rows_held], place[rows_held] = number, torch.arange(len(rows_held))
@@ -153,7 +166,9 @@ class RemoteColumn(Data):
 
     def padded(self, axis: Axis) -> NoReturn:
         """Raise TypeError, since the values are on workers."""
-        raise TypeError(f"the column '{self.name}' lies on workers: only stages see it, or what Engine.fetch brings")
+        raise TypeError(
+            f"the column '{self.name}' lies on workers: only stages see it, or what Engine.fetch brings"
+        )
 
     def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
         """The column of some of the rows. No value moves."""
@@ -163,8 +178,8 @@ class RemoteColumn(Data):
 
 
 def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
-    """The rows of several batches of the same columns, one after another, without moving any. axis: of the whole, where it is not that of
-    rows of one kind."""
+    """The rows of several batches of the same columns, one after another, without moving any. axis: of the
+    whole, where it is not that of rows of one kind."""
     first = batches[0]
     if axis is None:
         axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
@@ -185,14 +200,21 @@ def empty(kind: Kind) -> Data:
     if kind.level is Level.TEXT:
         return Data(kind, ())
     value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
-    return Data(kind, value, torch.zeros(0, dtype=torch.int64) if kind.level in (Level.TOKEN, Level.PROMPT) else None)
+    return Data(
+        kind, value, torch.zeros(0, dtype=torch.int64) if kind.level in (Level.TOKEN, Level.PROMPT) else None
+    )
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
-    """The weight of each row when rows are balanced, int64 [rows]: its tokens and its prompt's, 1 where no column says how long it is."""
+    """The weight of each row when rows are balanced, int64 [rows]: its tokens and its prompt's, 1 where no
+    column says how long it is."""
     present = [columns[name] for name in ("tokens", "prompt_tokens") if name in columns]
     token_counts = [data.lengths for data in present if data.lengths is not None]
     if not token_counts:
         token_counts = [data.lengths for data in columns.values() if data.lengths is not None][:1]
-    total: Tensor = sum(token_counts[1:], token_counts[0].clone()) if token_counts else torch.ones(rows, dtype=torch.int64)
+    total: Tensor = (
+        sum(token_counts[1:], token_counts[0].clone())
+        if token_counts
+        else torch.ones(rows, dtype=torch.int64)
+    )
     return total

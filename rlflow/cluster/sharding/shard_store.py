@@ -1,4 +1,5 @@
-"""What a worker holds: shards under keys, and the batch of a call put together from them and from what comes with it."""
+"""What a worker holds: shards under keys, and the batch of a call put together from them and from what comes
+with it."""
 
 from __future__ import annotations
 
@@ -53,9 +54,11 @@ class ShardStore:
     def __len__(self) -> int:
         return len(self._held)
 
-    def slice(self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0) -> Parcel:
-        """Rows of columns for another worker; shared: whether it can read this process's shared memory. iteration: the one that they are
-        for."""
+    def slice(
+        self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0
+    ) -> Parcel:
+        """Rows of columns for another worker; shared: whether it can read this process's shared memory.
+        iteration: the one that they are for."""
         which = None if rows is None else torch.tensor(rows)
         return self.post.parcel(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
@@ -67,8 +70,8 @@ class ShardStore:
         return shard
 
     def batch(self, inputs: Inputs, transfers: Sequence[Parcel], iteration: int = 0) -> Batch:
-        """The batch of a call; ``transfers`` come in the order in which its parts name them. What the call says to keep is stored for the
-        ``iteration``."""
+        """The batch of a call; ``transfers`` come in the order in which its parts name them. What the call
+        says to keep is stored for the ``iteration``."""
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
         coming = iter(self.post.opened(transfers))
@@ -85,13 +88,21 @@ class ShardStore:
 
     def _columns(self, source: Source, coming: Iterator[Batch], rows: int, iteration: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
-        if key is not None and index is None and len(stored := self._held[key]) == rows:  # all of a shard, as it is
+        # all of a shard, as it is
+        if key is not None and index is None and len(stored := self._held[key]) == rows:
             return {wanted: _borrowed(stored.data[name]) for wanted, name in source.columns}
         if not source.parts:
-            return {wanted: empty(kind) for (wanted, _), kind in zip(source.columns, source.kinds, strict=True)}
+            return {
+                wanted: empty(kind) for (wanted, _), kind in zip(source.columns, source.kinds, strict=True)
+            }
         names = tuple(dict.fromkeys(name for _, name in source.columns))
-        parts = [(next(coming) if part.key is None else self._held[part.key].select(*names),
-                  None if part.rows is None else torch.tensor(part.rows)) for part in source.parts]  # fmt: skip
+        parts = [
+            (
+                next(coming) if part.key is None else self._held[part.key].select(*names),
+                None if part.rows is None else torch.tensor(part.rows),
+            )
+            for part in source.parts
+        ]
         whole = gathered(parts, names, None if source.order is None else torch.tensor(source.order))
         if len(whole) != rows:
             raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
@@ -102,7 +113,7 @@ class ShardStore:
 
 
 def _borrowed(data: Data) -> Data:
-    """The column for one call. Calls of several threads share no tensor of torch's own: a backend that asks one for its address has its
-    memory moved."""
+    """The column for one call. Calls of several threads share no tensor of torch's own: a backend that asks
+    one for its address has its memory moved."""
     own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None
     return replace(data, value=lent(data.value)) if own else data

@@ -1,5 +1,5 @@
-"""The optimizer steps of an update over ranks: which rows each rank takes in each, so that steps, their rows and their order do not
-depend on the number of ranks."""
+"""The optimizer steps of an update over ranks: which rows each rank takes in each, so that steps, their rows
+and their order do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rlflow.training.loss_rows import WITH_GROUP, with_groups
 from rlflow.training.minibatches import units_of
 from rlflow.training.objective import Means
 
-StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]  # tokens, rows and, of several losses, those of each
+# tokens, rows and, of several losses, those of each
+StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,25 @@ class RankSteps:
     """The rows that each rank takes in each step of one update."""
 
     rows: list[Tensor]  # of each rank, the rows of the batch that it needs, ascending
-    # of each rank, for each step the places among those rows, and the totals of the whole minibatch, as ``MinibatchTotals`` takes them
+    # of each rank, for each step the places among those rows, and the totals of the whole minibatch, as
+    # ``MinibatchTotals`` takes them
     steps: list[list[tuple[Index, StepTotals]]]
     left_out: int  # rows that are not learned from
 
 
 def rank_steps(
-    facts: Tensor, by_group: bool, ranks: int, *, seed: int, epochs: int = 1, minibatch: int | None = None,
+    facts: Tensor,
+    by_group: bool,
+    ranks: int,
+    *,
+    seed: int,
+    epochs: int = 1,
+    minibatch: int | None = None,
     mean: Means = "tokens",
 ) -> RankSteps:
-    """``facts``: int64 [rows, 4], 0 for a row that can be learned from, its tokens that count, all its tokens, and its group; further
-    columns, one for each of several losses, say whether the row is its. Each minibatch is split over ranks by tokens."""
+    """``facts``: int64 [rows, 4], 0 for a row that can be learned from, its tokens that count, all its
+    tokens, and its group; further columns, one for each of several losses, say whether the row is its. Each
+    minibatch is split over ranks by tokens."""
     groups = numbered(facts[:, 3])
     bad = (with_groups(facts[:, 0], groups, WITH_GROUP) if by_group else facts[:, 0]) != 0
     good = (~bad).nonzero()[:, 0]
@@ -48,7 +57,8 @@ def rank_steps(
         assert len(step_units) == sum(len(each[-1][0]) for each in shares)
     rows = [torch.unique(torch.cat([part for part, _ in share] or [good[:0]])) for share in shares]
     local = [
-        [(torch.searchsorted(own, part).numpy(), totals) for part, totals in share] for own, share in zip(rows, shares, strict=True)
+        [(torch.searchsorted(own, part).numpy(), totals) for part, totals in share]
+        for own, share in zip(rows, shares, strict=True)
     ]
     return RankSteps([good[own_rows] for own_rows in rows], local, int(bad.sum()))
 

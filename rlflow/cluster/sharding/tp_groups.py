@@ -1,7 +1,7 @@
 """Ranks that compute together: which of a pool are asked with which rows, and whose answers count.
 
-A tensor-parallel team is one data-parallel rank: its first rank holds its rows and its results; the others are given copies of the rows
-and give results that nobody keeps.
+A tensor-parallel team is one data-parallel rank: its first rank holds its rows and its results; the others
+are given copies of the rows and give results that nobody keeps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
     """The rows of each rank from those of each team."""
     if parallel.tensor == 1:
         return list(rows)
-    rows_of = {team[0]: own for team, own in zip(parallel.teams(len(rows) * parallel.tensor), rows, strict=True)}
+    rows_of = {
+        team[0]: own for team, own in zip(parallel.teams(len(rows) * parallel.tensor), rows, strict=True)
+    }
     return [rows_of.get(rank, NONE) for rank in range(len(rows) * parallel.tensor)]
 
 
@@ -38,8 +40,8 @@ def used(split: Sequence[Tensor]) -> list[int]:
 
 
 def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
-    """The rows of each rank that takes part in a call, by its tensor-parallel group. Groups without rows take part where the call is
-    collective."""
+    """The rows of each rank that takes part in a call, by its tensor-parallel group. Groups without rows take
+    part where the call is collective."""
     with_rows = set(used(split))
     groups = [ranks for ranks in parallel.teams(len(split)) if parallel.collective or ranks[0] in with_rows]
     rows_of = {rank: split[ranks[0]] for ranks in groups for rank in ranks}

@@ -21,5 +21,8 @@ Dumper.add_representer(str, _text)
 
 def joined(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
     """The documents as one text, under comments."""
-    texts = (yaml.dump(document, Dumper=Dumper, sort_keys=False, width=140, allow_unicode=True) for document in documents)
+    texts = (
+        yaml.dump(document, Dumper=Dumper, sort_keys=False, width=140, allow_unicode=True)
+        for document in documents
+    )
     return "".join(f"# {comment}\n" for comment in comments) + "---\n".join(texts)

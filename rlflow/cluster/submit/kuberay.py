@@ -1,5 +1,6 @@
-"""A RayJob of KubeRay: the run on a Ray cluster that is made for it and ends with it. Services are containers beside Ray's head, so that
-they end with it too; a Kubernetes Service gives each the name by which all pods reach it."""
+"""A RayJob of KubeRay: the run on a Ray cluster that is made for it and ends with it. Services are containers
+beside Ray's head, so that they end with it too; a Kubernetes Service gives each the name by which all pods
+reach it."""
 
 from __future__ import annotations
 
@@ -22,10 +23,19 @@ RETRIES = 3  # starts of a job that is kept after the first, where its head is l
 def ray_job(target: LaunchTarget) -> str:
     """The job as YAML, for ``kubectl create``. Raises PlanError without an image."""
     if target.settings.image is None:
-        raise PlanError.of("job-image", "a pod needs an image in which rlflow is installed", found=f"no --{HEAD}.image",
-                           expected="an image of a registry", remedy=f"--{HEAD}.image REGISTRY/NAME:TAG")
+        raise PlanError.of(
+            "job-image",
+            "a pod needs an image in which rlflow is installed",
+            found=f"no --{HEAD}.image",
+            expected="an image of a registry",
+            remedy=f"--{HEAD}.image REGISTRY/NAME:TAG",
+        )
     urls = {service.name: f"http://{target.name}-{task_of(service)}:{port}" for service, port in target.own}
-    documents = [*_file(target), _job(target, urls), *(_named(target, service, port) for service, port in target.own)]
+    documents = [
+        *_file(target),
+        _job(target, urls),
+        *(_named(target, service, port) for service, port in target.own),
+    ]
     keys = "".join(f' --from-literal={key_of(name)}="${name}"' for name in target.secrets)
     secret = [f"kubectl create secret generic {secret_of(target)}{keys}"] if keys else []
     return joined([*secret, "kubectl create -f FILE, where FILE holds this", *target.warnings], documents)
@@ -46,7 +56,14 @@ def _file(target: LaunchTarget) -> list[dict[str, Any]]:
     path = Path(target.file.partition("::")[0])
     if not path.is_file():
         return []
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{target.name}-file"}, "data": {path.name: path.read_text()}}]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"{target.name}-file"},
+            "data": {path.name: path.read_text()},
+        }
+    ]
 
 
 def _job(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
@@ -54,11 +71,24 @@ def _job(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     there = f"{FOLDER}/{Path(path).name}{colon}{flow}" if _file(target) else None
     run = target.command(urls, there)
     workers = {"workerGroupSpecs": [_workers(target, urls)]} if target.apart else {}
-    head = {"rayStartParams": {}, "template": {"metadata": {"labels": {"rlflow-run": target.name}}, "spec": _pod(target, urls, head=True)}}
-    secured = {"authOptions": {"mode": "token", "secretName": secret_of(target)}} if TOKEN in target.secrets else {}
+    head = {
+        "rayStartParams": {},
+        "template": {
+            "metadata": {"labels": {"rlflow-run": target.name}},
+            "spec": _pod(target, urls, head=True),
+        },
+    }
+    secured = (
+        {"authOptions": {"mode": "token", "secretName": secret_of(target)}} if TOKEN in target.secrets else {}
+    )
     retries = RETRIES if target.keep is not None else 0
-    spec = {"entrypoint": f"bash -c {shlex.quote(run)}", "shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": _delay(target),
-            "backoffLimit": retries, "rayClusterSpec": {**secured, "headGroupSpec": head, **workers}}  # fmt: skip
+    spec = {
+        "entrypoint": f"bash -c {shlex.quote(run)}",
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": _delay(target),
+        "backoffLimit": retries,
+        "rayClusterSpec": {**secured, "headGroupSpec": head, **workers},
+    }
     return {"apiVersion": API, "kind": "RayJob", "metadata": {"name": target.name}, "spec": spec}
 
 
@@ -67,7 +97,11 @@ def _delay(target: LaunchTarget) -> int:
 
 
 def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, Any]:
-    ray: dict[str, Any] = {"name": "ray", "image": target.settings.image, "env": [*_secrets(target), *_addresses(target, urls)]}
+    ray: dict[str, Any] = {
+        "name": "ray",
+        "image": target.settings.image,
+        "env": [*_secrets(target), *_addresses(target, urls)],
+    }
     if needs := _resources(target.settings.cpus, target.accelerators[1]):
         ray["resources"] = needs
     containers, volumes = [ray], _kept(target)
@@ -87,7 +121,16 @@ def _kept(target: LaunchTarget) -> list[dict[str, Any]]:
     if target.keep is None:
         return []
     path = {"hostPath": {"path": target.keep.name, "type": "DirectoryOrCreate"}}
-    return [{"name": "runs", **(path if target.keep.kind == "path" else {"persistentVolumeClaim": {"claimName": target.keep.name}})}]
+    return [
+        {
+            "name": "runs",
+            **(
+                path
+                if target.keep.kind == "path"
+                else {"persistentVolumeClaim": {"claimName": target.keep.name}}
+            ),
+        }
+    ]
 
 
 def _resources(cpus: int | None, gpus: int) -> dict[str, Any]:
@@ -101,31 +144,47 @@ def _secrets(target: LaunchTarget) -> list[dict[str, Any]]:
 
 
 def _addresses(target: LaunchTarget, urls: dict[str, str]) -> list[dict[str, Any]]:
-    return [{"name": service.variable, "value": literal(urls.get(service.name, service.run))} for service in target.services]
+    return [
+        {"name": service.variable, "value": literal(urls.get(service.name, service.run))}
+        for service in target.services
+    ]
 
 
 def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
     container: dict[str, Any] = {
-        "name": task_of(service), "image": target.settings.image, "command": ["bash", "-c", literal(command(service, port, urls))],
-        "env": [*_secrets(target), {"name": PORT, "value": str(port)}], "ports": [{"containerPort": port}],
-    }  # fmt: skip
+        "name": task_of(service),
+        "image": target.settings.image,
+        "command": ["bash", "-c", literal(command(service, port, urls))],
+        "env": [*_secrets(target), {"name": PORT, "value": str(port)}],
+        "ports": [{"containerPort": port}],
+    }
     if needs := _resources(service.cpus, service.gpus):
         container["resources"] = needs
     return container
 
 
 def literal(text: str) -> str:
-    """A text that Kubernetes hands to a container as it is: of ``$(NAME)`` it would make the value of a variable, a secret's too."""
+    """A text that Kubernetes hands to a container as it is: of ``$(NAME)`` it would make the value of a
+    variable, a secret's too."""
     return text.replace("$(", "$$(")
 
 
 def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:
     """The name of a service, which leads to the pod of Ray's head."""
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{target.name}-{task_of(service)}"},
-            "spec": {"selector": {"rlflow-run": target.name}, "ports": [{"port": port, "targetPort": port}]}}  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": f"{target.name}-{task_of(service)}"},
+        "spec": {"selector": {"rlflow-run": target.name}, "ports": [{"port": port, "targetPort": port}]},
+    }
 
 
 def _workers(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     count = target.settings.nodes - 1
     sizes = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), count)
-    return {"groupName": "workers", **sizes, "rayStartParams": {}, "template": {"spec": _pod(target, urls, head=False)}}
+    return {
+        "groupName": "workers",
+        **sizes,
+        "rayStartParams": {},
+        "template": {"spec": _pod(target, urls, head=False)},
+    }

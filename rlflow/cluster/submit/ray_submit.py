@@ -1,4 +1,5 @@
-"""A line for Ray's job server: the run on a Ray that is there already, with the folder in which the line is typed."""
+"""A line for Ray's job server: the run on a Ray that is there already, with the folder in which the line is
+typed."""
 
 from __future__ import annotations
 
@@ -9,20 +10,45 @@ from rlflow.cluster.submit.target import SERVE_TOKEN, TOKEN, LaunchTarget
 
 
 def submission(target: LaunchTarget) -> str:
-    """The command, for a shell, which puts secrets in as it is typed. Services are started by the run itself, on the head's machine."""
+    """The command, for a shell, which puts secrets in as it is typed. Services are started by the run itself,
+    on the head's machine."""
     address = ["--address", shlex.quote(target.settings.address)] if target.settings.address else []
-    secrets = [name for name in target.secrets if name in target.settings.secret or name not in (TOKEN, SERVE_TOKEN)]  # the command
+    # the command
+    secrets = [
+        name for name in target.secrets if name in target.settings.secret or name not in (TOKEN, SERVE_TOKEN)
+    ]
     # reads Ray's token by itself, and services of the run listen on their machine alone
-    words = ["ray job submit", *address, "--submission-id", f'"{target.name}-$(date +%s)"', "--working-dir .", *_environment(secrets)]
+    words = [
+        "ray job submit",
+        *address,
+        "--submission-id",
+        f'"{target.name}-$(date +%s)"',
+        "--working-dir .",
+        *_environment(secrets),
+    ]
     comments = "".join(f"# {line}\n" for line in target.warnings)
-    return comments + " ".join([*words, "--", target.command({}, started=True) + ("" if _joins(target) else " --ray-address auto")]) + "\n"
+    return (
+        comments
+        + " ".join(
+            [
+                *words,
+                "--",
+                target.command({}, started=True) + ("" if _joins(target) else " --ray-address auto"),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _environment(secrets: list[str]) -> list[str]:
-    """The secrets as the job's environment: their names stand here, and Python writes their values as JSON."""
+    """The secrets as the job's environment: their names stand here, and Python writes their values as
+    JSON."""
     if not secrets:
         return []
-    code = f'import json, os; print(json.dumps({{"env_vars": {{name: os.environ[name] for name in {json.dumps(secrets)}}}}}))'
+    code = (
+        f'import json, os; print(json.dumps({{"env_vars": {{name: os.environ[name] for name in '
+        f"{json.dumps(secrets)}}}}}))"
+    )
     return ["--runtime-env-json", f'"$(python3 -c {shlex.quote(code)})"']
 
 

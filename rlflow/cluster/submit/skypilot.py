@@ -1,4 +1,5 @@
-"""A SkyPilot job group: the run as primary task, Ray's other machines and each service as tasks of their own, which end after it.
+"""A SkyPilot job group: the run as primary task, Ray's other machines and each service as tasks of their own,
+which end after it.
 
 SkyPilot tells each task's name as a host: ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
 """
@@ -26,12 +27,18 @@ def job_group(target: LaunchTarget) -> str:
     _check_gpus(target)
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
     delays = {task_of(service): f"{math.ceil(service.delay)}s" for service, _ in target.own}
-    header: dict[str, Any] = {"name": target.name, "execution": "parallel", "primary_tasks": [MAIN],
-                              "termination_delay": {"default": "0s", **delays}}
+    header: dict[str, Any] = {
+        "name": target.name,
+        "execution": "parallel",
+        "primary_tasks": [MAIN],
+        "termination_delay": {"default": "0s", **delays},
+    }
     tasks = [_main(target, urls), *([_workers(target)] if target.apart else [])]
     tasks += [_service(target, service, port, urls) for service, port in target.own]
     secrets = "".join(f" --secret {name}" for name in target.secrets)
-    return joined([f"sky jobs launch{secrets} FILE, where FILE holds this", *target.warnings], [header, *tasks])
+    return joined(
+        [f"sky jobs launch{secrets} FILE, where FILE holds this", *target.warnings], [header, *tasks]
+    )
 
 
 def task_of(service: Service) -> str:
@@ -39,18 +46,27 @@ def task_of(service: Service) -> str:
     return service.name.replace("_", "-").lower()
 
 
-def _task(target: LaunchTarget, name: str, run: Sequence[str], extras: str, nodes: int = 1, **resources: Any) -> dict[str, Any]:
+def _task(
+    target: LaunchTarget, name: str, run: Sequence[str], extras: str, nodes: int = 1, **resources: Any
+) -> dict[str, Any]:
     image = {"image_id": f"docker:{target.settings.image}"} if target.settings.image else {}
     needs = {key: value for key, value in resources.items() if value} | image
     return {
-        "name": name, "num_nodes": nodes, **({"resources": needs} if needs else {}), "workdir": ".",
+        "name": name,
+        "num_nodes": nodes,
+        **({"resources": needs} if needs else {}),
+        "workdir": ".",
         **({"secrets": dict.fromkeys(target.secrets)} if target.secrets else {}),
-        **({} if target.settings.image else {"setup": SETUP.format(extras=extras)}), "run": "\n".join(["set -e", *run]) + "\n",
-    }  # fmt: skip
+        **({} if target.settings.image else {"setup": SETUP.format(extras=extras)}),
+        "run": "\n".join(["set -e", *run]) + "\n",
+    }
 
 
 def _machine(target: LaunchTarget) -> dict[str, Any]:
-    return {"accelerators": target.settings.accelerators, "cpus": f"{target.settings.cpus}+" if target.settings.cpus else None}
+    return {
+        "accelerators": target.settings.accelerators,
+        "cpus": f"{target.settings.cpus}+" if target.settings.cpus else None,
+    }
 
 
 def _kept(target: LaunchTarget) -> dict[str, Any]:
@@ -64,51 +80,91 @@ def _kept(target: LaunchTarget) -> dict[str, Any]:
 
 
 def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
-    exports = [f"export {service.variable}={quoted(urls.get(service.name, service.run))}" for service in target.services]
-    ray = [f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job", f"ray start --head --port={RAY_PORT} --disable-usage-stats"]
-    run = [*exports, *(ray if target.apart else []), *(_ray_waits(target) if target.apart else []), target.command(urls)]
-    return _task(target, MAIN, run, "tasks,cluster" if target.on_ray else "tasks", **_machine(target)) | _kept(target)
+    exports = [
+        f"export {service.variable}={quoted(urls.get(service.name, service.run))}"
+        for service in target.services
+    ]
+    ray = [
+        f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job",
+        f"ray start --head --port={RAY_PORT} --disable-usage-stats",
+    ]
+    run = [
+        *exports,
+        *(ray if target.apart else []),
+        *(_ray_waits(target) if target.apart else []),
+        target.command(urls),
+    ]
+    return _task(
+        target, MAIN, run, "tasks,cluster" if target.on_ray else "tasks", **_machine(target)
+    ) | _kept(target)
 
 
 def _within(condition: str, failure: str) -> list[str]:
     """Wait until a command succeeds, for at most JOIN_SECONDS."""
-    return [f"until {condition}; do",
-            f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} >&2; exit 1; fi",
-            "  sleep 5", "done"]  # fmt: skip
+    return [
+        f"until {condition}; do",
+        f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} "
+        ""
+        ""
+        ""
+        ">&2; exit 1; fi",
+        "  sleep 5",
+        "done",
+    ]
 
 
 def _ray_waits(target: LaunchTarget) -> list[str]:
     """Wait until all machines have joined, since a run that finds too few is refused."""
-    code = f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if n["Alive"]]) >= {target.settings.nodes})'
-    return _within(f'[ "$(timeout 60 python -c {shlex.quote(code)} | tail -n 1)" = True ]', "not all machines have joined the Ray")
+    code = (
+        f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if '
+        f'n["Alive"]]) >= {target.settings.nodes})'
+    )
+    return _within(
+        f'[ "$(timeout 60 python -c {shlex.quote(code)} | tail -n 1)" = True ]',
+        "not all machines have joined the Ray",
+    )
 
 
 def _workers(target: LaunchTarget) -> dict[str, Any]:
     head = f"{MAIN}-0.{GROUP}:{RAY_PORT}"
-    run = ["export RAY_AUTH_MODE=token", *_within(f'ray start --address="{head}" --disable-usage-stats --block', "no Ray to join")]
-    return _task(target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target)) | _kept(target)
+    run = [
+        "export RAY_AUTH_MODE=token",
+        *_within(f'ray start --address="{head}" --disable-usage-stats --block', "no Ray to join"),
+    ]
+    return _task(
+        target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target)
+    ) | _kept(target)
 
 
 def _check_gpus(target: LaunchTarget) -> None:
     wanting = [service for service, _ in target.own if service.gpus]
     if wanting and not target.accelerators[0]:
-        raise PlanError.of("job-accelerators", f"nothing names the GPUs of service '{wanting[0].name}'", found=f"no --{HEAD}.accelerators",
-                           expected="NAME:COUNT of each machine, of which services take the name",
-                           remedy=f"--{HEAD}.accelerators H100:8")
+        raise PlanError.of(
+            "job-accelerators",
+            f"nothing names the GPUs of service '{wanting[0].name}'",
+            found=f"no --{HEAD}.accelerators",
+            expected="NAME:COUNT of each machine, of which services take the name",
+            remedy=f"--{HEAD}.accelerators H100:8",
+        )
 
 
 def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
     name, _ = target.accelerators
     gpus = f"{name}:{service.gpus}" if service.gpus else None
     run = [f"export {PORT}={port}", command(service, port, urls)]
-    return _task(target, task_of(service), run, "services,search", accelerators=gpus,
-                 cpus=f"{service.cpus}+" if service.cpus else None)  # fmt: skip
+    return _task(
+        target,
+        task_of(service),
+        run,
+        "services,search",
+        accelerators=gpus,
+        cpus=f"{service.cpus}+" if service.cpus else None,
+    )
 
 
 def command(service: Service, port: int, urls: dict[str, str]) -> str:
-    """The command of a service for a shell, on all addresses of its machine: other machines ask it, with its token."""
+    """The command of a service for a shell, on all addresses of its machine: other machines ask it, with its
+    token."""
     words = service.command(port, urls)
     serving = words[:2] == ["rlflow", "serve"] and "--host" not in words
     return " ".join([*map(quoted, words), *(["--host", "0.0.0.0"] if serving else [])])
-
-

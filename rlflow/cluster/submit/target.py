@@ -1,4 +1,5 @@
-"""What is to be started on a cluster: the command of the run, the machines, the services beside it, and the names of secrets."""
+"""What is to be started on a cluster: the command of the run, the machines, the services beside it, and the
+names of secrets."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ HEAD = "job"  # begins the flags of what is printed: --job.nodes
 FIRST_PORT = 8001  # of services, one after another
 RAY_PORT, RAY_JOBS = 6379, 8265  # of Ray's head, and of its job server
 RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # of Ray's head, on its own machine
-GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # a variable in the names of hosts of a job group, expanded by the shell of a task
+# a variable in the names of hosts of a job group, expanded by the shell of a task
+GROUP = "${SKYPILOT_JOBGROUP_NAME}"
 TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same
 SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"  # of `rlflow serve` on other addresses than the machine's own
-TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}  # what a tracker reads in the environment
+# what a tracker reads in the environment
+TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -41,10 +44,14 @@ class JobSettings:
     nodes: Annotated[int, Ge(1)] = 1  # machines of the run; more than one join one Ray
     accelerators: str | None = None  # of each machine, as H100:8; without, processors alone
     cpus: Annotated[int, Ge(1)] | None = None  # cores of each machine, at least
-    image: str | None = None  # container image, in which rlflow is installed; without one, SkyPilot installs it
-    address: str | None = None  # of Ray's job server, http://HOST:8265, for --for ray; without, RAY_ADDRESS says it
-    keep: str | None = None  # what keeps the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
-    secret: tuple[str, ...] = ()  # names of variables of the environment that hold secrets; several: repeat the flag
+    # container image, in which rlflow is installed; without one, SkyPilot installs it
+    image: str | None = None
+    # of Ray's job server, http://HOST:8265, for --for ray; without, RAY_ADDRESS says it
+    address: str | None = None
+    # what keeps the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
+    keep: str | None = None
+    # names of variables of the environment that hold secrets; several: repeat the flag
+    secret: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,15 @@ class LaunchTarget:
     @property
     def own(self) -> list[tuple[Service, int]]:
         """The services that are started here, each with its port."""
-        return [(service, FIRST_PORT + number) for number, service in enumerate(each for each in self.services if not each.external)]
+        return [
+            (service, FIRST_PORT + number)
+            for number, service in enumerate(each for each in self.services if not each.external)
+        ]
 
     def command(self, urls: Mapping[str, str], file: str | None = None, started: bool = False) -> str:
-        """The command of the run, for a shell. ``urls``: service → URL, which the shell may expand; such services are waited for and not
-        started. ``file``: where the algorithm lies. ``started``: whether the run starts its services itself."""
+        """The command of the run, for a shell. ``urls``: service → URL, which the shell may expand; such
+        services are waited for and not started. ``file``: where the algorithm lies. ``started``: whether the
+        run starts its services itself."""
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
         words = ["rlflow", "run", shlex.quote(file or self.file)]
@@ -94,9 +105,16 @@ class LaunchTarget:
             words += _of_service(service, known.get(service.name), started)
         if self.keep is not None:
             named = {"out": self.keep.out, "name": self.name, "resume": "auto"}
-            words += [word for flag, value in named.items() if flag not in values for word in (f"--{flag}", shlex.quote(value))]
+            words += [
+                word
+                for flag, value in named.items()
+                if flag not in values
+                for word in (f"--{flag}", shlex.quote(value))
+            ]
         address = "auto" if started else RAY_HERE  # a Ray that is there already finds itself
-        return " ".join([*words, *(["--ray-address", address] if self.apart and "ray_address" not in self.flags else [])])
+        return " ".join(
+            [*words, *(["--ray-address", address] if self.apart and "ray_address" not in self.flags else [])]
+        )
 
 
 def _words(flag: str, value: Any) -> list[str]:
@@ -110,13 +128,19 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
-    """Whether the flags of a run name pools of Ray workers: none, and pools of threads, are one process. Raises PlanError."""
+    """Whether the flags of a run name pools of Ray workers: none, and pools of threads, are one process.
+    Raises PlanError."""
     return bool(pools := pools_of(flags)) and not Pools(str(pools)).threads
 
 
 def _of_service(service: Service, url: str | None, started: bool) -> list[str]:
     flag = f"--service.{service.name}"
-    words = [flag, quoted(service.run if started or url is None else url), f"{flag}.wait", f"{service.wait:g}"]
+    words = [
+        flag,
+        quoted(service.run if started or url is None else url),
+        f"{flag}.wait",
+        f"{service.wait:g}",
+    ]
     words += [f"{flag}.health", shlex.quote(service.health)] if service.health != "/health" else []
     if started and not service.external:
         words += [f"{flag}.delay", f"{service.delay:g}"]
@@ -126,7 +150,13 @@ def _of_service(service: Service, url: str | None, started: bool) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else json.dumps(value)
+        if isinstance(value, dict)
+        else str(value)
+    )
 
 
 def quoted(text: str) -> str:
@@ -135,25 +165,44 @@ def quoted(text: str) -> str:
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
-    """The place and the run that the flags of `rlflow job` name. Raises PlanError for flags that name no place or no machines, and for a
-    secret among them, since what is printed gets around."""
+    """The place and the run that the flags of `rlflow job` name. Raises PlanError for flags that name no
+    place or no machines, and for a secret among them, since what is printed gets around."""
     flags = dict(values)
     kind = flags.pop("for", None)
     if kind not in ("skypilot", "kuberay", "ray"):
-        raise PlanError.of("job-for", "nothing says where the run is to start", found=str(kind or "no --for"),
-                           expected="skypilot, kuberay or ray", remedy="--for skypilot")
+        raise PlanError.of(
+            "job-for",
+            "nothing says where the run is to start",
+            found=str(kind or "no --for"),
+            expected="skypilot, kuberay or ray",
+            remedy="--for skypilot",
+        )
     own = {flag.partition(".")[2]: flags.pop(flag) for flag in list(flags) if flag.startswith(f"{HEAD}.")}
-    settings = override(JobSettings(), {**own, **({"secret": _several(own["secret"])} if "secret" in own else {})}, f"{HEAD}.")
+    settings = override(
+        JobSettings(), {**own, **({"secret": _several(own["secret"])} if "secret" in own else {})}, f"{HEAD}."
+    )
     services, others = split_services(flags)
-    name = re.sub(r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()).strip("-") or "run"
+    name = (
+        re.sub(
+            r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()
+        ).strip("-")
+        or "run"
+    )
     _check_text({**values, "FILE": file})
     _check(settings, services, others)
     keep = None if settings.keep is None else keep_of(settings.keep, kind)
     if keep is not None and "out" in others:
-        raise PlanError.of("job-keep", "two flags say where the run's folder is kept", found=f"--out and {KEEP}", expected="one of them",
-                           remedy="leave out --out")
+        raise PlanError.of(
+            "job-keep",
+            "two flags say where the run's folder is kept",
+            found=f"--out and {KEEP}",
+            expected="one of them",
+            remedy="leave out --out",
+        )
     warnings = tuple(warning(kind, keep, str(others.get("out", ""))))
-    return kind, LaunchTarget(name, file, others, services, settings, _secrets(settings, services, others), keep, warnings)
+    return kind, LaunchTarget(
+        name, file, others, services, settings, _secrets(settings, services, others), keep, warnings
+    )
 
 
 def _several(value: Any) -> tuple[str, ...]:
@@ -161,10 +210,17 @@ def _several(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the variables that hold secrets: those that are named, those of trackers, and the tokens of Ray and of services."""
+    """Names of the variables that hold secrets: those that are named, those of trackers, and the tokens of
+    Ray and of services."""
     trackers = [name for tracker in _several(flags.get("track", ())) for name in TRACKERS.get(tracker, ())]
-    serving = [SERVE_TOKEN] if any(service.words[:2] == ["rlflow", "serve"] for service in services if not service.external) else []
-    return tuple(dict.fromkeys([*settings.secret, *trackers, *([TOKEN] if settings.nodes > 1 else []), *serving]))
+    serving = (
+        [SERVE_TOKEN]
+        if any(service.words[:2] == ["rlflow", "serve"] for service in services if not service.external)
+        else []
+    )
+    return tuple(
+        dict.fromkeys([*settings.secret, *trackers, *([TOKEN] if settings.nodes > 1 else []), *serving])
+    )
 
 
 def _check_text(values: Mapping[str, Any]) -> None:
@@ -172,23 +228,52 @@ def _check_text(values: Mapping[str, Any]) -> None:
     for flag, value in values.items():
         for text in (flag, *map(_text, value if isinstance(value, list | tuple) else [value])):
             if "\0" in text or text != text.encode(errors="replace").decode():
-                raise PlanError.of("job-text", f"--{printable(ascii(flag)[1:-1])} cannot be handed to a command", found=ascii(text),
-                                   expected="text in UTF-8 without NUL", remedy="leave these characters out")
+                raise PlanError.of(
+                    "job-text",
+                    f"--{printable(ascii(flag)[1:-1])} cannot be handed to a command",
+                    found=ascii(text),
+                    expected="text in UTF-8 without NUL",
+                    remedy="leave these characters out",
+                )
 
 
 def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:
     """Raises PlanError for secrets in flags, and for machines that no flag of the run can use."""
-    texts = {flag: str(value) for flag, value in flags.items()} | {f"service.{service.name}": service.run for service in services}
-    secret_flags = [flag for flag, text in texts.items() if (telling(flag.rpartition(".")[2]) and text) or masked(text) != text]
+    texts = {flag: str(value) for flag, value in flags.items()} | {
+        f"service.{service.name}": service.run for service in services
+    }
+    secret_flags = [
+        flag
+        for flag, text in texts.items()
+        if (telling(flag.rpartition(".")[2]) and text) or masked(text) != text
+    ]
     wrong = [name for name in settings.secret if not VARIABLE.fullmatch(name)]
     if secret_flags or wrong:
-        where = listed(f"--{flag}" for flag in secret_flags) if secret_flags else f"--{HEAD}.secret with {len(wrong[0])} characters"
-        raise PlanError.of("job-secret", "a secret does not belong into what is printed", found=where,
-                           expected="names of variables of the environment", remedy=f"export NAME=…, and --{HEAD}.secret NAME")
+        where = (
+            listed(f"--{flag}" for flag in secret_flags)
+            if secret_flags
+            else f"--{HEAD}.secret with {len(wrong[0])} characters"
+        )
+        raise PlanError.of(
+            "job-secret",
+            "a secret does not belong into what is printed",
+            found=where,
+            expected="names of variables of the environment",
+            remedy=f"export NAME=…, and --{HEAD}.secret NAME",
+        )
     if settings.nodes > 1 and not has_ray_pools(flags):
-        raise PlanError.of("job-nodes", f"the run uses one machine of {settings.nodes}, since it has no pools of processes",
-                           found=f"--{HEAD}.nodes {settings.nodes}", expected=f"--pools, or --{HEAD}.nodes 1",
-                           remedy="--pools train=8,rollout=8, or all=16")
+        raise PlanError.of(
+            "job-nodes",
+            f"the run uses one machine of {settings.nodes}, since it has no pools of processes",
+            found=f"--{HEAD}.nodes {settings.nodes}",
+            expected=f"--pools, or --{HEAD}.nodes 1",
+            remedy="--pools train=8,rollout=8, or all=16",
+        )
     if not re.fullmatch(r"([A-Za-z][\w.-]*(:[1-9][0-9]*)?)?", settings.accelerators or ""):
-        raise PlanError.of("job-accelerators", f"--{HEAD}.accelerators names no accelerators", found=str(settings.accelerators),
-                           expected="NAME:COUNT of each machine", remedy=f"--{HEAD}.accelerators H100:8")
+        raise PlanError.of(
+            "job-accelerators",
+            f"--{HEAD}.accelerators names no accelerators",
+            found=str(settings.accelerators),
+            expected="NAME:COUNT of each machine",
+            remedy=f"--{HEAD}.accelerators H100:8",
+        )

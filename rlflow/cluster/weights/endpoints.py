@@ -1,7 +1,7 @@
 """The two ends of a weight transfer between pools, on their ranks: senders pack weights, receivers take them.
 
-The driver calls each end's steps (`rlflow.cluster.weights.transfer`). All ends make the same plan from the offers of all, in which senders
-have the first numbers.
+The driver calls each end's steps (`rlflow.cluster.weights.transfer`). All ends make the same plan from the
+offers of all, in which senders have the first numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Message:
     """A message from one rank to another."""
 
     version: int  # of the weights
-    raw: NDArray[np.uint8] | tuple[int, int]  # the bytes, or their start and end in the sender's shared memory
+    # the bytes, or their start and end in the sender's shared memory
+    raw: NDArray[np.uint8] | tuple[int, int]
 
 
 def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
@@ -63,7 +64,9 @@ class Offers:
     def plan(self) -> TransferPlan:
         """The plan of the transfer. All ranks make the same."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
-        source, target = layouts([offer.shards for offer in self.senders], [offer.shards for offer in self.receivers])
+        source, target = layouts(
+            [offer.shards for offer in self.senders], [offer.shards for offer in self.receivers]
+        )
         return make_plan(source, target, [machines.index(name) for name in machines], self.bucket)
 
 
@@ -76,16 +79,19 @@ class Sender:
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
-        """The weights of this rank; None where no plan can move them, as with adapters, which are merged first."""
+        """The weights of this rank; None where no plan can move them, as with adapters, which are merged
+        first."""
         pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Make the plan and buffers: in shared memory named after ``run``, whose file is given, or in this process where ``run`` is
-        None."""
+        """Make the plan and buffers: in shared memory named after ``run``, whose file is given, or in this
+        process where ``run`` is None."""
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
-        self.resharder = Resharder(offers.plan(), rank, pieces, {}, cast(Transport, transport), buffers=1 if run is None else 2)
+        self.resharder = Resharder(
+            offers.plan(), rank, pieces, {}, cast(Transport, transport), buffers=1 if run is None else 2
+        )
         self._at = storages(pieces)
         return transport.place if isinstance(transport, Mailbox) else None
 
@@ -95,7 +101,8 @@ class Sender:
             self.resharder.transport.hide()
 
     def pack(self, index: int, version: int, lasting: bool) -> list[Any]:
-        """Pack bucket ``index``. Gives the version and then its messages. ``lasting``: whether messages outlive the next bucket."""
+        """Pack bucket ``index``. Gives the version and then its messages. ``lasting``: whether messages
+        outlive the next bucket."""
         assert self.resharder is not None
         if index == 0:
             self._relocate()
@@ -138,19 +145,26 @@ class Receiver:
         return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:
-        """The weights that this rank needs. They may be overwritten with test patterns: a whole transfer has to follow before it
-        samples."""
-        self.destinations = self.generator.destinations(layouts([offer.shards for offer in senders], [])[0].tensors)
+        """The weights that this rank needs. They may be overwritten with test patterns: a whole transfer has
+        to follow before it samples."""
+        self.destinations = self.generator.destinations(
+            layouts([offer.shards for offer in senders], [])[0].tensors
+        )
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
         """Make the plan and buffers. ``places``: the senders' shared memory; None for one that has none."""
-        self.resharder = Resharder(offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1)
+        self.resharder = Resharder(
+            offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1
+        )
         self.files = [None if place is None else place.opened() for place in places]
 
     def take(self, index: int, senders: list[int], *messages: Message) -> None:
         """Take the messages of bucket ``index``, one from each of these senders."""
-        raw = {sender: self._bytes(sender, message.raw) for sender, message in zip(senders, messages, strict=True)}
+        raw = {
+            sender: self._bytes(sender, message.raw)
+            for sender, message in zip(senders, messages, strict=True)
+        }
         self.resharder.unpack(index, raw)
         self.versions |= {sender: message.version for sender, message in zip(senders, messages, strict=True)}
         self.received += sum(part.numel() for part in raw.values())
@@ -163,17 +177,23 @@ class Receiver:
         return memory[raw[0] : raw[1]]
 
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
-        """End a transfer. ``terms``: the senders' parts of the digests, where these are compared. Gives metrics: ``inbound``, bytes that
-        came, and ``bound``, the fewest that any plan could move. Raises TransferError where that is not what was planned or sent."""
+        """End a transfer. ``terms``: the senders' parts of the digests, where these are compared. Gives
+        metrics: ``inbound``, bytes that came, and ``bound``, the fewest that any plan could move. Raises
+        TransferError where that is not what was planned or sent."""
         received, versions, self.received, self.versions = self.received, self.versions, 0, {}
         if wrong := {sender: other for sender, other in versions.items() if other != version}:
-            raise TransferError(f"rank {self.resharder.rank} takes version {version}, but ranks sent others: {wrong}")
+            raise TransferError(
+                f"rank {self.resharder.rank} takes version {version}, but ranks sent others: {wrong}"
+            )
         self.resharder.finish(version, received)
         if terms:
             self.resharder.verifier.compare(torch.from_numpy(np.sum(np.stack(terms), axis=0)))
         with self.generator.writing(version):
             self.destinations.finish(self.generator.load)
-        return {"inbound": float(received), "bound": float(self.resharder.plan.stats.bound[self.resharder.rank])}
+        return {
+            "inbound": float(received),
+            "bound": float(self.resharder.plan.stats.bound[self.resharder.rank]),
+        }
 
     def close(self) -> None:
         """Close the senders' shared memory."""

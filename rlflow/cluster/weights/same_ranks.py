@@ -1,7 +1,8 @@
 """Weight transfer from a trainer to a generator on the same ranks: from memory to memory, by a plan.
 
-The plan is made at the first transfer, from the tensors that the ranks' engines really hold; all ranks take part in each transfer. Weights
-that no plan can move (adapters, which are merged first; engines that show no memory) go as whole tensors, one after another.
+The plan is made at the first transfer, from the tensors that the ranks' engines really hold; all ranks take
+part in each transfer. Weights that no plan can move (adapters, which are merged first; engines that show no
+memory) go as whole tensors, one after another.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def movable(model: Model, how: How) -> bool:
 class SameRankTransfer:
     """Moves the weights of one role over the ranks of torch's default group.
 
-    ``how``: the option --weights. ``run``: a name that all ranks share and no other run or role has. ``verify_every``: digests of the
-    weights are compared at every transfer of this number; 0: never."""
+    ``how``: the option --weights. ``run``: a name that all ranks share and no other run or role has.
+    ``verify_every``: digests of the weights are compared at every transfer of this number; 0: never."""
 
     def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
         self.trainer: Any = model.trainer
@@ -55,21 +56,33 @@ class SameRankTransfer:
         self.resharder = self._resharder(make_plan(source, target, nodes), pieces, len(set(nodes)) == 1)
         self._at = storages(pieces)
 
-    def _resharder(self, plan: TransferPlan, pieces: Mapping[str, TensorViews], one_machine: bool) -> Resharder:
+    def _resharder(
+        self, plan: TransferPlan, pieces: Mapping[str, TensorViews], one_machine: bool
+    ) -> Resharder:
         def bind_with(way: str) -> Resharder:
             transports: dict[str, Callable[[], Transport]] = {
-                "segment": partial(Segment, self.run), "handles": partial(Handles, self.device),
+                "segment": partial(Segment, self.run),
+                "handles": partial(Handles, self.device),
                 "alltoall": partial(AllToAll, None, self.device),
-            }  # fmt: skip
-            return Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, transports[way](), verify_every=self.verify_every)
+            }
+            return Resharder(
+                plan,
+                dist.get_rank(),
+                pieces,
+                self.destinations.pieces,
+                transports[way](),
+                verify_every=self.verify_every,
+            )
 
         return first_that_opens(bind_with, ways(self.how, self.device, one_machine))
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Move the trainer's weights of this version to the generator. Gives metrics: ``inbound``, bytes that came from other ranks;
-        ``bound``, the fewest bytes that any plan could move; ``extra``, most bytes that the transfer takes on a rank beside the model;
-        ``transport``, its name. Raises TransferError where ranks do not hold what was planned."""
-        if storages(self.trainer.pieces()) != self._at:  # on all ranks alike: other tensors hold the weights now
+        """Move the trainer's weights of this version to the generator. Gives metrics: ``inbound``, bytes that
+        came from other ranks; ``bound``, the fewest bytes that any plan could move; ``extra``, most bytes
+        that the transfer takes on a rank beside the model; ``transport``, its name. Raises TransferError
+        where ranks do not hold what was planned."""
+        # on all ranks alike: other tensors hold the weights now
+        if storages(self.trainer.pieces()) != self._at:
             self.resharder.close()
             self._bind()
         with self.generator.writing(version):
@@ -77,8 +90,12 @@ class SameRankTransfer:
             self.destinations.finish(self.generator.load)
         stats, rank = self.resharder.plan.stats, self.resharder.rank
         transport = self.resharder.transport.name
-        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "extra": float(stats.extra(transport)),
-                "transport": transport}
+        return {
+            "inbound": float(stats.inbound[rank]),
+            "bound": float(stats.bound[rank]),
+            "extra": float(stats.extra(transport)),
+            "transport": transport,
+        }
 
     def close(self) -> None:
         """Free the buffers."""
@@ -86,8 +103,8 @@ class SameRankTransfer:
 
 
 def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
-    """Names of the transports between the ranks of a pool, the first choice first. On one machine it is shared memory: of the GPUs where
-    the weights are there, else of the host."""
+    """Names of the transports between the ranks of a pool, the first choice first. On one machine it is
+    shared memory: of the GPUs where the weights are there, else of the host."""
     if how == "segment":
         return ("segment",) if device == "cpu" else ("handles",)
     if how == "alltoall" or not one_machine:
@@ -96,8 +113,8 @@ def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
 
 
 def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
-    """Bind by the first of the transports that works. One may fail where processes cannot share the memory of their GPUs, which all ranks
-    find out together. Raises PlanError where none works."""
+    """Bind by the first of the transports that works. One may fail where processes cannot share the memory of
+    their GPUs, which all ranks find out together. Raises PlanError where none works."""
     *choices, last = ways
     for way in choices:
         try:
@@ -121,6 +138,6 @@ def _nodes() -> list[int]:
 
 
 def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
-    """The identity of each piece's storage. It stays when weights were put away and came back at another address, which may happen on one
-    rank and not on another."""
+    """The identity of each piece's storage. It stays when weights were put away and came back at another
+    address, which may happen on one rank and not on another."""
     return [piece.view.untyped_storage()._cdata for views in pieces.values() for piece in views.pieces]

@@ -31,16 +31,21 @@ class RemoteTrainer:
 
     role: str
     pool: Pool[Worker]
-    collective: bool = False  # whether each rank holds a part of the weights, so that all have to take part in an answer
+    # whether each rank holds a part of the weights, so that all have to take part in an answer
+    collective: bool = False
 
     def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
-        """Start a method of the workers for this role. Gives the reference of rank 0's answer, or references where it has several
-        ``answers``."""
+        """Start a method of the workers for this role. Gives the reference of rank 0's answer, or references
+        where it has several ``answers``."""
         ranks = range(len(self.pool)) if self.collective else (0,)
-        return [self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks][0]
+        return [
+            self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks
+        ][0]
 
     def _answer(self, method: str, *args: Any) -> Any:
-        return self.pool.future(method, [(0, self.begin(method, *args))], MOVE_SECONDS, lambda answers: answers[0]).result()
+        return self.pool.future(
+            method, [(0, self.begin(method, *args))], MOVE_SECONDS, lambda answers: answers[0]
+        ).result()
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the trainer's state, name → tensor."""
@@ -53,7 +58,9 @@ class RemoteTrainer:
 
     def resize_passes(self, tokens: int) -> int:
         """Have all ranks compute at most so many tokens in a pass from now on. Gives the number until now."""
-        return self.pool.call(Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model").result()[0]
+        return self.pool.call(
+            Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model"
+        ).result()[0]
 
     def save(self, folder: Path) -> None:
         """Save the model to a folder."""
@@ -77,8 +84,8 @@ class RemoteModel:
         self._receiving = threading.Lock()  # a generator takes one set of weights at a time
 
     def frozen(self) -> Frozen | None:
-        """Take the trainer's weights as they are now; None where trainer and generator are on one pool, which has the newest alone. The
-        first call has to come while nothing is sampled."""
+        """Take the trainer's weights as they are now; None where trainer and generator are on one pool, which
+        has the newest alone. The first call has to come while nothing is sampled."""
         if self.trainer is None or self._together:
             return None
         if self._planned(MOVE_SECONDS):
@@ -108,8 +115,9 @@ class RemoteModel:
                 assert self.transfer is not None
                 self.moved = self.transfer.deliver(frozen.version, frozen.weights, seconds)
             else:
-                sizes: Future[list[int]] = self.generator.call("receive", self.role, frozen.version, frozen.weights, seconds=seconds,
-                                                               group="model")  # fmt: skip
+                sizes: Future[list[int]] = self.generator.call(
+                    "receive", self.role, frozen.version, frozen.weights, seconds=seconds, group="model"
+                )
                 self.received += sum(sizes.result())
             self.sampled_version = frozen.version
 
@@ -118,7 +126,9 @@ class RemoteModel:
         if self.generator is None or self.trainer is None or self.sampled_version == self.version:
             return
         if self._together:
-            ranks = self.generator.call(Worker.synchronise, self.role, self.version, seconds=seconds, group="model").result()
+            ranks = self.generator.call(
+                Worker.synchronise, self.role, self.version, seconds=seconds, group="model"
+            ).result()
             self.moved = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
             self.received += int(sum(rank.get("inbound", 0) for rank in ranks))
             self.sampled_version = self.version
@@ -142,7 +152,8 @@ class RemoteModel:
             self.sampled_version = self.version
 
     def restored(self, version: int) -> None:
-        """Note that the trainer was put back to weights of this version, and that workers may have been replaced."""
+        """Note that the trainer was put back to weights of this version, and that workers may have been
+        replaced."""
         self.version, self.sampled_version = version, -1
         if self.transfer is not None:
             self.transfer.unbind()

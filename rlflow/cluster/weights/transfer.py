@@ -1,8 +1,8 @@
 """Weight transfer from the ranks of one pool to those of another by a plan: the driver's part.
 
-The driver tells ranks, bucket by bucket, what to pack and what to take, and never sees a weight: messages are results of one worker's call
-and arguments of another's, in Ray's object store, or are in shared memory where all ranks are on one machine. At most two buckets are under
-way at once.
+The driver tells ranks, bucket by bucket, what to pack and what to take, and never sees a weight: messages are
+results of one worker's call and arguments of another's, in Ray's object store, or are in shared memory where
+all ranks are on one machine. At most two buckets are under way at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TransferResult:
     """The packed buckets of a whole transfer."""
 
     buckets: tuple[PackedBucket, ...]
-    terms: tuple[Any, ...]  # references of the senders' parts of the digests; empty where these are not compared
+    # references of the senders' parts of the digests; empty where these are not compared
+    terms: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,12 @@ class Route:
 
     @cached_property
     def letters(self) -> list[dict[int, dict[int, list[int]]]]:
-        """The messages of each bucket: sender → first receiver of a message → all receivers of that message."""
-        return [{sender: _letters(self.plan, index, sender) for sender in range(self.senders)} for index in range(len(self.plan.buckets))]
+        """The messages of each bucket: sender → first receiver of a message → all receivers of that
+        message."""
+        return [
+            {sender: _letters(self.plan, index, sender) for sender in range(self.senders)}
+            for index in range(len(self.plan.buckets))
+        ]
 
     def addressed(self, index: int) -> dict[int, list[tuple[int, int]]]:
         """Receiver → the messages of a bucket that it takes, as (sender, first receiver)."""
@@ -87,16 +92,26 @@ class WeightTransfer:
     received: int = 0  # bytes that came to all receivers
     run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")  # name of the shared memory
 
-    # -- the plan ----------------------------------------------------------------------------------------------------------------
+    # -- the plan
+    # --------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks which weights they hold and need, and make the plan. Gives whether there is one. Afterwards the generator must not
-        sample until a transfer has ended. Raises PlanError where the ranks cannot use the transport that was asked for."""
+        """Ask all ranks which weights they hold and need, and make the plan. Gives whether there is one.
+        Afterwards the generator must not sample until a transfer has ended. Raises PlanError where the ranks
+        cannot use the transport that was asked for."""
         self.unbind()
         offers = self._all(self.source, "begin", seconds=seconds)
         if None not in offers and all(self._all(self.target, "begin", seconds=seconds)):
-            all_offers = Offers(offers, self._all(self.target, "offer", self.target.transport.keep(offers), seconds=seconds), self.bucket)
-            route = Route(all_offers.plan(), len(all_offers.senders), self._transport([*all_offers.senders, *all_offers.receivers]))
+            all_offers = Offers(
+                offers,
+                self._all(self.target, "offer", self.target.transport.keep(offers), seconds=seconds),
+                self.bucket,
+            )
+            route = Route(
+                all_offers.plan(),
+                len(all_offers.senders),
+                self._transport([*all_offers.senders, *all_offers.receivers]),
+            )
             self._open(route, self.source.transport.keep(all_offers), seconds)
             self.route = route
         self.bound = True
@@ -125,11 +140,16 @@ class WeightTransfer:
         """Forget the plan, since workers may have been replaced."""
         self.bound, self.route = False, None
 
-    # -- transfers ---------------------------------------------------------------------------------------------------------------
+    # -- transfers
+    # --------------------------------------------------------------------------------------------------------
 
     def freeze(self, version: int) -> TransferResult:
-        """Begin to pack all weights of a transfer, before any later call of these workers, so that later updates do not change them."""
-        return TransferResult(tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))), self._terms())
+        """Begin to pack all weights of a transfer, before any later call of these workers, so that later
+        updates do not change them."""
+        return TransferResult(
+            tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))),
+            self._terms(),
+        )
 
     def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
         """Move weights that were packed by ``freeze`` to the generator. Gives metrics of the transfer."""
@@ -145,7 +165,9 @@ class WeightTransfer:
         """Metrics: the most bytes that a transfer takes on any rank beside the model, and its transport."""
         return {"extra": float(self.bound_route.plan.stats.extra(transport)), "transport": transport}
 
-    def _move(self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
+    def _move(
+        self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float
+    ) -> dict[str, Any]:
         """Move all buckets; each is packed while the one before it is taken."""
         limit, count = Deadline(seconds), len(self.bound_route.plan.buckets)
         futures: list[Future[Any]] = []
@@ -166,39 +188,64 @@ class WeightTransfer:
         messages: dict[tuple[int, int], Any] = {}
         for sender, letters in self.bound_route.letters[index].items():
             if letters:
-                done[sender], *references = self.source.send(sender, "passing", self.role, "pack", index, version, lasting, group="model",
-                                                       answers=1 + len(letters))
+                done[sender], *references = self.source.send(
+                    sender,
+                    "passing",
+                    self.role,
+                    "pack",
+                    index,
+                    version,
+                    lasting,
+                    group="model",
+                    answers=1 + len(letters),
+                )
                 messages |= {(sender, first): ref for first, ref in zip(letters, references, strict=True)}
         return PackedBucket(done, messages)
 
     def _take(self, index: int, coming: PackedBucket, limit: Deadline) -> Future[Any]:
         refs = {}
         for receiver, letters in self.bound_route.addressed(index).items():
-            senders, messages = [sender for sender, _ in letters], [coming.messages[letter] for letter in letters]
+            senders, messages = (
+                [sender for sender, _ in letters],
+                [coming.messages[letter] for letter in letters],
+            )
             rank = receiver - self.bound_route.senders
-            refs[rank] = self.target.send(rank, "passing", self.role, "take", index, senders, *messages, group="model")
+            refs[rank] = self.target.send(
+                rank, "passing", self.role, "take", index, senders, *messages, group="model"
+            )
         return self._future(self.target, refs, limit)
 
     def _terms(self) -> tuple[Any, ...]:
         self.packed += 1
         if not self.verify_every or self.packed % self.verify_every:
             return ()
-        return tuple(self.source.send(rank, "passing", self.role, "terms", group="model") for rank in range(len(self.source)))
+        return tuple(
+            self.source.send(rank, "passing", self.role, "terms", group="model")
+            for rank in range(len(self.source))
+        )
 
     def _finish(self, version: int, terms: Sequence[Any], limit: Deadline) -> dict[str, Any]:
-        references = {rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
-                for rank in range(len(self.target))}  # fmt: skip
+        references = {
+            rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
+            for rank in range(len(self.target))
+        }
         ranks = self._future(self.target, references, limit).result()
         self.received += int(sum(rank["inbound"] for rank in ranks))
         return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
-    # -- calls -------------------------------------------------------------------------------------------------------------------
+    # -- calls
+    # --------------------------------------------------------------------------------------------------------
 
     def _all(self, pool: Pool[Worker], step: str, *arguments: Any, seconds: float) -> list[Any]:
         return self._each(pool, step, lambda rank: arguments, seconds)
 
-    def _each(self, pool: Pool[Worker], step: str, arguments: Callable[[int], tuple[Any, ...]], seconds: float) -> list[Any]:
-        refs = {rank: pool.send(rank, "passing", self.role, step, *arguments(rank), group="model") for rank in range(len(pool))}
+    def _each(
+        self, pool: Pool[Worker], step: str, arguments: Callable[[int], tuple[Any, ...]], seconds: float
+    ) -> list[Any]:
+        refs = {
+            rank: pool.send(rank, "passing", self.role, step, *arguments(rank), group="model")
+            for rank in range(len(pool))
+        }
         answers: list[Any] = self._future(pool, refs, Deadline(seconds)).result()
         return answers
 

@@ -1,4 +1,5 @@
-"""Draws in stages and losses that no seed of the run decides: they break exact resume, and ranks draw alike or not by accident."""
+"""Draws in stages and losses that no seed of the run decides: they break exact resume, and ranks draw alike
+or not by accident."""
 
 from __future__ import annotations
 
@@ -19,10 +20,32 @@ from rlflow.compiler.graph.model import Node
 from rlflow.compiler.trace.compile import Program, used_nodes
 from rlflow.errors import Place, Problem
 
-TORCH = ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial", "normal", "poisson")
-IN_PLACE = ("bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
+TORCH = (
+    "rand",
+    "randn",
+    "randint",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "randperm",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "poisson",
+)
+IN_PLACE = (
+    "bernoulli_",
+    "uniform_",
+    "normal_",
+    "exponential_",
+    "random_",
+    "geometric_",
+    "log_normal_",
+    "cauchy_",
+)
 METHODS = ("bernoulli", "multinomial")  # of tensors, that give another tensor
-SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")  # draw from a seed that is named
+# draw from a seed that is named
+SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
 def chance_problems(program: Program) -> Iterator[Problem]:
@@ -31,7 +54,9 @@ def chance_problems(program: Program) -> Iterator[Problem]:
         called = program.functions.get(node.name)
         for function in called.losses if isinstance(called, JointLoss) else (called,):
             if isinstance(function, Stage | Loss):
-                yield from (_problem(node, function, name, place) for name, place in unseeded(function.function))
+                yield from (
+                    _problem(node, function, name, place) for name, place in unseeded(function.function)
+                )
 
 
 def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Problem:
@@ -39,16 +64,30 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
         what, expected = "loss", "a column of numbers that a stage has drawn"
         remedy = "draw in a stage, which takes `generator` after '*', and read the column that it gives"
     else:
-        one = "`generator`, a tuple of one for each row," if function.dispatch == DP_COMPUTE else "`generator`"
-        what, expected, remedy = "stage", "a draw from `generator`", f"take {one} as a parameter after '*' and pass it on"
-    return Problem("unseeded-chance", f"{what} '{function.name}' draws by {name}, which the run's seed does not decide: a resumed run "
-                   "would draw otherwise", node.place, place, found=f"{name} without generator=", expected=expected, remedy=remedy,
-                   severity="warning")
+        one = (
+            "`generator`, a tuple of one for each row," if function.dispatch == DP_COMPUTE else "`generator`"
+        )
+        what, expected, remedy = (
+            "stage",
+            "a draw from `generator`",
+            f"take {one} as a parameter after '*' and pass it on",
+        )
+    return Problem(
+        "unseeded-chance",
+        f"{what} '{function.name}' draws by {name}, which the run's seed does not decide: a resumed run "
+        "would draw otherwise",
+        node.place,
+        place,
+        found=f"{name} without generator=",
+        expected=expected,
+        remedy=remedy,
+        severity="warning",
+    )
 
 
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
-    """Find draws of random numbers without a generator, with their places, in a function and in the functions of its own file that it
-    calls."""
+    """Find draws of random numbers without a generator, with their places, in a function and in the functions
+    of its own file that it calls."""
     visited = visited if visited is not None else set()
     if not isinstance(function, types.FunctionType) or function in visited:
         return
@@ -64,15 +103,22 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
             if name is not None:
                 yield name, Place(function.__code__.co_filename, first + call.lineno - 1)
         if isinstance(call.func, ast.Name):
-            other = inspect.unwrap(value) if callable(value := function.__globals__.get(call.func.id)) else None
-            if isinstance(other, types.FunctionType) and other.__code__.co_filename == function.__code__.co_filename:
+            other = (
+                inspect.unwrap(value) if callable(value := function.__globals__.get(call.func.id)) else None
+            )
+            if (
+                isinstance(other, types.FunctionType)
+                and other.__code__.co_filename == function.__code__.co_filename
+            ):
                 yield from unseeded(other, visited)
 
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
     """The name of a function that draws by the process' own chance, None for any other."""
     function = _value(called, names)
-    if isinstance(called, ast.Attribute) and (called.attr in IN_PLACE or called.attr in METHODS and function is None):
+    if isinstance(called, ast.Attribute) and (
+        called.attr in IN_PLACE or called.attr in METHODS and function is None
+    ):
         return f".{called.attr}()"
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
     torch = sys.modules.get("torch")
@@ -80,18 +126,28 @@ def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
         return f"torch.{name}"
     if torch is not None and function is torch.nn.functional.dropout:
         return "torch.nn.functional.dropout"
-    if isinstance(getattr(function, "__self__", None), random.Random) and function.__self__ is getattr(random, "_inst", None):
+    if isinstance(getattr(function, "__self__", None), random.Random) and function.__self__ is getattr(
+        random, "_inst", None
+    ):
         return f"random.{name}"
     own = getattr(function, "__self__", None)
-    if (module or type(own).__module__).startswith("numpy.random") and name not in SEEDED and own is not None and not isinstance(own, type):
+    if (
+        (module or type(own).__module__).startswith("numpy.random")
+        and name not in SEEDED
+        and own is not None
+        and not isinstance(own, type)
+    ):
         return f"numpy.random.{name}"
     return None
 
 
 def _value(written: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The object that an expression names, directly or as an attribute of a module; None for any other expression."""
+    """The object that an expression names, directly or as an attribute of a module; None for any other
+    expression."""
     if isinstance(written, ast.Name):
         return names.get(written.id)
-    if isinstance(written, ast.Attribute) and isinstance(owner := _value(written.value, names), types.ModuleType):
+    if isinstance(written, ast.Attribute) and isinstance(
+        owner := _value(written.value, names), types.ModuleType
+    ):
         return getattr(owner, written.attr, None)
     return None

@@ -1,5 +1,5 @@
-"""Which columns change the gradient of a loss, tried on made rows: on the policy that sampled and away from it, with several draws. A
-column counts as without influence only where every gradient is bit-equal."""
+"""Which columns change the gradient of a loss, tried on made rows: on the policy that sampled and away from
+it, with several draws. A column counts as without influence only where every gradient is bit-equal."""
 
 from __future__ import annotations
 
@@ -17,44 +17,61 @@ from rlflow.training.objective import New
 
 DRAWS = 3
 SIZES = (0.1, 1.0, 30.0)  # by which float columns are moved, up and down
-FIXED = ("mask", "group")  # say which entries count and belong together: whatever reads them is decided by them
+# say which entries count and belong together: whatever reads them is decided by them
+FIXED = ("mask", "group")
 
 
-def gradient(loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """The gradient of the sum of the loss' values, by the quantity of the model; None where the loss raises, or a number is not
-    finite, of which nothing can be said."""
-    leaves = New(**{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()})
+def gradient(
+    loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Tensor] | None:
+    """The gradient of the sum of the loss' values, by the quantity of the model; None where the loss raises,
+    or a number is not finite, of which nothing can be said."""
+    leaves = New(
+        **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
+    )
     wanted = {name: x for name, x in vars(leaves).items() if x is not None}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             value, _ = loss(leaves, *(columns.get(p.name) for p in loss.signature.columns), **settings)
-            gradients = torch.autograd.grad(value.double().sum(), list(wanted.values()), allow_unused=True) if value.requires_grad else ()
+            gradients = (
+                torch.autograd.grad(value.double().sum(), list(wanted.values()), allow_unused=True)
+                if value.requires_grad
+                else ()
+            )
         except Exception:  # what a loss raises is reported where losses are tried
             return None
     if not all(g is None or bool(g.isfinite().all()) for g in gradients):
         return None
-    return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), gradients, strict=False)}
+    return {
+        name: torch.zeros_like(x) if g is None else g
+        for (name, x), g in zip(wanted.items(), gradients, strict=False)
+    }
 
 
 def influential(
     loss: Loss, kinds: Mapping[str, Kind] | None, settings: Mapping[str, Any], names: frozenset[str]
 ) -> frozenset[str]:
-    """Find which of the columns ``names`` change the gradient. All of them where the loss cannot be tried: ``kinds`` of its columns
-    are not known before a run, or it raises."""
+    """Find which of the columns ``names`` change the gradient. All of them where the loss cannot be tried:
+    ``kinds`` of its columns are not known before a run, or it raises."""
     if kinds is None:
         return names
-    influences = names - kinds.keys() | {name for name in names & kinds.keys() if name in FIXED or kinds[name].level is Level.TEXT}
+    influences = names - kinds.keys() | {
+        name for name in names & kinds.keys() if name in FIXED or kinds[name].level is Level.TEXT
+    }
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             base = gradient(loss, new, columns, settings)
             if base is None:
                 return names
-            influences |= {name for name in names - influences if _moves(loss, new, columns, settings, name, base)}
+            influences |= {
+                name for name in names - influences if _moves(loss, new, columns, settings, name, base)
+            }
     return frozenset(influences)
 
 
 def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> bool:
-    """Whether some made rows give the model a gradient that is not zero; also True where nothing can be said of it."""
+    """Whether some made rows give the model a gradient that is not zero; also True where nothing can be said
+    of it."""
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             gradients = gradient(loss, new, columns, settings)
@@ -64,7 +81,8 @@ def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, A
 
 
 def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, dict[str, Any]]]:
-    """Made rows: with the model's quantities drawn by themselves, and with its log-probs those of the column of that name."""
+    """Made rows: with the model's quantities drawn by themselves, and with its log-probs those of the column
+    of that name."""
     chance = torch.Generator().manual_seed(seed)
     columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
     new = model_quantities(loss, chance)
@@ -75,7 +93,12 @@ def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, 
 
 
 def _moves(
-    loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any], name: str, base: Mapping[str, Tensor]
+    loss: Loss,
+    new: New,
+    columns: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    name: str,
+    base: Mapping[str, Tensor],
 ) -> bool:
     for other in moved(columns[name]):
         gradients = gradient(loss, new, {**columns, name: other}, settings)
@@ -85,7 +108,8 @@ def _moves(
 
 
 def moved(value: Tensor) -> list[Tensor]:
-    """Other values of a column: floats by several sizes up and down, unequally; flags turned; counts one up."""
+    """Other values of a column: floats by several sizes up and down, unequally; flags turned; counts one
+    up."""
     if value.dtype is torch.bool:
         return [~value, torch.ones_like(value), torch.zeros_like(value)]
     if not value.is_floating_point():

@@ -1,5 +1,5 @@
-"""The reach of the scores of a reward: a walk over the graph from the call of the reward to updates, through columns, rows that are
-chosen or kept, rows that are asked, state, and weights that were trained by them."""
+"""The reach of the scores of a reward: a walk over the graph from the call of the reward to updates, through
+columns, rows that are chosen or kept, rows that are asked, state, and weights that were trained by them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Hop:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An update that scores may have reached: the columns through which, by the parameter that reads each, and the path to its rows where
-    scores decide which rows there are."""
+    """An update that scores may have reached: the columns through which, by the parameter that reads each,
+    and the path to its rows where scores decide which rows there are."""
 
     node: Node
     columns: Mapping[str, Hop]
@@ -47,7 +47,8 @@ class Carried:
 
 
 class Walk:
-    """A walk from one call of a reward, which may stand in the body of a `repeat`, through the flow until nothing more is reached."""
+    """A walk from one call of a reward, which may stand in the body of a `repeat`, through the flow until
+    nothing more is reached."""
 
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
         """``influences``: by the name of an update the parameters whose columns change its gradient."""
@@ -75,7 +76,9 @@ class Walk:
         if node.op is Op.STATE:
             for output in node.outputs:
                 if hop := self.state.get(output.name):
-                    carried.columns[Column(node.id, output.name)] = self._hop(f"state {output.name}", None, hop)
+                    carried.columns[Column(node.id, output.name)] = self._hop(
+                        f"state {output.name}", None, hop
+                    )
         elif node.op is Op.UPDATE:
             self._update(node, carried)
         elif node.op is Op.CONCAT:
@@ -86,7 +89,11 @@ class Walk:
             self._give(node, Hop(f"{node.name} gives {node.outputs[0].name}", node.place), carried)
         elif cause is not None and node.op is not Op.DATA:
             names = ", ".join(output.name for output in node.outputs)
-            self._give(node, self._hop(f"{node.name} gives {names}" if names else node.name, node.place, cause), carried)
+            self._give(
+                node,
+                self._hop(f"{node.name} gives {names}" if names else node.name, node.place, cause),
+                carried,
+            )
             if node.makes is not None:
                 carried.rows.setdefault(node.makes, self._hop(f"rows of {node.name}", node.place, cause))
 
@@ -118,13 +125,21 @@ class Walk:
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
         """The body's data are the node's inputs; what it returns, and which groups it keeps, goes on."""
         data = body.nodes[0]
-        inner = Carried({Column(data.id, item.parameter): hop for item in node.inputs if (hop := carried.columns.get(item.column))})
+        inner = Carried(
+            {
+                Column(data.id, item.parameter): hop
+                for item in node.inputs
+                if (hop := carried.columns.get(item.column))
+            }
+        )
         self.through(body, inner)
         for item in body.results:
             if hop := inner.columns.get(item.column):
                 carried.columns.setdefault(Column(node.id, item.parameter), hop)
                 if item.parameter == "keep":
-                    carried.rows[node.rows_axis] = self._hop(f"groups that {node.name} keeps", node.place, hop)
+                    carried.rows[node.rows_axis] = self._hop(
+                        f"groups that {node.name} keeps", node.place, hop
+                    )
         if hop := inner.rows.get(body.rows):
             carried.rows.setdefault(node.rows_axis, hop)
 

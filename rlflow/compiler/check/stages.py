@@ -1,9 +1,11 @@
-"""Stages on trial: each is called once on synthetic rows before anything is loaded, and what it raises and returns is judged.
+"""Stages on trial: each is called once on synthetic rows before anything is loaded, and what it raises and
+returns is judged.
 
-A stage sees columns of the right kinds with arbitrary numbers and texts, so only what these cannot excuse is an error: a name that does not
-exist, operations on tensors that do not fit together, and results of another number, shape or dtype than the stage declares. Stages with
-side effects are not called, nor those that are given a role's trainer, have a dispatch mode of the author's, or read a column whose kind is
-not known before a run.
+A stage sees columns of the right kinds with arbitrary numbers and texts, so only what these cannot excuse is
+an error: a name that does not exist, operations on tensors that do not fit together, and results of another
+number, shape or dtype than the stage declares. Stages with side effects are not called, nor those that are
+given a role's trainer, have a dispatch mode of the author's, or read a column whose kind is not known before
+a run.
 """
 
 from __future__ import annotations
@@ -32,12 +34,13 @@ from rlflow.training.threads import alone
 
 SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
 LONGEST = 10.0  # seconds that a call may take, of which nothing is said if it takes longer
-OF_TEXT = (TypeError, AttributeError)  # raised for a text where the data may have messages, and the other way round
+# raised for a text where the data may have messages, and the other way round
+OF_TEXT = (TypeError, AttributeError)
 
 
 def stage_problems(program: Program) -> Iterator[Problem]:
-    """Problems that appear when the stages of a flow, of its repeats and of its evaluation are called on synthetic rows, each stage once
-    for the columns that it finds."""
+    """Problems that appear when the stages of a flow, of its repeats and of its evaluation are called on
+    synthetic rows, each stage once for the columns that it finds."""
     tried: set[tuple[str, tuple[str, ...]]] = set()
     for graph in _graphs(program.graph):
         for node in graph.nodes:
@@ -65,18 +68,27 @@ def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, A
     chance = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
     of_ranks = {item.parameter for item in node.inputs if graph.nodes[item.column.node].dispatch == str(ALL)}
-    return {name: (value,) if name in of_ranks and kinds[name].level is Level.SCALAR else value for name, value in columns.items()}
+    return {
+        name: (value,) if name in of_ranks and kinds[name].level is Level.SCALAR else value
+        for name, value in columns.items()
+    }
 
 
 def _judged(
-    node: Node, stage: Stage, kinds: Mapping[str, Kind], columns: Mapping[str, Any], settings: Mapping[str, Any]
+    node: Node,
+    stage: Stage,
+    kinds: Mapping[str, Kind],
+    columns: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> Iterator[Problem]:
     own = dict(settings)
     if stage.draws:
         generators = tuple(torch.Generator().manual_seed(row) for row in range(ROWS))
         own["generator"] = generators if stage.dispatch == DP_COMPUTE else generators[0]
     with torch.random.fork_rng(devices=[]), alone(), contextlib.redirect_stdout(io.StringIO()):
-        call = _Call(partial(stage.function, *(columns.get(name) for name in stage.signature.column_names), **own))
+        call = _Call(
+            partial(stage.function, *(columns.get(name) for name in stage.signature.column_names), **own)
+        )
         call.start()
         call.join(min(stage.timeout, LONGEST))
     if call.raised is not None:
@@ -106,31 +118,65 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
     values = values[:-1] if values and isinstance(values[-1], dict) else values
     values = () if not stage.gives and values == (None,) else values
     if len(values) != len(stage.gives):
-        yield _wrong(node, stage, "does not return what it gives", f"{len(values)} results", f"{len(stage.gives)}: {listed(stage.gives)}")
+        yield _wrong(
+            node,
+            stage,
+            "does not return what it gives",
+            f"{len(values)} results",
+            f"{len(stage.gives)}: {listed(stage.gives)}",
+        )
         return
     for (name, kind), value in zip(stage.gives.items(), values, strict=True):
         yield from _misfit(node, stage, name, kind, value)
 
 
 def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
-    """An error, unless arbitrary values may be to blame; they probably are where the author refuses them, or where a text is not what the
-    stage takes apart."""
+    """An error, unless arbitrary values may be to blame; they probably are where the author refuses them, or
+    where a text is not what the stage takes apart."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise ") or not isinstance(error, Exception)
+    refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith(
+        "raise "
+    ) or not isinstance(error, Exception)
     texts = any(kind.level is Level.TEXT for kind in kinds.values())
     probably = refuses or texts and isinstance(error, (*BY_VALUE, *OF_TEXT))
     lines, expected = own_lines(error), "columns for any rows"
-    message = f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary values"
+    message = (
+        f"stage '{stage.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens "
+        "with arbitrary values"
+    )
     found = f"{type(error).__name__}: {error}" + (f", raised by {lines[0]}" if lines else "")
     if not probably and not isinstance(error, (*BY_VALUE, OSError)):
-        return Problem("stage-raised", message, node.place, stage.place, found=found, expected=expected, remedy="correct that line")
-    return Problem("stage-raised", message, node.place, stage.place, found=found, expected=expected,
-                   remedy="correct that line, unless the rows of a run never have such values", severity="note" if probably else "warning")
+        return Problem(
+            "stage-raised",
+            message,
+            node.place,
+            stage.place,
+            found=found,
+            expected=expected,
+            remedy="correct that line",
+        )
+    return Problem(
+        "stage-raised",
+        message,
+        node.place,
+        stage.place,
+        found=found,
+        expected=expected,
+        remedy="correct that line, unless the rows of a run never have such values",
+        severity="note" if probably else "warning",
+    )
 
 
 def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) -> Problem:
-    return Problem("stage-result", f"stage '{stage.name}' {message}", node.place, stage.place, found=finding, expected=expected,
-                   remedy="return what `gives` declares, in its order; or change `gives`")
+    return Problem(
+        "stage-result",
+        f"stage '{stage.name}' {message}",
+        node.place,
+        stage.place,
+        found=finding,
+        expected=expected,
+        remedy="return what `gives` declares, in its order; or change `gives`",
+    )
 
 
 def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) -> Iterator[Problem]:
@@ -139,7 +185,13 @@ def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) 
         return
     if kind.level is Level.TEXT:
         if not isinstance(value, list | tuple) or len(value) != ROWS:
-            yield _wrong(node, stage, f"gives '{name}', which is no text for each row", type(value).__name__, f"a list of {ROWS} texts")
+            yield _wrong(
+                node,
+                stage,
+                f"gives '{name}', which is no text for each row",
+                type(value).__name__,
+                f"a list of {ROWS} texts",
+            )
         return
     if kind.level is Level.PROMPT:
         return
@@ -148,8 +200,13 @@ def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) 
         return
     tensor, shape = torch.as_tensor(value), SHAPES[kind.level]
     if tuple(tensor.shape) != shape:
-        yield _wrong(node, stage, f"gives '{name}' in another shape than its {kind.level.value} level has",
-                     f"shape {list(tensor.shape)} for {ROWS} rows of {TOKENS} tokens", f"shape {list(shape)}")
+        yield _wrong(
+            node,
+            stage,
+            f"gives '{name}' in another shape than its {kind.level.value} level has",
+            f"shape {list(tensor.shape)} for {ROWS} rows of {TOKENS} tokens",
+            f"shape {list(shape)}",
+        )
     elif (dtype := _dtype(tensor)).family != kind.family and kind.family is not None:
         yield _wrong(node, stage, f"gives '{name}' in another dtype", str(dtype.dtype), str(kind.dtype))
 

@@ -20,8 +20,13 @@ UNDECIDED = "what no seed decides: pure=False"  # read by a stage with side effe
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     """Rows sampled with older weights need a loss that corrects for it."""
     if staleness < 0:
-        yield Problem("staleness-range", "the staleness bound allows no rows at all", found=f"--staleness {staleness}",
-                      expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")
+        yield Problem(
+            "staleness-range",
+            "the staleness bound allows no rows at all",
+            found=f"--staleness {staleness}",
+            expected="a number of iterations, at least 0 (0: sample with the newest weights)",
+            remedy="--staleness 0",
+        )
     if staleness < 1:
         return
     for repeated in program.graph.nodes:
@@ -32,66 +37,122 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     for node in program.graph.nodes:
         for loss in uncorrected(program, node) if node.op is Op.UPDATE and node.role in generates else ():
             if loss.stale_ok:
-                yield Problem("stale-waived", f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without correcting "
-                              "for them, as its author says it may", node.place, loss.place, found=f"stale_ok={loss.stale_ok!r}",
-                              expected="a reason that holds for this run", remedy="nothing, if it does", severity="note")
+                yield Problem(
+                    "stale-waived",
+                    f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without "
+                    "correcting "
+                    "for them, as its author says it may",
+                    node.place,
+                    loss.place,
+                    found=f"stale_ok={loss.stale_ok!r}",
+                    expected="a reason that holds for this run",
+                    remedy="nothing, if it does",
+                    severity="note",
+                )
                 continue
-            yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
-                          "weights without correcting for them", node.place, loss.place,
-                          found=f"columns {', '.join(loss.signature.column_names)}",
-                          expected="a column that depends on sampled_logprobs",
-                          remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and in the loss:  "
-                                 "take `weights` and multiply the value by it")
+            yield Problem(
+                "stale-uncorrected",
+                f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
+                "weights without correcting for them",
+                node.place,
+                loss.place,
+                found=f"columns {', '.join(loss.signature.column_names)}",
+                expected="a column that depends on sampled_logprobs",
+                remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            "
+                "and in the loss:  "
+                "take `weights` and multiply the value by it",
+            )
 
 
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
-    """A `repeat` runs ahead as a whole: while it does, training changes weights and state, so only sampling may read those, which is
-    given weights of its own."""
+    """A `repeat` runs ahead as a whole: while it does, training changes weights and state, so only sampling
+    may read those, which is given weights of its own."""
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     for node in body.nodes:
         if node.body is not None:
             yield from repeat_problems(graph, repeated, node.body, staleness)
             continue
-        reads = [f"the weights of '{node.role}'"] if node.role in graph.changed_roles and node.op is not Op.GENERATE else []
-        reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(body, item.column, changed)]
+        reads = (
+            [f"the weights of '{node.role}'"]
+            if node.role in graph.changed_roles and node.op is not Op.GENERATE
+            else []
+        )
+        reads += [
+            f"the state '{item.column.name}'" for item in node.inputs if _of_state(body, item.column, changed)
+        ]
         reads += [UNDECIDED] if node.impure_stage else []
         if reads:
-            yield Problem("staleness-repeat", f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, which "
-                          "training changes, so the repeat cannot be sampled ahead", node.place, repeated.place,
-                          found=listed(reads), expected="a body that reads nothing that training changes, but to sample",
-                          remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out")
+            yield Problem(
+                "staleness-repeat",
+                f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, which "
+                "training changes, so the repeat cannot be sampled ahead",
+                node.place,
+                repeated.place,
+                found=listed(reads),
+                expected="a body that reads nothing that training changes, but to sample",
+                remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out",
+            )
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so they may read nothing that
-    training changes."""
+    """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so
+    they may read nothing that training changes."""
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
     yield from _computed_sampling(graph, changed, staleness)
     for node in (graph.nodes[i] for i in sorted(ahead) if graph.nodes[i].op not in (Op.GENERATE, Op.REPEAT)):
         reads = [f"the weights of '{node.role}'"] if node.role in graph.changed_roles else []
-        reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(graph, item.column, changed)]
-        reads += [f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed]
+        reads += [
+            f"the state '{item.column.name}'"
+            for item in node.inputs
+            if _of_state(graph, item.column, changed)
+        ]
+        reads += [
+            f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed
+        ]
         reads += [UNDECIDED] if node.impure_stage else []
         if reads:
-            later = next(graph.nodes[i].name for i in sorted(ahead) if graph.nodes[i].op in (Op.GENERATE, Op.REPEAT)
-                         and node.name in graph.before(graph.nodes[i].name))
-            yield Problem("staleness-chain", f"--staleness {staleness}: '{later}' samples from what '{node.name}' makes, which reads "
-                          f"{reads[0]}, and training changes that", node.place, graph.by_name[later].place, found=listed(reads),
-                          expected="between two samplings only what reads nothing that training changes",
-                          remedy=f"sample before '{node.name}', or leave --staleness out")
+            later = next(
+                graph.nodes[i].name
+                for i in sorted(ahead)
+                if graph.nodes[i].op in (Op.GENERATE, Op.REPEAT)
+                and node.name in graph.before(graph.nodes[i].name)
+            )
+            yield Problem(
+                "staleness-chain",
+                f"--staleness {staleness}: '{later}' samples from what '{node.name}' makes, which reads "
+                f"{reads[0]}, and training changes that",
+                node.place,
+                graph.by_name[later].place,
+                found=listed(reads),
+                expected="between two samplings only what reads nothing that training changes",
+                remedy=f"sample before '{node.name}', or leave --staleness out",
+            )
 
 
 def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
     """Settings of calls that sample, as state has them that iterations change."""
-    edges = ((node, item) for node in graph.nodes if node.op is Op.GENERATE for item in node.inputs if item.parameter.startswith(SETTING))
+    edges = (
+        (node, item)
+        for node in graph.nodes
+        if node.op is Op.GENERATE
+        for item in node.inputs
+        if item.parameter.startswith(SETTING)
+    )
     for node, item in edges:
         name, state = item.parameter.removeprefix(SETTING), item.column.name
         if _of_state(graph, item.column, changed):
-            yield Problem("staleness-chain", f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', which the "
-                          "iterations change that it would run ahead of", node.place, found=f'{name}=batch["{state}"]',
-                          expected=f"a {name} that no iteration changes: a setting, or one computed from iteration or progress",
-                          remedy=f"compute the {name} by a stage that reads `progress`, or leave --staleness out")
+            yield Problem(
+                "staleness-chain",
+                f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', "
+                "which the "
+                "iterations change that it would run ahead of",
+                node.place,
+                found=f'{name}=batch["{state}"]',
+                expected=f"a {name} that no iteration changes: a setting, or one computed from iteration "
+                "or progress",
+                remedy=f"compute the {name} by a stage that reads `progress`, or leave --staleness out",
+            )
 
 
 def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
@@ -99,10 +160,15 @@ def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
 
 
 def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
-    """The losses of an update that read no column that depends on `sampled_logprobs` of the rows that they are about."""
+    """The losses of an update that read no column that depends on `sampled_logprobs` of the rows that they
+    are about."""
     loss = program.loss(update.name)
     from_sampling = depends_on_sampling(program.graph, update.axis)
-    read = {item.parameter for item in update.inputs if item.column in from_sampling and not item.parameter.startswith(SETTING)}
+    read = {
+        item.parameter
+        for item in update.inputs
+        if item.column in from_sampling and not item.parameter.startswith(SETTING)
+    }
     if read - set(loss.signature.column_names):  # such as the mask, which every loss is averaged under
         return
     for term in terms(loss, {}, None):
@@ -111,8 +177,9 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
 
 
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
-    """Columns computed from `sampled_logprobs` of the rows of the axis ``rows``, or of those that these were chosen from or joined of: of
-    each of those. Reading the sampled tokens alone does not count, nor do the log-probs of other rows, such as a baseline's."""
+    """Columns computed from `sampled_logprobs` of the rows of the axis ``rows``, or of those that these were
+    chosen from or joined of: of each of those. Reading the sampled tokens alone does not count, nor do the
+    log-probs of other rows, such as a baseline's."""
     columns: set[Column] = set()
     own = sources(graph.axes, rows)
     for node in graph.nodes:

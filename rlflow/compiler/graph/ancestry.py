@@ -1,4 +1,5 @@
-"""What rows came from which, before there are any: which columns may be merged into which rows, and how many rows there will be."""
+"""What rows came from which, before there are any: which columns may be merged into which rows, and how many
+rows there will be."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
-    """How rows of ``axis`` read a column of ``other`` that has a value per row, or ``by_group`` one per group."""
+    """How rows of ``axis`` read a column of ``other`` that has a value per row, or ``by_group`` one per
+    group."""
     if axis == other:
         return Merge.WHOLE
     ancestry = list(line(axes, axis))
@@ -60,7 +62,8 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
-    """How many values of the first axis belong to one row of the parent of the last; 0 where nobody can tell."""
+    """How many values of the first axis belong to one row of the parent of the last; 0 where nobody can
+    tell."""
     sampled = [step for step in steps if axes[step].step == "sampled"]
     counted = sampled[1:] if by_group else sampled  # a group is what was sampled last from one row
     if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
@@ -72,7 +75,8 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
-    """The axes that the rows of an axis are rows of as they are: itself, and what they were chosen from or joined of."""
+    """The axes that the rows of an axis are rows of as they are: itself, and what they were chosen from or
+    joined of."""
     reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
         reached |= sources(axes, step.parent)
@@ -81,15 +85,19 @@ def sources(axes: Axes, axis: int) -> set[int]:
     return reached
 
 
-def expected_rows(graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups") -> dict[int, int]:
-    """The rows of each axis, at most, for so many prompts. A `repeat` counts as one that keeps all the groups that it wants, or one for
-    each prompt."""
+def expected_rows(
+    graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups"
+) -> dict[int, int]:
+    """The rows of each axis, at most, for so many prompts. A `repeat` counts as one that keeps all the groups
+    that it wants, or one for each prompt."""
     makers = {node.makes: node for node in graph.nodes if node.makes is not None}
     counts: dict[int, int] = {}
     for number, axis in enumerate(graph.axes):
         maker = makers.get(number)
         if maker is not None and isinstance(maker.settings, RepeatOptions):
-            counts[number] = (maker.settings.groups if repeats == "groups" else prompts) * max(axis.samples, 1)
+            counts[number] = (maker.settings.groups if repeats == "groups" else prompts) * max(
+                axis.samples, 1
+            )
         else:
             counts[number] = _rows(graph, axis, maker, counts, prompts)
     return counts

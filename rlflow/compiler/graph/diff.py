@@ -24,11 +24,17 @@ class Difference:
 
 def diff(first: Graph, second: Graph) -> list[Difference]:
     """Differences in settings, nodes and edges; empty for the same algorithm. Nodes are matched by name."""
-    return [*_settings(first, second), *_nodes(first, second), *_state(first, second), *_evaluation(first, second)]
+    return [
+        *_settings(first, second),
+        *_nodes(first, second),
+        *_state(first, second),
+        *_evaluation(first, second),
+    ]
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
-    """Whether the two graphs are isomorphic: the same operations and functions wired alike, whatever the names."""
+    """Whether the two graphs are isomorphic: the same operations and functions wired alike, whatever the
+    names."""
     return bool(nx.is_isomorphic(_labelled(first), _labelled(second), _alike, operator.eq))
 
 
@@ -44,7 +50,9 @@ def _labelled(graph: Graph) -> nx.DiGraph:
     """Nodes with what they do, edges with the parameters that they feed."""
     order = nx.DiGraph()
     order.add_nodes_from((node.id, {"node": node}) for node in graph.nodes)
-    order.add_edges_from((a, b, {"columns": sorted(why["columns"])}) for a, b, why in graph.order.edges(data=True))
+    order.add_edges_from(
+        (a, b, {"columns": sorted(why["columns"])}) for a, b, why in graph.order.edges(data=True)
+    )
     return order
 
 
@@ -58,11 +66,18 @@ def _settings(first: Graph, second: Graph) -> Iterator[Difference]:
 
 def _nodes(first: Graph, second: Graph) -> Iterator[Difference]:
     one, two = first.by_name, second.by_name
-    yield from (Difference("-", f"{name}: {_summary(first, node)}") for name, node in one.items() if name not in two)
-    yield from (Difference("+", f"{name}: {_summary(second, node)}") for name, node in two.items() if name not in one)
+    yield from (
+        Difference("-", f"{name}: {_summary(first, node)}") for name, node in one.items() if name not in two
+    )
+    yield from (
+        Difference("+", f"{name}: {_summary(second, node)}") for name, node in two.items() if name not in one
+    )
     for name in one:
         if name in two:
-            yield from (Difference("~", f"{name}: {change}") for change in _changes(first, one[name], second, two[name]))
+            yield from (
+                Difference("~", f"{name}: {change}")
+                for change in _changes(first, one[name], second, two[name])
+            )
 
 
 def _summary(graph: Graph, node: Node) -> str:
@@ -70,7 +85,9 @@ def _summary(graph: Graph, node: Node) -> str:
 
 
 def _sources(graph: Graph, node: Node) -> dict[str, str]:
-    return {item.parameter: f"{graph.nodes[item.column.node].name}.{item.column.name}" for item in node.inputs}
+    return {
+        item.parameter: f"{graph.nodes[item.column.node].name}.{item.column.name}" for item in node.inputs
+    }
 
 
 def _changes(first: Graph, one: Node, second: Graph, two: Node) -> Iterator[str]:
@@ -81,7 +98,9 @@ def _changes(first: Graph, one: Node, second: Graph, two: Node) -> Iterator[str]
             yield f"{field} {getattr(one, field)} -> {getattr(two, field)}"
     yield from _mapping_changes("reads", _sources(first, one), _sources(second, two))
     yield from _mapping_changes("setting", dict(one.settings.shown), dict(two.settings.shown))
-    yield from _mapping_changes("gives", {o.name: str(o.kind) for o in one.outputs}, {o.name: str(o.kind) for o in two.outputs})
+    yield from _mapping_changes(
+        "gives", {o.name: str(o.kind) for o in one.outputs}, {o.name: str(o.kind) for o in two.outputs}
+    )
     if one.body and two.body:
         yield from (f"in its body: {line}" for line in diff(one.body, two.body))
 
@@ -97,7 +116,10 @@ def _mapping_changes(what: str, one: Mapping[str, object], two: Mapping[str, obj
 
 
 def _state(first: Graph, second: Graph) -> Iterator[Difference]:
-    one, two = {slot.name: slot.initial for slot in first.state}, {slot.name: slot.initial for slot in second.state}
+    one, two = (
+        {slot.name: slot.initial for slot in first.state},
+        {slot.name: slot.initial for slot in second.state},
+    )
     yield from (Difference("~", f"state {change}") for change in _mapping_changes("holds", one, two))
 
 

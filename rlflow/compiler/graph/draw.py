@@ -1,5 +1,5 @@
-"""A graph for people: text, Mermaid, DOT, and for notebooks SVG that needs no network, no script and no other program; and JSON for
-programs. Every text in a picture is escaped."""
+"""A graph for people: text, Mermaid, DOT, and for notebooks SVG that needs no network, no script and no other
+program; and JSON for programs. Every text in a picture is escaped."""
 
 from __future__ import annotations
 
@@ -20,22 +20,41 @@ from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.errors import printable
 
 SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]"), Op.REPEAT: ("{{", "}}")}
-LETTER, LINE, PADDING, GAP, APART = 7.0, 17.0, 10.0, 18.0, 46.0  # pixels: of a letter, a line, in a box, between boxes, between layers
+# pixels: of a letter, a line, in a box, between boxes, between layers
+LETTER, LINE, PADDING, GAP, APART = 7.0, 17.0, 10.0, 18.0, 46.0
 SWEEPS = 8  # times that layers are put in the order of what they are connected with
-COLORS = {Op.DATA: "#e8e8e8", Op.STATE: "#e8e8e8", Op.GENERATE: "#d5e8f7", Op.UPDATE: "#f9dcc8", Op.REWARD: "#d9efd3", Op.REPEAT: "#ece2f5"}
+COLORS = {
+    Op.DATA: "#e8e8e8",
+    Op.STATE: "#e8e8e8",
+    Op.GENERATE: "#d5e8f7",
+    Op.UPDATE: "#f9dcc8",
+    Op.REWARD: "#d9efd3",
+    Op.REPEAT: "#ece2f5",
+}
 OTHER = "#fff8dc"
-ARROW = ('<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-         '<path d="M0,0 L8,4 L0,8 z" fill="#777"/></marker></defs>')
+ARROW = (
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto">'
+    '<path d="M0,0 L8,4 L0,8 z" fill="#777"/></marker></defs>'
+)
 Notes = Mapping[int, str]  # node → a second line of its box
 
 
 def text(graph: Graph) -> str:
     """One line per node: its name, what it reads and from whom, what it gives."""
-    lines = [printable(f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""), keep="")]
+    lines = [
+        printable(
+            f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""),
+            keep="",
+        )
+    ]
     lines += _text_nodes(graph, "  ")
     if graph.evaluation:
         lines += [f"  evaluation {graph.evaluation.name}", *_text_nodes(graph.evaluation, "  | ")]
-    lines += [f"  state {slot.name} = {slot.initial:g}, then {graph.nodes[slot.final.node].name}.{slot.final.name}" for slot in graph.state]
+    lines += [
+        f"  state {slot.name} = {slot.initial:g}, then {graph.nodes[slot.final.node].name}.{slot.final.name}"
+        for slot in graph.state
+    ]
     return "\n".join(lines)
 
 
@@ -43,24 +62,37 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
     width = max(len(node.name) for node in graph.nodes)
     for node in graph.nodes:
         reads = ", ".join(_reads(graph, node))
-        gives = ", ".join(f"{output.name}: {output.kind}" if output.kind else output.name for output in node.outputs)
-        mode = "" if node.op in (Op.DATA, Op.STATE, Op.REPEAT) else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
+        gives = ", ".join(
+            f"{output.name}: {output.kind}" if output.kind else output.name for output in node.outputs
+        )
+        mode = (
+            ""
+            if node.op in (Op.DATA, Op.STATE, Op.REPEAT)
+            else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
+        )
         step = f"  of {joint}" if (joint := joint_losses(node)) else ""
-        yield f"{indent}{node.name:<{width}}{mode}" + (f"  ({reads})" if reads else "") + (f" -> {gives}" if gives else "") + step
+        yield (
+            f"{indent}{node.name:<{width}}{mode}"
+            + (f"  ({reads})" if reads else "")
+            + (f" -> {gives}" if gives else "")
+            + step
+        )
         if node.body:
             yield from _text_nodes(node.body, indent + "  | ")
 
 
 def joint_losses(node: Node) -> str:
-    """The objective of an update with several losses, such as ``policy (tokens) + 0.1 likelihood (tokens, where right)``: of each
-    loss its factor, its average and its own rows. Empty for any other node."""
+    """The objective of an update with several losses, such as ``policy (tokens) + 0.1 likelihood (tokens,
+    where right)``: of each loss its factor, its average and its own rows. Empty for any other node."""
     settings = node.settings
     if not isinstance(settings, UpdateOptions) or not settings.losses:
         return ""
     means = settings.mean if isinstance(settings.mean, tuple) else (settings.mean,) * len(settings.losses)
     each = zip(settings.losses, settings.scale or (), means, settings.where or (), strict=True)
-    return " + ".join(f"{'' if factor == 1 else f'{factor:g} '}{loss} ({average}{f', where {column}' if column else ''})"
-                      for loss, factor, average, column in each)
+    return " + ".join(
+        f"{'' if factor == 1 else f'{factor:g} '}{loss} ({average}{f', where {column}' if column else ''})"
+        for loss, factor, average, column in each
+    )
 
 
 def label(node: Node) -> str:
@@ -82,7 +114,8 @@ def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
 
 
 def mermaid(graph: Graph) -> str:
-    """Draw a graph as a Mermaid flowchart, as Markdown pages show it. Edges that others imply are left out."""
+    """Draw a graph as a Mermaid flowchart, as Markdown pages show it. Edges that others imply are left
+    out."""
     lines = ["flowchart TD", *_mermaid_lines(graph, "  n")]
     if graph.evaluation:
         title = _quoted(f"evaluation {graph.evaluation.name}")
@@ -108,7 +141,10 @@ def dot(graph: Graph) -> str:
     lines = [f"digraph {_dotted(graph.name)} {{", "  node [shape=box];"]
     lines += _dot_lines(graph, "  n")
     if graph.evaluation:
-        lines += ["  subgraph cluster_evaluation {", f"  label={_dotted(f'evaluation {graph.evaluation.name}')};"]
+        lines += [
+            "  subgraph cluster_evaluation {",
+            f"  label={_dotted(f'evaluation {graph.evaluation.name}')};",
+        ]
         lines += [*_dot_lines(graph.evaluation, "  e"), "  }"]
     return "\n".join([*lines, "}"])
 
@@ -116,7 +152,10 @@ def dot(graph: Graph) -> str:
 def _dot_lines(graph: Graph, start: str) -> Iterator[str]:
     """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
     yield from (f"{start}{node.id} [label={_dotted(label(node))}];" for node in graph.nodes)
-    yield from (f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(carried)}];" for a, b, carried in _reduced(graph))
+    yield from (
+        f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(carried)}];"
+        for a, b, carried in _reduced(graph)
+    )
 
 
 def _dotted(label: str) -> str:
@@ -166,8 +205,8 @@ def _titled(title: str, picture: str) -> str:
 
 
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
-    """A drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait that no other implies. What an arrow
-    carries, and where a node is called, show where the mouse rests."""
+    """A drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait that no
+    other implies. What an arrow carries, and where a node is called, show where the mouse rests."""
     notes = {node.id: joint for node in graph.nodes if (joint := joint_losses(node))} | dict(notes)
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
     routes = routed(layers, sorted(nx.transitive_reduction(graph.order).edges))
@@ -176,13 +215,16 @@ def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
     height = max(box.y + box.height for box in boxes.values()) + GAP
     lines = [_arrow([boxes[i] for i in route], graph.carried(*edge)) for edge, route in routes.items()]
     drawn = [_box(node, boxes[node.id], notes.get(node.id, "")) for node in graph.nodes]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
-            f'font-family="sans-serif" font-size="12">{ARROW}{"".join(lines)}{"".join(drawn)}</svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 '
+        f'{width:.0f} {height:.0f}" '
+        f'font-family="sans-serif" font-size="12">{ARROW}{"".join(lines)}{"".join(drawn)}</svg>'
+    )
 
 
 def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Edge → the nodes that its arrow goes by. In each layer between its ends a place of its own is added for it, with a number below 0, so
-    that it crosses no box."""
+    """Edge → the nodes that its arrow goes by. In each layer between its ends a place of its own is added for
+    it, with a number below 0, so that it crosses no box."""
     level = {i: number for number, layer in enumerate(layers) for i in layer}
     routes, added = {}, 0
     for a, b in edges:
@@ -195,12 +237,17 @@ def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tu
     return routes
 
 
-def placed(graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]], notes: Notes) -> dict[int, Box]:
-    """A box for each node: in the layer after the last node that it waits for, beside those that may run at the same time. ``layers`` are
-    put in the order of their places from left to right."""
+def placed(
+    graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]], notes: Notes
+) -> dict[int, Box]:
+    """A box for each node: in the layer after the last node that it waits for, beside those that may run at
+    the same time. ``layers`` are put in the order of their places from left to right."""
     _sort(layers, [edge for route in routes for edge in pairwise(route)])
     texts = {node.id: _texts(node, notes.get(node.id, "")) for node in graph.nodes}
-    sizes = {i: (LETTER * max(map(len, lines)) + 2 * PADDING, LINE * len(lines) + PADDING) for i, lines in texts.items()}
+    sizes = {
+        i: (LETTER * max(map(len, lines)) + 2 * PADDING, LINE * len(lines) + PADDING)
+        for i, lines in texts.items()
+    }
     sizes |= {i: (0.0, LINE + PADDING) for layer in layers for i in layer if i < 0}
     widths = [sum(sizes[i][0] for i in layer) + GAP * (len(layer) - 1) for layer in layers]
     boxes, y = {}, GAP
@@ -214,7 +261,8 @@ def placed(graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]
 
 
 def _sort(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> None:
-    """Put each layer in the order of the mean places of its neighbours, so that few arrows cross (the barycenter method of Sugiyama)."""
+    """Put each layer in the order of the mean places of its neighbours, so that few arrows cross (the
+    barycenter method of Sugiyama)."""
     neighbours: dict[int, list[int]] = {}
     for a, b in edges:
         neighbours.setdefault(a, []).append(b)
@@ -222,7 +270,9 @@ def _sort(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> None:
     for _ in range(SWEEPS):
         places = {i: (number + 0.5) / len(layer) for layer in layers for number, i in enumerate(layer)}
         for layer in layers:
-            layer.sort(key=lambda i: (fmean(places[j] for j in neighbours[i]) if i in neighbours else places[i], i))
+            layer.sort(
+                key=lambda i: (fmean(places[j] for j in neighbours[i]) if i in neighbours else places[i], i)
+            )
 
 
 def _texts(node: Node, note: str) -> list[str]:
@@ -231,12 +281,20 @@ def _texts(node: Node, note: str) -> list[str]:
 
 def _box(node: Node, box: Box, note: str) -> str:
     lines = _texts(node, note)
-    spans = "".join(f'<text x="{box.x:.1f}" y="{box.y + PADDING / 2 + LINE * (number + 0.8):.1f}" text-anchor="middle" '
-                    f'fill="{"#222" if not number else "#666"}">{escape(line)}</text>' for number, line in enumerate(lines))  # fmt: skip
+    spans = "".join(
+        f'<text x="{box.x:.1f}" y="{box.y + PADDING / 2 + LINE * (number + 0.8):.1f}" text-anchor="middle" '
+        f'fill="{"#222" if not number else "#666"}">{escape(line)}</text>'
+        for number, line in enumerate(lines)
+    )
     gives = ", ".join(str(output.name) for output in node.outputs)
-    about = "\n".join(filter(None, [str(node.place) if node.place else "", f"gives {gives}" if gives else ""]))
-    return (f'<g><title>{escape(printable(about))}</title><rect x="{box.x - box.width / 2:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
-            f'height="{box.height:.1f}" rx="5" fill="{COLORS.get(node.op, OTHER)}" stroke="#999"/>{spans}</g>')
+    about = "\n".join(
+        filter(None, [str(node.place) if node.place else "", f"gives {gives}" if gives else ""])
+    )
+    return (
+        f'<g><title>{escape(printable(about))}</title><rect x="{box.x - box.width / 2:.1f}" '
+        f'y="{box.y:.1f}" width="{box.width:.1f}" '
+        f'height="{box.height:.1f}" rx="5" fill="{COLORS.get(node.op, OTHER)}" stroke="#999"/>{spans}</g>'
+    )
 
 
 def _arrow(boxes: Sequence[Box], label: str) -> str:
@@ -245,5 +303,11 @@ def _arrow(boxes: Sequence[Box], label: str) -> str:
     for before, after in pairwise(boxes):
         start, end = before.y + before.height, after.y
         bend = (end - start) / 2
-        path += f" V{start:.1f} C{before.x:.1f},{start + bend:.1f} {after.x:.1f},{end - bend:.1f} {after.x:.1f},{end:.1f}"
-    return (f'<path d="{path}" fill="none" stroke="#999" marker-end="url(#arrow)"><title>{escape(printable(label))}</title></path>')
+        path += (
+            f" V{start:.1f} C{before.x:.1f},{start + bend:.1f} {after.x:.1f},{end - bend:.1f} "
+            f"{after.x:.1f},{end:.1f}"
+        )
+    return (
+        f'<path d="{path}" fill="none" stroke="#999" '
+        f'marker-end="url(#arrow)"><title>{escape(printable(label))}</title></path>'
+    )

@@ -1,8 +1,9 @@
-"""The graph of one iteration: frozen data, and the orders that follow from it. Algorithms on it are networkx's.
+"""The graph of one iteration: frozen data, and the orders that follow from it. Algorithms on it are
+networkx's.
 
-Edges are columns: an input names the node that gives it. Weights are versioned state: a model is read before it is written and
-after its last write, and two writes keep program order; so do stages with side effects. Those orders are edges as well, derived here and
-stored nowhere.
+Edges are columns: an input names the node that gives it. Weights are versioned state: a model is read before
+it is written and after its last write, and two writes keep program order; so do stages with side effects.
+Those orders are edges as well, derived here and stored nowhere.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ SETTING = "setting."  # how the parameter of an input begins that is a setting o
 
 @dataclass(frozen=True)
 class Input:
-    """The column that a parameter reads; of a setting that is a scalar column the parameter is its name after SETTING."""
+    """The column that a parameter reads; of a setting that is a scalar column the parameter is its name after
+    SETTING."""
 
     parameter: str
     column: Column
@@ -73,7 +75,8 @@ class RowAxis:
     """Rows of the graph, and how they came from other rows."""
 
     parent: int | None = None  # the axis they came from
-    samples: int = 0  # rows that were sampled from each, or that are left of each chosen group; 0: unknown until run
+    # rows that were sampled from each, or that are left of each chosen group; 0: unknown until run
+    samples: int = 0
     grouped: bool = False
     step: str = "sampled"  # asked, cut (asked for single tokens of a row), chosen, joined
     parts: tuple[int, ...] = ()  # of joined rows the axes that they are of, one after another
@@ -110,21 +113,32 @@ class Node:
     @property
     def writes(self) -> frozenset[str]:
         """Roles whose weights this node may change."""
-        own = {self.role} if self.role and (self.op is Op.UPDATE or (self.op is Op.STAGE and not self.pure)) else set()
-        return frozenset(own | {role for node in (self.body.nodes if self.body else ()) for role in node.writes})
+        own = (
+            {self.role}
+            if self.role and (self.op is Op.UPDATE or (self.op is Op.STAGE and not self.pure))
+            else set()
+        )
+        return frozenset(
+            own | {role for node in (self.body.nodes if self.body else ()) for role in node.writes}
+        )
 
     @property
     def reads(self) -> frozenset[str]:
         """Roles whose weights this node reads."""
         own = {self.role} if self.role else set()
-        return frozenset(own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads})
+        return frozenset(
+            own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads}
+        )
 
     @property
     def impure_stage(self) -> Node | None:
-        """The first stage with side effects that this node runs: itself, or one in its body; None where it runs none."""
+        """The first stage with side effects that this node runs: itself, or one in its body; None where it
+        runs none."""
         if self.op is Op.STAGE and not self.pure:
             return self
-        return next((stage for node in (self.body.nodes if self.body else ()) if (stage := node.impure_stage)), None)
+        return next(
+            (stage for node in (self.body.nodes if self.body else ()) if (stage := node.impure_stage)), None
+        )
 
     def options(self, kind: type[Own]) -> Own:
         """The settings of a call that has settings of this kind."""
@@ -136,7 +150,8 @@ class Node:
         return next(output for output in self.outputs if output.name == name)
 
 
-HALVES = ("trainer", "generator")  # of a role: what learns and computes with its model, and what samples from it
+# of a role: what learns and computes with its model, and what samples from it
+HALVES = ("trainer", "generator")
 
 
 @dataclass(frozen=True)
@@ -152,7 +167,8 @@ class RoleUse:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """A scalar that lives across iterations: its initial value, and the column that holds it at the end of an iteration."""
+    """A scalar that lives across iterations: its initial value, and the column that holds it at the end of an
+    iteration."""
 
     name: str
     initial: float
@@ -171,7 +187,8 @@ class Graph:
     state: tuple[StateSlot, ...] = ()
     results: tuple[Input, ...] = ()  # the columns that the flow, or the body of a repeat, returns
     rows: int = 0  # the axis of the results
-    evaluation: Graph | None = None  # run on held-out prompts, where the flow says so itself; its first node gives these
+    # run on held-out prompts, where the flow says so itself; its first node gives these
+    evaluation: Graph | None = None
 
     def __str__(self) -> str:
         from rlflow.compiler.graph.draw import text
@@ -198,21 +215,25 @@ class Graph:
 
     @cached_property
     def changed_roles(self) -> tuple[str, ...]:
-        """Roles whose weights an iteration may change: an update trains them, or a stage with side effects has their trainer."""
+        """Roles whose weights an iteration may change: an update trains them, or a stage with side effects
+        has their trainer."""
         written = {role for node in self.nodes for role in node.writes}
         return tuple(use.name for use in self.roles if use.name in written)
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """Nodes by id; an edge for each reason to wait: ``columns`` read, ``weights`` of a role, or ``effects``, since stages with side
-        effects keep program order. A node that reads no column of some rows that it works on still waits for whatever makes them."""
+        """Nodes by id; an edge for each reason to wait: ``columns`` read, ``weights`` of a role, or
+        ``effects``, since stages with side effects keep program order. A node that reads no column of some
+        rows that it works on still waits for whatever makes them."""
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         for node in self.nodes:
             for item in node.inputs:
                 _edge(graph, item.column.node, node.id, "columns", item.parameter)
             read = {self.nodes[item.column.node].rows_axis for item in node.inputs}
-            for maker in [self.makers[axis] for axis in self.works_on(node) if axis in self.makers and axis not in read]:
+            for maker in [
+                self.makers[axis] for axis in self.works_on(node) if axis in self.makers and axis not in read
+            ]:
                 if maker != node.id:
                     _edge(graph, maker, node.id, "columns", "rows")
         for before, after, role in weight_order(self.nodes):
@@ -224,7 +245,11 @@ class Graph:
     @cached_property
     def makers(self) -> dict[int, int]:
         """Axis → the id of the node that makes its rows."""
-        return {node.rows_axis: node.id for node in reversed(self.nodes) if node.makes is not None or node.op is Op.DATA}
+        return {
+            node.rows_axis: node.id
+            for node in reversed(self.nodes)
+            if node.makes is not None or node.op is Op.DATA
+        }
 
     def works_on(self, node: Node) -> tuple[int, ...]:
         """The axes whose rows a node needs: those of its inputs, and of a join those of each part."""
@@ -233,7 +258,8 @@ class Graph:
         return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
 
     def carried(self, before: int, after: int) -> str:
-        """What an edge of the order stands for, in words: columns; without any, weights of roles; without these, side effects."""
+        """What an edge of the order stands for, in words: columns; without any, weights of roles; without
+        these, side effects."""
         reasons = self.order.edges[before, after]
         weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
         return ", ".join(reasons["columns"]) or weights or ", ".join(reasons["effects"])

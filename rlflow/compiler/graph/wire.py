@@ -12,13 +12,27 @@ from typing import Any
 
 import msgpack
 
-from rlflow.author.node_options import AskOptions, ChooseOptions, GenerateOptions, NodeOptions, RepeatOptions, ShownOptions, UpdateOptions
+from rlflow.author.node_options import (
+    AskOptions,
+    ChooseOptions,
+    GenerateOptions,
+    NodeOptions,
+    RepeatOptions,
+    ShownOptions,
+    UpdateOptions,
+)
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.errors import PlanError
 
 VERSION = 1
-OPTIONS: dict[str, type[NodeOptions]] = {Op.STAGE: ShownOptions, Op.GENERATE: GenerateOptions, Op.UPDATE: UpdateOptions,
-                                     Op.REPEAT: RepeatOptions, Op.ASK: AskOptions, Op.CHOOSE: ChooseOptions}  # fmt: skip
+OPTIONS: dict[str, type[NodeOptions]] = {
+    Op.STAGE: ShownOptions,
+    Op.GENERATE: GenerateOptions,
+    Op.UPDATE: UpdateOptions,
+    Op.REPEAT: RepeatOptions,
+    Op.ASK: AskOptions,
+    Op.CHOOSE: ChooseOptions,
+}
 LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are left out where they have these values
 
 
@@ -28,8 +42,9 @@ def pack(graph: Graph) -> bytes:
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
-    """The graph as plain values. An axis whose rows were sampled, and a flow without an evaluation of its own, say no more than they did
-    when there were no others, so that graphs of that time keep their identity."""
+    """The graph as plain values. An axis whose rows were sampled, and a flow without an evaluation of its
+    own, say no more than they did when there were no others, so that graphs of that time keep their
+    identity."""
     fields = graph.as_fields()
     _shortened(fields)
     return fields
@@ -50,7 +65,8 @@ def _shortened(graph: dict[str, Any]) -> None:
 
 
 def unpack(data: bytes) -> Graph:
-    """The graph of ``pack``. Raises PlanError for anything else: other versions, damaged bytes, unknown or missing fields."""
+    """The graph of ``pack``. Raises PlanError for anything else: other versions, damaged bytes, unknown or
+    missing fields."""
     from pydantic import ValidationError
 
     try:
@@ -62,16 +78,28 @@ def unpack(data: bytes) -> Graph:
         _consistent(graph)
         return graph
     except (
-        ValueError, LookupError, TypeError, SyntaxError, OverflowError, RecursionError, msgpack.UnpackException, ValidationError,
+        ValueError,
+        LookupError,
+        TypeError,
+        SyntaxError,
+        OverflowError,
+        RecursionError,
+        msgpack.UnpackException,
+        ValidationError,
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PlanError.of("graph-bytes", "these bytes are not a graph of this version", found=reason,
-                           expected=f"rlflow-graph version {VERSION}",
-                           remedy="write the graph again with this version") from error
+        raise PlanError.of(
+            "graph-bytes",
+            "these bytes are not a graph of this version",
+            found=reason,
+            expected=f"rlflow-graph version {VERSION}",
+            remedy="write the graph again with this version",
+        ) from error
 
 
 def _read_settings(graph: dict[str, Any]) -> None:
-    """Give the settings of each call the names of their class; they stay pairs where they do not fit it, since one is masked."""
+    """Give the settings of each call the names of their class; they stay pairs where they do not fit it,
+    since one is masked."""
     from pydantic import ValidationError
 
     for node in graph["nodes"]:
@@ -101,7 +129,11 @@ def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict
 
 def _typed(value: Any) -> Any:
     """A setting of a verb, whose tuples and long numbers are stored as text."""
-    return ast.literal_eval(value) if isinstance(value, str) and (value.startswith("(") or value.isdigit()) else value
+    return (
+        ast.literal_eval(value)
+        if isinstance(value, str) and (value.startswith("(") or value.isdigit())
+        else value
+    )
 
 
 def _consistent(graph: Graph) -> None:
@@ -118,7 +150,9 @@ def _consistent(graph: Graph) -> None:
     if len(graph.by_name) != len(graph.nodes):
         raise ValueError("two nodes have one name")
     for number, axis in enumerate(graph.axes):
-        if not all(0 <= origin < number for origin in (*axis.parts, *(() if axis.parent is None else (axis.parent,)))):
+        if not all(
+            0 <= origin < number for origin in (*axis.parts, *(() if axis.parent is None else (axis.parent,)))
+        ):
             raise ValueError("rows of rows that the graph has not")
     if graph.axes and not 0 <= graph.rows < len(graph.axes):
         raise ValueError("rows of rows that the graph has not")
@@ -136,14 +170,19 @@ def _adapter(kind: type) -> Any:
 
 
 def identity(graph: Graph) -> str:
-    """16 hex digits that change with what an iteration computes, sources of functions included, and with nothing else."""
+    """16 hex digits that change with what an iteration computes, sources of functions included, and with
+    nothing else."""
     return hashlib.sha256(pack(_placeless(graph))).hexdigest()[:16]
 
 
 def _placeless(graph: Graph) -> Graph:
     evaluation = _placeless(graph.evaluation) if graph.evaluation else None
-    return dataclasses.replace(graph, nodes=tuple(_placeless_node(node) for node in graph.nodes), evaluation=evaluation)
+    return dataclasses.replace(
+        graph, nodes=tuple(_placeless_node(node) for node in graph.nodes), evaluation=evaluation
+    )
 
 
 def _placeless_node(node: Node) -> Node:
-    return dataclasses.replace(node, place=None, definition=None, body=_placeless(node.body) if node.body else None)
+    return dataclasses.replace(
+        node, place=None, definition=None, body=_placeless(node.body) if node.body else None
+    )

@@ -8,8 +8,16 @@ from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.placement import Placement, homes
 from rlflow.compiler.plan import PassNote, Plan
 
-LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
-ROOM = {"model": 1, "cpu": 2, "io": 8}  # nodes that a lane runs at once: model stages of one process share its cores
+LANES = {
+    Op.GENERATE: "model",
+    Op.LOGPROBS: "model",
+    Op.VALUES: "model",
+    Op.UPDATE: "model",
+    Op.REWARD: "io",
+    Op.REPEAT: "control",
+}
+# nodes that a lane runs at once: model stages of one process share its cores
+ROOM = {"model": 1, "cpu": 2, "io": 8}
 POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: its models' nodes, stages, rewards
 
 

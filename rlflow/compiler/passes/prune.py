@@ -12,30 +12,44 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def prune(plan: Plan) -> Plan:
-    """Dead columns go, and forwards of models that nobody reads. Samples and state are readers, and so are metrics: a stage of the
-    author's own may end with some, which only running it tells."""
+    """Dead columns go, and forwards of models that nobody reads. Samples and state are readers, and so are
+    metrics: a stage of the author's own may end with some, which only running it tells."""
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.held_to_end else set()
     records, policies = last(graph), of_policies(graph)
     scores = judged(graph, policies)
     watched = {column for columns in (records, *policies.values()) for column in columns.values()}
     watched |= {column for columns in scores.values() for column in columns}
-    recorded = frozenset({column for column in watched if column.name in RECORDED} | results | {slot.final for slot in graph.state})
+    recorded = frozenset(
+        {column for column in watched if column.name in RECORDED}
+        | results
+        | {slot.final for slot in graph.state}
+    )
     live: set[int] = set()
     needed = set(recorded)
     for node in reversed(graph.nodes):
         outputs = {Column(node.id, output.name) for output in node.outputs}
         if outputs & needed or node.op not in FORWARDS:
             live.add(node.id)
-            needed |= {item.column for item in node.inputs if node.op is not Op.CONCAT or _joins(node, item, needed)}
+            needed |= {
+                item.column for item in node.inputs if node.op is not Op.CONCAT or _joins(node, item, needed)
+            }
     total = sum(len(node.outputs) for node in graph.nodes)
     columns = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
     dead = [node.name for node in graph.nodes if node.id not in live]
     what = f"{len(columns)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
     note = PassNote("prune", what)
-    return replace(plan, live=order, columns=columns, held_to_end=recorded | (watched & columns), records=records, policies=policies,
-                   judged=scores, notes=(*plan.notes, note))
+    return replace(
+        plan,
+        live=order,
+        columns=columns,
+        held_to_end=recorded | (watched & columns),
+        records=records,
+        policies=policies,
+        judged=scores,
+        notes=(*plan.notes, note),
+    )
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
@@ -44,16 +58,39 @@ def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
 
 
 def reuse(plan: Plan) -> Plan:
-    """The last forward of a role before its first update, over the same rows. Not where another update comes between: memory would
-    hold the graphs of both."""
+    """The last forward of a role before its first update, over the same rows. Not where another update comes
+    between: memory would hold the graphs of both."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
     first = next((node for node in nodes if node.writes), None)
-    before = [node for node in nodes if first and node.op in FORWARDS and node.role == first.role and node.id < first.id]
-    if first is None or first.op is not Op.UPDATE or first.rows != "row" or not before or before[-1].axis != first.axis:
-        return replace(plan, notes=(*plan.notes, PassNote("reuse", "no update begins with a forward that was made before")))
+    before = [
+        node
+        for node in nodes
+        if first and node.op in FORWARDS and node.role == first.role and node.id < first.id
+    ]
+    if (
+        first is None
+        or first.op is not Op.UPDATE
+        or first.rows != "row"
+        or not before
+        or before[-1].axis != first.axis
+    ):
+        return replace(
+            plan,
+            notes=(*plan.notes, PassNote("reuse", "no update begins with a forward that was made before")),
+        )
     if before[-1].id in plan.in_pieces:
-        return replace(plan, notes=(*plan.notes, PassNote("reuse", f"{before[-1].name} is in pieces, so {first.name} begins anew")))
+        return replace(
+            plan,
+            notes=(
+                *plan.notes,
+                PassNote("reuse", f"{before[-1].name} is in pieces, so {first.name} begins anew"),
+            ),
+        )
     rows = first.options(UpdateOptions).minibatch
     ahead = {before[-1].id: float(rows) if rows is not None else math.inf}
     upto = f" of at most {rows} rows" if rows is not None else ""
-    return replace(plan, ahead=ahead, notes=(*plan.notes, PassNote("reuse", f"{first.name} begins with {before[-1].name}{upto}")))
+    return replace(
+        plan,
+        ahead=ahead,
+        notes=(*plan.notes, PassNote("reuse", f"{first.name} begins with {before[-1].name}{upto}")),
+    )

@@ -11,33 +11,52 @@ from rlflow.compiler.graph.model import Op
 from rlflow.compiler.passes.lanes import room_of
 from rlflow.compiler.plan import PassNote, Plan
 
-COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2, Op.ASK: 0.2}
+COST = {
+    Op.GENERATE: 10.0,
+    Op.REPEAT: 20.0,
+    Op.UPDATE: 8.0,
+    Op.REWARD: 3.0,
+    Op.LOGPROBS: 2.0,
+    Op.VALUES: 2.0,
+    Op.STAGE: 0.2,
+    Op.ASK: 0.2,
+}
 
 
-def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None) -> Plan:
-    """Ready nodes start by what remains after them, longest first. ``seconds`` of each live node are by default what its kind usually
-    takes beside others."""
+def rank(
+    plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None
+) -> Plan:
+    """Ready nodes start by what remains after them, longest first. ``seconds`` of each live node are by
+    default what its kind usually takes beside others."""
     durations = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, durations, room or room_of(plan.placement))
     longest = max(after, key=lambda i: after[i] + durations[i])
-    return replace(plan, priority=after, notes=(*plan.notes, PassNote("rank", f"the longest path starts at {plan.node(longest).name}")))
+    return replace(
+        plan,
+        priority=after,
+        notes=(*plan.notes, PassNote("rank", f"the longest path starts at {plan.node(longest).name}")),
+    )
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """The least seconds between the end of each live node or piece and the end of the iteration: the longest path through the units that
-    wait for it, where units that share a lane run in turn. A node's own seconds do not count: of two units that are ready for one lane,
-    the one with more work behind it must go first, however long it takes itself (Jackson 1955)."""
+    """The least seconds between the end of each live node or piece and the end of the iteration: the longest
+    path through the units that wait for it, where units that share a lane run in turn. A node's own seconds
+    do not count: of two units that are ready for one lane, the one with more work behind it must go first,
+    however long it takes itself (Jackson 1955)."""
     after: dict[int, float] = {}
     for i in reversed(list(graphlib.TopologicalSorter(plan.waits_for).static_order())):
         sharing: dict[str, list[tuple[float, float]]] = {}
         for j in plan.followers.get(i, ()):
             sharing.setdefault(plan.lane.get(j, ""), []).append((after[j], seconds[j]))
-        after[i] = max((_in_turn(nodes, room.get(lane, math.inf)) for lane, nodes in sharing.items()), default=0.0)
+        after[i] = max(
+            (_in_turn(nodes, room.get(lane, math.inf)) for lane, nodes in sharing.items()), default=0.0
+        )
     return {i: after[i] for i in plan.units}
 
 
 def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
-    """The least time until all of some nodes, each with the seconds that remain after it and its own, and what follows them are done."""
+    """The least time until all of some nodes, each with the seconds that remain after it and its own, and
+    what follows them are done."""
     longest = busy = 0.0
     for after, own in sorted(nodes, reverse=True):
         busy += own / room

@@ -9,18 +9,35 @@ from rlflow.compiler.graph.ancestry import chosen_from
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.plan import JudgedColumns
 
-RECORDED = (SOURCE, "prompt", "answer", "completion", "finish", "scores", "tokens", "mask", "turns", "failed", "episode")
-WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")  # recorded where something reads them anyway
-OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)  # what the health of one role is measured by
+RECORDED = (
+    SOURCE,
+    "prompt",
+    "answer",
+    "completion",
+    "finish",
+    "scores",
+    "tokens",
+    "mask",
+    "turns",
+    "failed",
+    "episode",
+)
+# recorded where something reads them anyway
+WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
+# what the health of one role is measured by
+OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)
 OWN = ("logprobs", "entropy")  # of the role alone: another role's numbers of the same rows are not its own
 
 
 def judged(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
-    """Role → the scores of the rows that its first update learns from. ``policies``: the roles that are measured each by itself; without
-    any, that of the first update of a role that samples, under an empty name. None for a role that no reward reaches."""
+    """Role → the scores of the rows that its first update learns from. ``policies``: the roles that are
+    measured each by itself; without any, that of the first update of a role that samples, under an empty
+    name. None for a role that no reward reaches."""
     sampling = {use.name for use in graph.roles if use.trained and use.generates}
     updates = [node for node in graph.nodes if node.op is Op.UPDATE and node.role in sampling]
-    first = {role: next(node for node in updates if node.role == role) for role in policies} or dict(zip([""], updates, strict=False))
+    first = {role: next(node for node in updates if node.role == role) for role in policies} or dict(
+        zip([""], updates, strict=False)
+    )
     every = {role: _judged(graph, update) for role, update in first.items()}
     return {role: columns for role, columns in every.items() if tuple(columns)}
 
@@ -28,7 +45,11 @@ def judged(graph: Graph, policies: Iterable[str]) -> dict[str, JudgedColumns]:
 def _judged(graph: Graph, update: Node) -> JudgedColumns:
     axes, before = set(chosen_from(graph.axes, update.axis)), graph.nodes[: update.id]
     rewards = dict(given for node in before if node.rows_axis in axes for given in _scores(node))
-    scores = [node for node in before if node.rows_axis in axes and any(output.name == "scores" for output in node.outputs)]
+    scores = [
+        node
+        for node in before
+        if node.rows_axis in axes and any(output.name == "scores" for output in node.outputs)
+    ]
     if len(rewards) < 2 or (scores and scores[-1].op is Op.STAGE):  # a stage has made one score of all
         rewards = {}
     reached = _reached(before)
@@ -42,7 +63,11 @@ def _scores(node: Node) -> Iterator[tuple[str, Column]]:
         yield node.role or "", Column(node.id, node.outputs[0].name)
     if node.body is not None:
         inner = {column: role for each in node.body.nodes for role, column in _scores(each)}
-        yield from ((inner[item.column], Column(node.id, item.parameter)) for item in node.body.results if item.column in inner)
+        yield from (
+            (inner[item.column], Column(node.id, item.parameter))
+            for item in node.body.results
+            if item.column in inner
+        )
 
 
 def _reached(nodes: Iterable[Node]) -> set[Column]:
@@ -53,8 +78,14 @@ def _reached(nodes: Iterable[Node]) -> set[Column]:
             inner = _reached(node.body.nodes)
             reached |= {Column(node.id, item.parameter) for item in node.body.results if item.column in inner}
         elif node.op is Op.CONCAT:
-            reached |= {Column(node.id, item.parameter.partition(".")[2]) for item in node.inputs if item.column in reached}
-        elif node.op is Op.REWARD or (node.op is Op.STAGE and any(item.column in reached for item in node.inputs)):
+            reached |= {
+                Column(node.id, item.parameter.partition(".")[2])
+                for item in node.inputs
+                if item.column in reached
+            }
+        elif node.op is Op.REWARD or (
+            node.op is Op.STAGE and any(item.column in reached for item in node.inputs)
+        ):
             reached |= {Column(node.id, output.name) for output in node.outputs}
     return reached
 
@@ -63,19 +94,25 @@ def last(graph: Graph) -> dict[str, Column]:
     """The last column of each name that samples and health metrics show."""
     columns: dict[str, Column] = {}
     for node in graph.nodes:
-        columns |= {output.name: Column(node.id, output.name) for output in node.outputs if output.name in (*RECORDED, *WATCHED)}
+        columns |= {
+            output.name: Column(node.id, output.name)
+            for output in node.outputs
+            if output.name in (*RECORDED, *WATCHED)
+        }
     return columns
 
 
 def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
-    """Role → column by name, of the rows that its first update learns from, for each trained role that samples; empty where there are not
-    several."""
+    """Role → column by name, of the rows that its first update learns from, for each trained role that
+    samples; empty where there are not several."""
     policies = {use.name for use in graph.roles if use.trained and use.generates}
     updates: dict[str, Node] = {}
     for node in graph.nodes:
         if node.op is Op.UPDATE and node.role in policies:
             updates.setdefault(node.role or "", node)
-    return {role: _learned_from(graph, update) for role, update in updates.items()} if len(updates) > 1 else {}
+    return (
+        {role: _learned_from(graph, update) for role, update in updates.items()} if len(updates) > 1 else {}
+    )
 
 
 def _learned_from(graph: Graph, update: Node) -> dict[str, Column]:

@@ -1,7 +1,9 @@
-"""The pass ``residency``: what of the models on a pool is put away and brought back, where it does not fit into a rank's memory at once.
+"""The pass ``residency``: what of the models on a pool is put away and brought back, where it does not fit
+into a rank's memory at once.
 
-It works on the unrolled iteration in the order in which the scheduler starts nodes in virtual time, chunks and the bodies of repeats
-included, and, where anything moves, it settles that order for what has models: a run then moves just what was planned.
+It works on the unrolled iteration in the order in which the scheduler starts nodes in virtual time, chunks
+and the bodies of repeats included, and, where anything moves, it settles that order for what has models: a
+run then moves just what was planned.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ Step = tuple[str, Iterable[ModelPart]]  # what computes, and the parts that it n
 
 @dataclass(frozen=True)
 class Holding:
-    """A part that each rank of a pool holds: its bytes (None: not known), and whether it ``moves``, ``passes``, being there just while it
-    is used, or ``stays``."""
+    """A part that each rank of a pool holds: its bytes (None: not known), and whether it ``moves``,
+    ``passes``, being there just while it is used, or ``stays``."""
 
     pool: str
     part: ModelPart
@@ -60,48 +62,78 @@ class MemoryLimit:
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
-    """The fewest moves with which every pool keeps to the limit. ``where``: the plan's placement, or that of one process. Raises PlanError
-    with all that cannot fit, or of which the size is not known."""
+    """The fewest moves with which every pool keeps to the limit. ``where``: the plan's placement, or that of
+    one process. Raises PlanError with all that cannot fit, or of which the size is not known."""
     courses = [_course(plan, pool, memory) for pool in where.pools]
     PlanError.refuse([*_unknown(memory), *(problem for course in courses for problem in too_large(course))])
     courses = [replace(course, awake=fewest(course)) for course in courses]
-    peaks = [f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses]
-    notes = PassNote("residency", "; ".join(map(_told, courses))), PassNote("verify", "counted again, at most " + ", ".join(peaks))
+    peaks = [
+        f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses
+    ]
+    notes = (
+        PassNote("residency", "; ".join(map(_told, courses))),
+        PassNote("verify", "counted again, at most " + ", ".join(peaks)),
+    )
     lanes = {course.pool if plan.placement else MODEL_LANE for course in courses if course.moving}
     return replace(_settled(plan, lanes), residency=tuple(courses), notes=(*plan.notes, *notes))
 
 
 def _told(course: MemorySchedule) -> str:
     if not course.moving:
-        return f"on {course.pool} everything fits at once, {decimal(course.peak_without)} of {decimal(course.limit)}"
+        return (
+            f"on {course.pool} everything fits at once, {decimal(course.peak_without)} of "
+            f"{decimal(course.limit)}"
+        )
     bytes_moved = sum(move.bytes for move in course.moves)
-    return (f"on {course.pool} {len(course.moves)} moves of {decimal(bytes_moved)} an iteration; at most {decimal(course.peak)} there, "
-            f"{decimal(course.peak_without)} without")
+    return (
+        f"on {course.pool} {len(course.moves)} moves of {decimal(bytes_moved)} an iteration; at most "
+        f"{decimal(course.peak)} there, "
+        f"{decimal(course.peak_without)} without"
+    )
 
 
 def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
     for holding in memory.holdings:
         if holding.bytes is None:
-            remedy = f"--{holding.part.role}.kv_cache_memory_bytes BYTES" if holding.part.what == "cache" else "a folder with safetensors"
-            yield Problem("memory-unknown", f"nobody can tell whether {holding.part} fits: its size is not known",
-                          found=f"--memory {memory.limit}", expected="parts of known sizes", remedy=f"{remedy}, or leave --memory out")
+            remedy = (
+                f"--{holding.part.role}.kv_cache_memory_bytes BYTES"
+                if holding.part.what == "cache"
+                else "a folder with safetensors"
+            )
+            yield Problem(
+                "memory-unknown",
+                f"nobody can tell whether {holding.part} fits: its size is not known",
+                found=f"--memory {memory.limit}",
+                expected="parts of known sizes",
+                remedy=f"{remedy}, or leave --memory out",
+            )
 
 
-# -- the course of an iteration ------------------------------------------------------------------------------------------------------
+# -- the course of an iteration
+# ------------------------------------------------------------------------------------------------------
 
 
 def _course(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """The steps of an iteration on a pool, in order, before it is decided which parts are in memory at each."""
+    """The steps of an iteration on a pool, in order, before it is decided which parts are in memory at
+    each."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
-    sizes, passing, fixed = ({part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
-                             for how in ("moves", "passes", "stays"))  # fmt: skip
-    regular, beside = ([_moment(step, frozenset(parts), sizes, passing) for step, parts in steps if own.keys() & set(parts)]
-                       for steps in (_steps(plan, memory), _now_and_then(plan, memory)))  # fmt: skip
+    sizes, passing, fixed = (
+        {part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
+        for how in ("moves", "passes", "stays")
+    )
+    regular, beside = (
+        [_moment(step, frozenset(parts), sizes, passing) for step, parts in steps if own.keys() & set(parts)]
+        for steps in (_steps(plan, memory), _now_and_then(plan, memory))
+    )
     return MemorySchedule(pool, tuple(_joined(regular)), sizes, fixed, memory.limit, beside=tuple(beside))
 
 
-def _moment(step: str, parts: frozenset[ModelPart], sizes: Mapping[ModelPart, int], passing: Mapping[ModelPart, int]) -> MemoryStep:
-    return MemoryStep(step, parts.intersection(sizes), {part: passing[part] for part in sorted(parts.intersection(passing))})
+def _moment(
+    step: str, parts: frozenset[ModelPart], sizes: Mapping[ModelPart, int], passing: Mapping[ModelPart, int]
+) -> MemoryStep:
+    return MemoryStep(
+        step, parts.intersection(sizes), {part: passing[part] for part in sorted(parts.intersection(passing))}
+    )
 
 
 def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
@@ -114,7 +146,8 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 
 
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """The memory steps of one iteration. A role that was changed in the iteration before delivers its weights before it samples."""
+    """The memory steps of one iteration. A role that was changed in the iteration before delivers its weights
+    before it samples."""
     stale = set(plan.graph.changed_roles)
     yield from ((f"the commit of {role}", copying(role)) for role in memory.committed)
     for role in memory.canaries:
@@ -127,7 +160,8 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """The memory steps of one node. ``stale``: roles that were changed after they last delivered their weights."""
+    """The memory steps of one node. ``stale``: roles that were changed after they last delivered their
+    weights."""
     role = node.role
     if role is None:
         return
@@ -157,8 +191,8 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def in_order(plan: Plan) -> Iterator[Node]:
-    """Nodes in the order in which they start in virtual time. A node in pieces comes once for each piece, the nodes of a `repeat` come
-    once."""
+    """Nodes in the order in which they start in virtual time. A node in pieces comes once for each piece, the
+    nodes of a `repeat` come once."""
     for unit in _started(plan):
         if unit in plan.bodies:
             yield from in_order(plan.bodies[unit])
@@ -170,15 +204,21 @@ def _started(plan: Plan) -> tuple[int, ...]:
     return simulate(plan, lambda node: COST.get(node.op, 0.0), room_of(plan.placement)).started
 
 
-# -- the order that is settled -------------------------------------------------------------------------------------------------------
+# -- the order that is settled
+# -------------------------------------------------------------------------------------------------------
 
 
 def _settled(plan: Plan, lanes: set[str]) -> Plan:
-    """Everything with a model takes its place in these lanes in the order in which it was planned, rewards that are trained too."""
+    """Everything with a model takes its place in these lanes in the order in which it was planned, rewards
+    that are trained too."""
     if not lanes:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}
-    judged = {i: plan.home.get(i, MODEL_LANE) for i in plan.units if plan.node(i).op is Op.REWARD and plan.node(i).role in trained}
+    judged = {
+        i: plan.home.get(i, MODEL_LANE)
+        for i in plan.units
+        if plan.node(i).op is Op.REWARD and plan.node(i).role in trained
+    }
     lane = {**plan.lane, **{i: name for i, name in judged.items() if i not in plan.in_pieces}}
     plan = replace(plan, lane=lane)
     last: dict[str, int] = {}

@@ -1,4 +1,5 @@
-"""Cut scoring into pieces, one for each chunk of the rows that are sampled, where the results are the same bits."""
+"""Cut scoring into pieces, one for each chunk of the rows that are sampled, where the results are the same
+bits."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Piece, Plan
 
 
 def stream(plan: Plan) -> Plan:
-    """Cut what scores rows by themselves into pieces that start before all rows are sampled: rewards and forwards, where a row's bits do
-    not depend on the rows beside it and the work does not take turns with the sampling. A node that samples then gives chunks."""
+    """Cut what scores rows by themselves into pieces that start before all rows are sampled: rewards and
+    forwards, where a row's bits do not depend on the rows beside it and the work does not take turns with the
+    sampling. A node that samples then gives chunks."""
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}
     pieces: dict[int, Piece] = {}
@@ -23,11 +25,21 @@ def stream(plan: Plan) -> Plan:
         notes.append(_streamed(plan, source, cut, left))
         if cut:
             chunks[source.id] = tuple(itertools.islice(ids, plan.streaming.chunks - 1))
-            pieces |= {next(ids): Piece(node, source.id, chunk) for chunk in range(plan.streaming.chunks) for node in cut}
-    what = "; ".join(notes) if plan.streaming.chunks > 1 and notes else "nothing is scored before all rows are sampled"
+            pieces |= {
+                next(ids): Piece(node, source.id, chunk)
+                for chunk in range(plan.streaming.chunks)
+                for node in cut
+            }
+    what = (
+        "; ".join(notes)
+        if plan.streaming.chunks > 1 and notes
+        else "nothing is scored before all rows are sampled"
+    )
     lane = {**plan.lane, **{i: plan.lane[piece.node] for i, piece in pieces.items()}}
     lane |= {piece.node: "control" for piece in pieces.values()}
-    return replace(plan, chunks=chunks, pieces=pieces, lane=lane, notes=(*plan.notes, PassNote("stream", what)))
+    return replace(
+        plan, chunks=chunks, pieces=pieces, lane=lane, notes=(*plan.notes, PassNote("stream", what))
+    )
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:
@@ -49,7 +61,11 @@ def _whole(plan: Plan, source: Node, node: Node) -> str:
         return f"takes turns with {source.name}"
     if role not in streaming.exact:
         return "rounds a row by the rows beside it"
-    late = [plan.graph.nodes[j].name for j in _made_of(plan, source) if j in {item.column.node for item in node.inputs}]
+    late = [
+        plan.graph.nodes[j].name
+        for j in _made_of(plan, source)
+        if j in {item.column.node for item in node.inputs}
+    ]
     return f"reads {late[0]}, which waits for all rows" if late else ""
 
 
@@ -65,7 +81,11 @@ def _made_of(plan: Plan, source: Node) -> set[int]:
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
     """One line that says which nodes score rows of ``source`` chunk by chunk, and why others do not."""
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
-    first = f"{source.name} gives {plan.streaming.chunks} chunks to {names}" if cut else f"{source.name} gives all rows at once"
+    first = (
+        f"{source.name} gives {plan.streaming.chunks} chunks to {names}"
+        if cut
+        else f"{source.name} gives all rows at once"
+    )
     reasons: dict[str, list[str]] = {}
     for i, why in left.items():
         reasons.setdefault(why, []).append(plan.graph.nodes[i].name)

@@ -1,4 +1,5 @@
-"""What flows: columns from node to node, weights from trainers to generators, and how many bytes of them change ranks."""
+"""What flows: columns from node to node, weights from trainers to generators, and how many bytes of them
+change ranks."""
 
 from __future__ import annotations
 
@@ -28,12 +29,15 @@ class Edge:
     moved: int = 0  # bytes that are expected to change ranks
     from_pool: str | None = None  # None in one process
     to_pool: str | None = None  # None in one process
-    why: str = "stays"  # ``pool`` where they go to another pool, ``split`` to other ranks of their own; ``stays``: they are there already
+    # ``pool`` where they go to another pool, ``split`` to other ranks of their own; ``stays``: they are there
+    # already
+    why: str = "stays"
 
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """Weights of a role on their way to its generator, after the last of its updates and before it next samples."""
+    """Weights of a role on their way to its generator, after the last of its updates and before it next
+    samples."""
 
     role: str  # whose weights
     after: str  # name of the update
@@ -42,41 +46,58 @@ class WeightEdge:
     to_pool: str  # of the generator
     bytes: int | None  # over all ranks; None where the number of parameters is not known
     each: int | None = None  # by a plan, the most bytes that a rank receives, below which no plan can go
-    transport: str = "whole"  # ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``
+    # ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``
+    transport: str = "whole"
     extra: int | None = None  # by a plan, the most bytes that a transfer takes on a rank beside the model
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """Columns from node to node in program order, those within a repeat after the repeat's own. layouts: None for one process, in which
-    nothing moves."""
+    """Columns from node to node in program order, those within a repeat after the repeat's own. layouts: None
+    for one process, in which nothing moves."""
     there: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
         node = plan.graph.nodes[i]
         together: dict[tuple[int, RowLayout | None], list[Input]] = {}
         for item in node.inputs:
             if sizes.read(node, item):
-                together.setdefault((item.column.node, _held(item.column, node, layouts, there)), []).append(item)
-        yield from (_edge(plan, sizes, layouts, node, items, origin) for (_, origin), items in together.items())
+                together.setdefault((item.column.node, _held(item.column, node, layouts, there)), []).append(
+                    item
+                )
+        yield from (
+            _edge(plan, sizes, layouts, node, items, origin) for (_, origin), items in together.items()
+        )
         needed = layouts.needed.get(node.id) if layouts else None
-        for item in (item for (_, origin), items in together.items() if origin and needed and origin.pool != needed.pool for item in items):
+        for item in (
+            item
+            for (_, origin), items in together.items()
+            if origin and needed and origin.pool != needed.pool
+            for item in items
+        ):
             there.setdefault(item.column, []).append(needed)
         if node.id in plan.bodies:
-            yield from edges(plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None)
+            yield from edges(
+                plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None
+            )
 
 
 def _held(
     column: Column, node: Node, layouts: Layouts | None, there: Mapping[Column, Sequence[RowLayout | None]]
 ) -> RowLayout | None:
-    """The layout out of which a node reads a column: where it was made, or, on another pool, where an earlier node has brought it. An
-    update reads it there whatever its split, other nodes where their rank has just its rows."""
+    """The layout out of which a node reads a column: where it was made, or, on another pool, where an earlier
+    node has brought it. An update reads it there whatever its split, other nodes where their rank has just
+    its rows."""
     if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
     origin, needed = layouts.columns[column], layouts.needed[node.id]
-    known = [layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != origin.pool]
+    known = [
+        layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != origin.pool
+    ]
     return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), origin)
 
 
-def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None) -> Edge:
+def _edge(
+    plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
+) -> Edge:
     """``of``: the layout out of which the node reads the columns."""
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)
@@ -92,38 +113,58 @@ def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: 
 
 
 def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
-    """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to do with one another. An
-    update has its rows on its own pool once, to leave out those that are not finite, and then draws their ranks anew in each epoch."""
+    """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to
+    do with one another. An update has its rows on its own pool once, to leave out those that are not finite,
+    and then draws their ranks anew in each epoch."""
     count, elsewhere = ranks[needed.pool], source.pool != needed.pool
     if not elsewhere and alike(source, needed):
         return 0.0
     if needed.by == "all ranks":
         return float(count if elsewhere else count - 1)
-    reached = 1 - (1 - 1 / count) ** epochs if needed.by == "minibatch" else 1 / count  # the chance that a rank needs the row
+    # the chance that a rank needs the row
+    reached = 1 - (1 - 1 / count) ** epochs if needed.by == "minibatch" else 1 / count
     if elsewhere and needed.by != "minibatch":
         return count * reached
     return elsewhere + (count - 1) * reached
 
 
-def weights(graph: Graph, placement: Placement, models: Mapping[str, ModelFootprint], ways: tuple[str, str]) -> Iterator[WeightEdge]:
-    """The transfer of each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. ways: the transports
-    on one pool and between two, or ``gather``."""
+def weights(
+    graph: Graph, placement: Placement, models: Mapping[str, ModelFootprint], ways: tuple[str, str]
+) -> Iterator[WeightEdge]:
+    """The transfer of each role whose trainer and generator are on two pools, or lie otherwise on the ranks
+    of one. ways: the transports on one pool and between two, or ``gather``."""
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)
         after = [node.name for node in graph.nodes if role in node.writes]
         if target is None or not after or role not in models:
             continue
-        before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
+        before = tuple(
+            node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role
+        )
         footprint, ranks = models[role], placement.pools
         moved = WeightEdge(role, after[-1], before, source, target, None)
         transport = ways[source != target]
         if (plan := _planned(footprint, ranks, source, target)) is not None and transport != "gather":
             inbound = plan.stats.inbound
-            yield replace(moved, bytes=int(inbound.sum()), each=int(inbound.max(initial=0)), transport=transport,
-                          extra=plan.stats.extra(transport))
+            yield replace(
+                moved,
+                bytes=int(inbound.sum()),
+                each=int(inbound.max(initial=0)),
+                transport=transport,
+                extra=plan.stats.extra(transport),
+            )
         elif target != source:
-            yield replace(moved, bytes=None if footprint.weight_bytes is None else footprint.weight_bytes * ranks[target])
+            yield replace(
+                moved,
+                bytes=None if footprint.weight_bytes is None else footprint.weight_bytes * ranks[target],
+            )
 
 
-def _planned(footprint: ModelFootprint, ranks: Mapping[str, int], source: str, target: str) -> Transfer | None:
-    return transfer(footprint, ranks[target]) if source == target else passage(footprint, ranks[source], ranks[target])
+def _planned(
+    footprint: ModelFootprint, ranks: Mapping[str, int], source: str, target: str
+) -> Transfer | None:
+    return (
+        transfer(footprint, ranks[target])
+        if source == target
+        else passage(footprint, ranks[source], ranks[target])
+    )

@@ -25,7 +25,8 @@ PROCESS = "this process"  # where everything is without pools
 
 @dataclass(frozen=True)
 class Commits:
-    """Copies outside of the workers: one every so many iterations, of so many bytes for each role that it may change (None: not known)."""
+    """Copies outside of the workers: one every so many iterations, of so many bytes for each role that it may
+    change (None: not known)."""
 
     every: int
     bytes: Mapping[str, int | None]
@@ -51,7 +52,8 @@ class Explanation:
     response_tokens: int = 0  # tokens of all responses, at most
     commits: Commits | None = None  # what is copied in memory
     lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
-    residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
+    # which parts of models are in memory when, where memory has a limit
+    residency: tuple[MemorySchedule, ...] = ()
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
     packed: tuple[ComputedTokens, ...] = ()  # what forwards and updates compute where rows share prompts
 
@@ -64,70 +66,135 @@ class Explanation:
         """Plain values under stable keys; docs/runs.md says what each is."""
         placed = self.placement or Placement({})
         halves = {"trainer": placed.trainers, "generator": placed.generators}
-        roles = {role: {half: where.get(role) for half, where in halves.items()} for role in {**placed.trainers, **placed.generators}}
+        roles = {
+            role: {half: where.get(role) for half, where in halves.items()}
+            for role in {**placed.trainers, **placed.generators}
+        }
         return {
-            "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles, "devices": devices(placed),
+            "flow": self.graph.name,
+            "pools": dict(placed.pools),
+            "roles": roles,
+            "devices": devices(placed),
             "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
-            "lineage": [asdict(each) for each in self.lineage], "packed": [asdict(each) for each in self.packed],
-            "nodes": [asdict(step) for step in self.steps], "evaluation": [asdict(step) for step in self.evaluation],
+            "lineage": [asdict(each) for each in self.lineage],
+            "packed": [asdict(each) for each in self.packed],
+            "nodes": [asdict(step) for step in self.steps],
+            "evaluation": [asdict(step) for step in self.evaluation],
             "edges": [asdict(edge) for edge in self.edges],
-            "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
-            "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
-            "memory": [asdict(item) for item in self.memory], "residency": [_resident(course) for course in self.residency],
+            "weights": [asdict(each) for each in self.weights],
+            "pairs": [asdict(pair) for pair in self.pairs],
+            "bytes": {
+                "read": sum(edge.bytes for edge in self.edges),
+                "moved": self.moved,
+                "recorded": self.recorded,
+            },
+            "memory": [asdict(item) for item in self.memory],
+            "residency": [_resident(course) for course in self.residency],
             "commits": asdict(self.commits) if self.commits else None,
             "passes": {note.name: note.what for note in self.notes},
-            "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
-                     "critical": self.time.decided_by,
-                     "costs": {str(op): cost for op, cost in COST.items()}},
+            "time": {
+                "makespan": self.time.makespan,
+                "bound": self.time.bound,
+                "busy": self.time.busy,
+                "critical": self.time.decided_by,
+                "costs": {str(op): cost for op, cost in COST.items()},
+            },
             "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
         }
 
 
 def devices(placement: Placement) -> list[dict[str, Any]]:
-    """Pools that share devices: how many devices, and which part of each a rank of each pool has. [] where none share."""
-    return [{"devices": placement.pools[names[0]], "parts": {name: float(placement.shares[name]) for name in names}}
-            for names in placement.devices() if placement.shares.keys() & set(names)]  # fmt: skip
+    """Pools that share devices: how many devices, and which part of each a rank of each pool has. [] where
+    none share."""
+    return [
+        {
+            "devices": placement.pools[names[0]],
+            "parts": {name: float(placement.shares[name]) for name in names},
+        }
+        for names in placement.devices()
+        if placement.shares.keys() & set(names)
+    ]
 
 
 def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
     """Everything in one process. ``halves``: role → whether it has a trainer, and a generator."""
-    trainers, generators = ({role: PROCESS for role, has in halves.items() if has[number]} for number in (0, 1))
+    trainers, generators = (
+        {role: PROCESS for role, has in halves.items() if has[number]} for number in (0, 1)
+    )
     return Placement({PROCESS: 1}, trainers, generators)
 
 
 def explain(
-    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]],
-    warnings: Sequence[Problem] = (), commit_every: int = 0, ways: tuple[str, str] = ("segment", "segment"),
+    plan: Plan,
+    where: Placement,
+    assumed: Assumed,
+    models: Mapping[str, ModelFootprint],
+    frozen: Sequence[tuple[str, str, ModelFootprint]],
+    warnings: Sequence[Problem] = (),
+    commit_every: int = 0,
+    ways: tuple[str, str] = ("segment", "segment"),
 ) -> Explanation:
-    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: of reward
-    models of their own folder the pool whose ranks hold it, its name, and how it is kept; ``ways``: how weights go to generators on the
-    trainer's pool, and on another."""
+    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is
+    kept; ``frozen``: of reward models of their own folder the pool whose ranks hold it, its name, and how it
+    is kept; ``ways``: how weights go to generators on the trainer's pool, and on another."""
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
     return Explanation(
-        graph=plan.graph, placement=plan.placement, assumed=assumed, rows=max(sizes.rows.values()), steps=tuple(steps(plan, layouts)),
+        graph=plan.graph,
+        placement=plan.placement,
+        assumed=assumed,
+        rows=max(sizes.rows.values()),
+        steps=tuple(steps(plan, layouts)),
         edges=tuple(edges(plan, sizes, layouts)),
-        weights=tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), pairs=tuple(pairs(plan, room)),
-        recorded=sum(sizes.given(column) for column in plan.held_to_end), memory=tuple(memory(where, models, frozen)),
-        notes=tuple(passes(plan)), time=simulate(plan, lambda node: COST.get(node.op, 0.0), room), warnings=tuple(warnings),
-        response_tokens=sizes.longest, commits=commits(plan, models, commit_every), lineage=tuple(rows_of_rows(sizes)),
-        residency=plan.residency, evaluation=tuple(steps(plan.evaluation, None)) if plan.evaluation else (),
+        weights=tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (),
+        pairs=tuple(pairs(plan, room)),
+        recorded=sum(sizes.given(column) for column in plan.held_to_end),
+        memory=tuple(memory(where, models, frozen)),
+        notes=tuple(passes(plan)),
+        time=simulate(plan, lambda node: COST.get(node.op, 0.0), room),
+        warnings=tuple(warnings),
+        response_tokens=sizes.longest,
+        commits=commits(plan, models, commit_every),
+        lineage=tuple(rows_of_rows(sizes)),
+        residency=plan.residency,
+        evaluation=tuple(steps(plan.evaluation, None)) if plan.evaluation else (),
         packed=tuple(computed(plan.prompt_rows, sizes)),
     )
 
 
 def _resident(course: MemorySchedule) -> dict[str, Any]:
-    moments = ({"step": moment.step, "bytes": course.held(moment, awake), "there": [str(part) for part in sorted(awake)],
-                "passing": {str(part): size for part, size in moment.passing.items()}}
-               for moment, awake in zip(course.moments, course.awake, strict=True))  # fmt: skip
-    moves = [{"before": move.before, "part": str(move.part), "bytes": move.bytes, "to": "away" if move.away else "memory"}
-             for move in course.moves]  # fmt: skip
-    return {"pool": course.pool, "limit": course.limit, "peak": course.peak, "peak_without": course.peak_without,
-            "always": sum(course.fixed.values()), "moments": list(moments), "moves": moves}
+    moments = (
+        {
+            "step": moment.step,
+            "bytes": course.held(moment, awake),
+            "there": [str(part) for part in sorted(awake)],
+            "passing": {str(part): size for part, size in moment.passing.items()},
+        }
+        for moment, awake in zip(course.moments, course.awake, strict=True)
+    )
+    moves = [
+        {
+            "before": move.before,
+            "part": str(move.part),
+            "bytes": move.bytes,
+            "to": "away" if move.away else "memory",
+        }
+        for move in course.moves
+    ]
+    return {
+        "pool": course.pool,
+        "limit": course.limit,
+        "peak": course.peak,
+        "peak_without": course.peak_without,
+        "always": sum(course.fixed.values()),
+        "moments": list(moments),
+        "moves": moves,
+    }
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """None where nothing is copied: in one process unless it is asked for, and on pools where ``--commit-every`` is 0."""
+    """None where nothing is copied: in one process unless it is asked for, and on pools where
+    ``--commit-every`` is 0."""
     changed = [role for role in plan.graph.changed_roles if role in models]
     return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None
 
@@ -136,7 +203,9 @@ def passes(plan: Plan) -> Iterator[PassNote]:
     """The notes of all passes, those over the bodies of repeats too."""
     yield from plan.notes
     for i, body in plan.bodies.items():
-        yield from (PassNote(f"{note.name} of {plan.graph.nodes[i].name}", note.what) for note in passes(body))
+        yield from (
+            PassNote(f"{note.name} of {plan.graph.nodes[i].name}", note.what) for note in passes(body)
+        )
 
 
 def memory(
@@ -146,7 +215,17 @@ def memory(
     for pool in where.pools:
         for role, footprint in models.items():
             if where.trainers.get(role) == pool:
-                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in footprint.trainer().items())
+                yield from (
+                    MemoryItem(pool, role, "trainer", name, size)
+                    for name, size in footprint.trainer().items()
+                )
             if where.generators.get(role) == pool:
-                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in footprint.generator().items())
-        yield from (MemoryItem(pool, name, "reward", "weights", footprint.weight_bytes) for at, name, footprint in frozen if at == pool)
+                yield from (
+                    MemoryItem(pool, role, "generator", name, size)
+                    for name, size in footprint.generator().items()
+                )
+        yield from (
+            MemoryItem(pool, name, "reward", "weights", footprint.weight_bytes)
+            for at, name, footprint in frozen
+            if at == pool
+        )

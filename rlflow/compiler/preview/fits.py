@@ -14,12 +14,15 @@ from rlflow.errors import Problem, listed
 
 
 def half_problems(
-    graph: Graph, halves: Mapping[str, tuple[bool, bool]], settings: Mapping[str, Iterable[str]],
+    graph: Graph,
+    halves: Mapping[str, tuple[bool, bool]],
+    settings: Mapping[str, Iterable[str]],
     owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
-    """Flags of a role for a half that it has not. ``halves``: role → whether it has a trainer, and a generator; a role without either is
-    no model. ``given``: role → its own flags. ``owned``: role → half → settings that only this half of its backend has. Roles that
-    nothing uses at these settings are not judged."""
+    """Flags of a role for a half that it has not. ``halves``: role → whether it has a trainer, and a
+    generator; a role without either is no model. ``given``: role → its own flags. ``owned``: role → half →
+    settings that only this half of its backend has. Roles that nothing uses at these settings are not
+    judged."""
     used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
         has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
@@ -32,21 +35,39 @@ def half_problems(
 
 def _no_half(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Problem:
     present = [half for half, there in has.items() if there]
-    what = f"a {' and a '.join(present)} alone" if present else "no model of its own: its rewards run where their rows lie"
+    what = (
+        f"a {' and a '.join(present)} alone"
+        if present
+        else "no model of its own: its rewards run where their rows lie"
+    )
     message = f"--{role}.{flag} belongs to a half that role '{role}' of flow '{graph.name}' has not"
-    return Problem("no-half", message, found=f"--{role}.{flag}", expected=f"flags for what the role has: {what}",
-                   remedy=f"leave --{role}.{flag} out")
+    return Problem(
+        "no-half",
+        message,
+        found=f"--{role}.{flag}",
+        expected=f"flags for what the role has: {what}",
+        remedy=f"leave --{role}.{flag} out",
+    )
 
 
 def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
-    """Repeats whose tries bring fewer groups than they want. Nothing waits for the rest: a run trains on what there is."""
+    """Repeats whose tries bring fewer groups than they want. Nothing waits for the rest: a run trains on what
+    there is."""
     for node in graph.nodes:
         repeat = node.settings
-        if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (wanted := repeat.groups):
-            yield Problem("repeat-short", f"{node.name} can never keep the groups that it wants", node.place,
-                          found=f"{sizes.rows[node.axis]} prompts, {repeat.tries} tries: at most {most} of {wanted} groups",
-                          expected=f"at least {wanted} prompts over all tries", severity="warning",
-                          remedy=f"groups={most} or fewer, or more tries or --prompts")
+        if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (
+            wanted := repeat.groups
+        ):
+            yield Problem(
+                "repeat-short",
+                f"{node.name} can never keep the groups that it wants",
+                node.place,
+                found=f"{sizes.rows[node.axis]} prompts, {repeat.tries} tries: at most {most} of "
+                f"{wanted} groups",
+                expected=f"at least {wanted} prompts over all tries",
+                severity="warning",
+                remedy=f"groups={most} or fewer, or more tries or --prompts",
+            )
 
 
 MOST_ROWS = 100_000_000  # of an iteration: their keys alone take gigabytes
@@ -59,22 +80,37 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
         if not isinstance(node.settings, GenerateOptions):
             continue
         if (tokens := sizes.rows[node.rows_axis] * node.settings.max_tokens) > MOST_TOKENS:
-            yield Problem("too-many-tokens", f"{node.name} samples more tokens than can be kept", node.place,
-                          found=f"up to {tokens} tokens an iteration", expected=f"at most {MOST_TOKENS}",
-                          remedy="fewer max_tokens, fewer samples of each prompt, or fewer --prompts")
+            yield Problem(
+                "too-many-tokens",
+                f"{node.name} samples more tokens than can be kept",
+                node.place,
+                found=f"up to {tokens} tokens an iteration",
+                expected=f"at most {MOST_TOKENS}",
+                remedy="fewer max_tokens, fewer samples of each prompt, or fewer --prompts",
+            )
         if (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
-            yield Problem("too-many-rows", f"{node.name} samples more rows than can be kept", node.place,
-                          found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts", expected=f"at most {MOST_ROWS}",
-                          remedy="fewer samples of each prompt, or fewer --prompts")
+            yield Problem(
+                "too-many-rows",
+                f"{node.name} samples more rows than can be kept",
+                node.place,
+                found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts",
+                expected=f"at most {MOST_ROWS}",
+                remedy="fewer samples of each prompt, or fewer --prompts",
+            )
 
 
 def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
     """More workers than cores of this machine, each a process with a copy of its models."""
     ranks = sum(placement.pools.values())
     if ranks > cores:
-        yield Problem("crowded", f"{ranks} workers share {cores} cores, and each loads its models",
-                      found=listed(f"{pool}={count}" for pool, count in placement.pools.items()), severity="warning",
-                      expected=f"at most {cores} ranks on this machine", remedy="fewer ranks in --pools, or a cluster with --ray-address")
+        yield Problem(
+            "crowded",
+            f"{ranks} workers share {cores} cores, and each loads its models",
+            found=listed(f"{pool}={count}" for pool, count in placement.pools.items()),
+            severity="warning",
+            expected=f"at most {cores} ranks on this machine",
+            remedy="fewer ranks in --pools, or a cluster with --ray-address",
+        )
 
 
 def unused_pools(placement: Placement) -> Iterator[Problem]:
@@ -82,13 +118,19 @@ def unused_pools(placement: Placement) -> Iterator[Problem]:
     used = {*placement.trainers.values(), *placement.generators.values()}
     for pool in placement.pools:
         if used and pool not in used:
-            yield Problem("pool-unused", f"no role uses pool '{pool}'", found=f"roles on {listed(sorted(used))}",
-                          expected="at least one half of a role on each pool", severity="warning",
-                          remedy=f"leave {pool} out of --pools, or place a half there: --ROLE.trainer.pool {pool}")
+            yield Problem(
+                "pool-unused",
+                f"no role uses pool '{pool}'",
+                found=f"roles on {listed(sorted(used))}",
+                expected="at least one half of a role on each pool",
+                severity="warning",
+                remedy=f"leave {pool} out of --pools, or place a half there: --ROLE.trainer.pool {pool}",
+            )
 
 
 def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Pools with more ranks than any of their nodes can fill, and updates whose minibatches are smaller than their pool."""
+    """Pools with more ranks than any of their nodes can fill, and updates whose minibatches are smaller than
+    their pool."""
     assert plan.placement is not None
     most: dict[str, tuple[int, str]] = {}
     small: list[Problem] = []
@@ -99,9 +141,14 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
             small += _small(node, node.settings.minibatch, pool, plan.placement.pools[pool])
     for pool, (units, what) in most.items():
         if units < (ranks := plan.placement.pools[pool]):
-            yield Problem("idle-ranks", f"pool '{pool}' has more ranks than an iteration can fill", found=f"{ranks} ranks, at most {units} "
-                          f"{what} at once", expected=f"at most {units} ranks", severity="warning",
-                          remedy=f"--pools with {pool}={units}, or more --prompts")
+            yield Problem(
+                "idle-ranks",
+                f"pool '{pool}' has more ranks than an iteration can fill",
+                found=f"{ranks} ranks, at most {units} {what} at once",
+                expected=f"at most {units} ranks",
+                severity="warning",
+                remedy=f"--pools with {pool}={units}, or more --prompts",
+            )
     yield from small
 
 
@@ -118,37 +165,70 @@ def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
 
 def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Problem]:
     if minibatch < ranks:
-        yield Problem("small-minibatch", f"a minibatch of {node.name} has fewer rows than pool '{pool}' has ranks", node.place,
-                      found=f"minibatch={minibatch}, {ranks} ranks", expected=f"at least {ranks} rows in a step", severity="warning",
-                      remedy=f"minibatch={ranks} or more, or fewer ranks: {ranks - minibatch} have nothing to do in any step")
+        yield Problem(
+            "small-minibatch",
+            f"a minibatch of {node.name} has fewer rows than pool '{pool}' has ranks",
+            node.place,
+            found=f"minibatch={minibatch}, {ranks} ranks",
+            expected=f"at least {ranks} rows in a step",
+            severity="warning",
+            remedy=f"minibatch={ranks} or more, or fewer ranks: {ranks - minibatch} have nothing to do "
+            "in any step",
+        )
 
 
 def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
-    """A role can only sample ahead of its own training where its generator is on another pool than its trainer."""
+    """A role can only sample ahead of its own training where its generator is on another pool than its
+    trainer."""
     ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
     if placement is None and ahead:
-        yield Problem("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness {staleness}",
-                      expected=f"pools that can overlap: the generator of {listed(ahead)} on one, its trainer on another",
-                      remedy=f"--pools {REST}=1,{GENERATORS}=1, or leave --staleness out")
+        yield Problem(
+            "staleness",
+            "a run in one process has one pool, so its rollouts are never stale",
+            found=f"--staleness {staleness}",
+            expected=f"pools that can overlap: the generator of {listed(ahead)} on one, its trainer on "
+            "another",
+            remedy=f"--pools {REST}=1,{GENERATORS}=1, or leave --staleness out",
+        )
     for role in ahead if placement else ():
         pool = placement.trainers.get(role) if placement else None
         if placement and pool is not None and pool == placement.generators.get(role):
-            yield Problem("staleness", f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its rollouts are "
-                          "never stale", found=f"--staleness {staleness}, both halves on '{pool}'", expected="two pools that can overlap",
-                          remedy=_apart(role, pool, placement))
+            yield Problem(
+                "staleness",
+                f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its "
+                "rollouts are "
+                "never stale",
+                found=f"--staleness {staleness}, both halves on '{pool}'",
+                expected="two pools that can overlap",
+                remedy=_apart(role, pool, placement),
+            )
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
     """Chunks that nobody would wait for, and that nothing is streamed where it was asked for."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
-        yield Problem("stream-ahead", "rows that are sampled ahead are all there before they are scored, so nothing is won by chunks",
-                      found=f"--stream {chunks} --staleness {staleness}", expected="one of the two", remedy="leave --stream out")
+        yield Problem(
+            "stream-ahead",
+            "rows that are sampled ahead are all there before they are scored, so nothing is won by chunks",
+            found=f"--stream {chunks} --staleness {staleness}",
+            expected="one of the two",
+            remedy="leave --stream out",
+        )
     elif chunks > 1 and not any(each.pieces for each in (plan, *plan.bodies.values())):
-        reasons = "; ".join(note.what for each in (plan, *plan.bodies.values()) for note in each.notes if note.name == "stream")
-        yield Problem("stream-nothing", f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
-                      found=f"--stream {chunks}: {reasons}", remedy="leave --stream out",
-                      expected="a reward function, or a model on another pool whose backend is exact by row")
+        reasons = "; ".join(
+            note.what
+            for each in (plan, *plan.bodies.values())
+            for note in each.notes
+            if note.name == "stream"
+        )
+        yield Problem(
+            "stream-nothing",
+            f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
+            found=f"--stream {chunks}: {reasons}",
+            remedy="leave --stream out",
+            expected="a reward function, or a model on another pool whose backend is exact by row",
+        )
 
 
 def _apart(role: str, pool: str, placement: Placement) -> str:
@@ -156,4 +236,7 @@ def _apart(role: str, pool: str, placement: Placement) -> str:
     if other is not None:
         return f"--{role}.generator.pool {other}"
     ranks = placement.pools[pool]
-    return f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or leave --staleness out"
+    return (
+        f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or leave "
+        "--staleness out"
+    )

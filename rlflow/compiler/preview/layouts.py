@@ -1,5 +1,5 @@
-"""On which ranks of its pool each node reads its rows, and where what it gives then lies: what a run decides from lengths, decided here
-as if every response were as long as the next."""
+"""On which ranks of its pool each node reads its rows, and where what it gives then lies: what a run decides
+from lengths, decided here as if every response were as long as the next."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ class Layouts:
         if node.op is Op.REPEAT:
             self._add_repeat(node)
             return
-        layout = self._fresh(node, "groups" if self.plan.graph.axes[0].grouped else "prompts") if node.op is Op.DATA else self._need(node)
+        layout = (
+            self._fresh(node, "groups" if self.plan.graph.axes[0].grouped else "prompts")
+            if node.op is Op.DATA
+            else self._need(node)
+        )
         if node.op is not Op.DATA:
             self.needed[node.id] = layout
         for output in node.outputs:
@@ -61,7 +65,9 @@ class Layouts:
     def _add_repeat(self, node: Node) -> None:
         """Kept rows stay where the body left them."""
         body = self.plan.bodies[node.id]
-        inputs = {item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns}
+        inputs = {
+            item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns
+        }
         inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], inputs)
         for item in body.graph.results:
             if item.column in inner.columns:
@@ -72,7 +78,8 @@ class Layouts:
         if node.op is Op.UPDATE:
             return RowLayout(pool, "minibatch", (pool, node.name), node.name)
         if node.op is Op.STAGE and node.dispatch != "DP_COMPUTE":
-            by = "all ranks" if node.dispatch == "ALL" else "rank 0"  # a mode of the author's own splits and merges there
+            # a mode of the author's own splits and merges there
+            by = "all ranks" if node.dispatch == "ALL" else "rank 0"
             return RowLayout(pool, by, (pool, by), node.name)
         whole = node.op is Op.STAGE and node.rows == "group"
         home = self._home(node, pool)
@@ -82,18 +89,32 @@ class Layouts:
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
         """The layout of the largest column that lies on the pool."""
-        here = [item for item in self._read(node) if item.column in self.columns and self.columns[item.column].pool == pool]
+        here = [
+            item
+            for item in self._read(node)
+            if item.column in self.columns and self.columns[item.column].pool == pool
+        ]
         largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
         return None if largest is None else self.columns[largest.column]
 
     def _read(self, node: Node) -> tuple[Input, ...]:
-        return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter in ("prompt_tokens", "prefix_length"))
+        return tuple(
+            item
+            for item in node.inputs
+            if node.op is not Op.GENERATE or item.parameter in ("prompt_tokens", "prefix_length")
+        )
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
-        """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread them alike."""
-        pool, columns = self.plan.home[node.id], [output.name for output in node.outputs] if node.op is Op.DATA else []
+        """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread
+        them alike."""
+        pool, columns = (
+            self.plan.home[node.id],
+            [output.name for output in node.outputs] if node.op is Op.DATA else [],
+        )
         names = {*columns, *(item.parameter for item in self._read(node))}
-        lengths = tuple(name for name in ("tokens", "prompt_tokens") if name in names) or self._first_ragged(node)
+        lengths = tuple(name for name in ("tokens", "prompt_tokens") if name in names) or self._first_ragged(
+            node
+        )
         return RowLayout(pool, by, (pool, node.axis, by == "groups", lengths), node.name)
 
     def _first_ragged(self, node: Node) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ class Assumed:
 
     prompts: int  # of an iteration
     prompt_tokens: int = TYPICAL[Level.PROMPT]  # of each prompt
-    response_tokens: int = TYPICAL[Level.TOKEN]  # of responses that come with the data; sampled ones count as long as their max_tokens
+    # of responses that come with the data; sampled ones count as long as their max_tokens
+    response_tokens: int = TYPICAL[Level.TOKEN]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Sizes:
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
         """The sizes of a graph's columns, of the bodies of repeats too."""
-        return Sizes(graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body})
+        return Sizes(
+            graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body}
+        )
 
     @cached_property
     def rows(self) -> dict[int, int]:
@@ -45,7 +48,8 @@ class Sizes:
 
     @cached_property
     def groups(self) -> dict[int, int]:
-        """Units that a stage over groups, or a generator, may not tear: groups of each axis, single rows where it has none."""
+        """Units that a stage over groups, or a generator, may not tear: groups of each axis, single rows
+        where it has none."""
         return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
 
     @cached_property
@@ -55,23 +59,33 @@ class Sizes:
         for node in self.graph.nodes:
             if node.makes is not None:
                 body, axis = self.bodies.get(node.id), self.graph.axes[node.makes]
-                of = axis.parts or ((axis.parent,) if axis.step == "chosen" and axis.parent is not None else ())
+                of = axis.parts or (
+                    (axis.parent,) if axis.step == "chosen" and axis.parent is not None else ()
+                )
                 own = node.settings.max_tokens if isinstance(node.settings, GenerateOptions) else 1
-                whole = body.tokens[body.graph.rows] if body else max((tokens_of[part] for part in of), default=own)
+                whole = (
+                    body.tokens[body.graph.rows]
+                    if body
+                    else max((tokens_of[part] for part in of), default=own)
+                )
                 tokens_of[node.makes] = whole
         return tokens_of
 
     @property
     def longest(self) -> int:
         """Tokens of the longest responses: of those that are sampled, where any are."""
-        return max((self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None), default=self.assumed.response_tokens)
+        return max(
+            (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
+            default=self.assumed.response_tokens,
+        )
 
     def read(self, node: Node, item: Input) -> int:
         """Bytes of a column as a node reads it: one of prompts is repeated for the rows."""
         return int(self.per_row(item.column) * self.rows[node.axis])
 
     def sent(self, node: Node, item: Input) -> int:
-        """Bytes of a column as it travels to a node: whole numbers as int32, which those of tokens fit into."""
+        """Bytes of a column as it travels to a node: whole numbers as int32, which those of tokens fit
+        into."""
         kind = self.graph.nodes[item.column.node].output(item.column.name).kind
         size = self.read(node, item)
         return size // 2 if kind is not None and kind.dtype == "int64" else size
@@ -87,8 +101,12 @@ class Sizes:
         size, axis = SIZES.get(kind.dtype or "", 4), giver.rows_axis
         texts = {"completion": self.tokens[axis] * LETTERS, "prompt": self.assumed.prompt_tokens * LETTERS}
         each = {
-            Level.TOKEN: self.tokens[axis] * size, Level.PROMPT: self.assumed.prompt_tokens * size, Level.SCALAR: 0, Level.ROW: size,
-            Level.GROUP: size * self.groups[axis] / max(self.rows[axis], 1), Level.TEXT: texts.get(column.name, OTHER_TEXT),
+            Level.TOKEN: self.tokens[axis] * size,
+            Level.PROMPT: self.assumed.prompt_tokens * size,
+            Level.SCALAR: 0,
+            Level.ROW: size,
+            Level.GROUP: size * self.groups[axis] / max(self.rows[axis], 1),
+            Level.TEXT: texts.get(column.name, OTHER_TEXT),
         }
         return each[kind.level]
 
@@ -100,13 +118,15 @@ class NodeRows:
     node: str
     rows: int
     groups: int
-    known: bool = True  # False where only a run tells, since rows are asked for single tokens; they count as one for each row that asks
+    # False where only a run tells, since rows are asked for single tokens; they count as one for each row
+    # that asks
+    known: bool = True
 
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """The tokens of a forward or an update whose rows share prompts, at most: the tokens of all rows, and those that are computed, with
-    each prompt once."""
+    """The tokens of a forward or an update whose rows share prompts, at most: the tokens of all rows, and
+    those that are computed, with each prompt once."""
 
     node: str
     tokens: int
@@ -114,8 +134,8 @@ class ComputedTokens:
 
 
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Work of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole in each of its
-    micro-batches."""
+    """Work of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole
+    in each of its micro-batches."""
     for i, each in prompt_rows.items():
         node = sizes.graph.nodes[i]
         rows, prompt = sizes.rows[node.axis], sizes.assumed.prompt_tokens
@@ -124,16 +144,22 @@ def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedT
 
 
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
-    """The rows of each node that makes some, in order, for graphs with rows that are asked, chosen or joined; else nothing."""
+    """The rows of each node that makes some, in order, for graphs with rows that are asked, chosen or joined;
+    else nothing."""
     graph = sizes.graph
     if all(axis.step == "sampled" for axis in graph.axes):
         return
     for node in graph.nodes:
         if node.makes is not None:
-            yield NodeRows(node.name, sizes.rows[node.makes], sizes.groups[node.makes], not _cut(graph, node.makes))
+            yield NodeRows(
+                node.name, sizes.rows[node.makes], sizes.groups[node.makes], not _cut(graph, node.makes)
+            )
 
 
 def _cut(graph: Graph, axis: int) -> bool:
     """Whether rows of an axis come from rows that were asked for single tokens."""
     history = list(line(graph.axes, axis))
-    return any(graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts) for step in history)
+    return any(
+        graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts)
+        for step in history
+    )

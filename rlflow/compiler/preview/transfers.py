@@ -1,4 +1,5 @@
-"""What a transfer of weights from one layout to another will move, from the shapes in the model's folder: nothing is loaded.
+"""What a transfer of weights from one layout to another will move, from the shapes in the model's folder:
+nothing is loaded.
 
 As dense decoders are usually cut: what an engine really does is traced when it is there.
 """
@@ -13,8 +14,8 @@ from rlflow.training.weight_sync.transfer_plan import TransferPlan
 
 
 def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
-    """The transfer of a model whose trainer and generator lie on the same ranks; None where each rank has all that it needs, or no plan
-    moves it."""
+    """The transfer of a model whose trainer and generator lie on the same ranks; None where each rank has all
+    that it needs, or no plan moves it."""
     if not _movable(footprint) or ("weights" not in footprint.divided and footprint.sampler_shares == 1):
         return None
     return make_plan(_trained(footprint, ranks), _sampled(footprint, ranks))
@@ -24,7 +25,9 @@ def passage(footprint: ModelFootprint, senders: int, receivers: int) -> Transfer
     """The transfer of a model whose halves lie on two pools of so many ranks; None where no plan moves it."""
     if not _movable(footprint):
         return None
-    return make_plan(_trained(footprint, senders).among(0, receivers), _sampled(footprint, receivers).among(senders, 0))
+    return make_plan(
+        _trained(footprint, senders).among(0, receivers), _sampled(footprint, receivers).among(senders, 0)
+    )
 
 
 def _movable(footprint: ModelFootprint) -> bool:

@@ -44,25 +44,41 @@ def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Ite
         for node in nodes:
             yield _step(plan, layouts, node, wave, within)
             if node.id in plan.bodies:
-                yield from steps(plan.bodies[node.id], layouts.bodies[node.id] if layouts else None, node.name)
+                yield from steps(
+                    plan.bodies[node.id], layouts.bodies[node.id] if layouts else None, node.name
+                )
 
 
 def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: str | None) -> WaveNode:
     layout = layouts.needed.get(node.id) if layouts else None
     dispatch = {Op.UPDATE: "UPDATE", Op.REPEAT: ""}.get(node.op, node.dispatch)
     pool = plan.home.get(node.id) if node.op is not Op.REPEAT else None
-    return WaveNode(node.name, node.op.value, wave, pool, plan.works_in(node.id), dispatch, str(layout or ""),
-                layout.of if layout and layout.of != node.name else None, within, len(plan.in_pieces.get(node.id, ())) or 1)
+    return WaveNode(
+        node.name,
+        node.op.value,
+        wave,
+        pool,
+        plan.works_in(node.id),
+        dispatch,
+        str(layout or ""),
+        layout.of if layout and layout.of != node.name else None,
+        within,
+        len(plan.in_pieces.get(node.id, ())) or 1,
+    )
 
 
 def waves(plan: Plan) -> list[list[Node]]:
     """Nodes that run something, by the longest chain before them."""
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
-    return [[plan.graph.nodes[i] for i in sorted(wave)] for wave in nx.topological_generations(plan.graph.order.subgraph(running))]
+    return [
+        [plan.graph.nodes[i] for i in sorted(wave)]
+        for wave in nx.topological_generations(plan.graph.order.subgraph(running))
+    ]
 
 
 def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
-    """Pairs of nodes in program order of which neither waits for the other, or just for chunks of it; those within repeats too."""
+    """Pairs of nodes in program order of which neither waits for the other, or just for chunks of it; those
+    within repeats too."""
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     before = {i: nx.ancestors(plan.graph.order, i) for i in running}
     for place, one in enumerate(running):
@@ -70,7 +86,9 @@ def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
             if one not in before[other] and other not in before[one]:
                 lane = plan.works_in(one)
                 lane_is_full = lane == plan.works_in(other) and room.get(lane) == 1
-                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if lane_is_full else None)
+                yield Pair(
+                    plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if lane_is_full else None
+                )
             elif any(plan.pieces[i].source == one for i in plan.in_pieces.get(other, ())):
                 yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name)
     for body in plan.bodies.values():

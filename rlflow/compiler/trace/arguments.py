@@ -1,4 +1,5 @@
-"""The arguments of a flow's function, or of the body of its evaluation, while it is traced; and the problem of an exception of it."""
+"""The arguments of a flow's function, or of the body of its evaluation, while it is traced; and the problem
+of an exception of it."""
 
 from __future__ import annotations
 
@@ -28,10 +29,15 @@ def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], 
     """Positional and named arguments of the flow's function after the data; ``make(name)`` gives a role."""
     names = role_names(flow, rewards)
     rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
-    settings = {"hp": hp} if flow.parameters.hp is not None or "hp" in inspect.signature(flow.function).parameters else {}
+    settings = (
+        {"hp": hp}
+        if flow.parameters.hp is not None or "hp" in inspect.signature(flow.function).parameters
+        else {}
+    )
     if rest:  # what stands before *rewards must go by position
         return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
-            **{name: make(name) for name in names if name not in _before_rest(flow)}, **settings
+            **{name: make(name) for name in names if name not in _before_rest(flow)},
+            **settings,
         }
     return [], {name: make(name) for name in names} | settings
 
@@ -42,9 +48,20 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def raised(flow: Flow, error: BaseException) -> Problem:
-    """The problem of an exception that Python raised while the flow was traced, at the last line that is the user's."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == flow.function.__code__.co_filename]
+    """The problem of an exception that Python raised while the flow was traced, at the last line that is the
+    user's."""
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename == flow.function.__code__.co_filename
+    ]
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
-    return Problem("flow-raised", f"the flow raised {type(error).__name__}: {error}", place, flow.place,
-                   found=f"{type(error).__name__} while the flow was traced", expected="a flow that can be called on symbolic batches",
-                   remedy="correct this line; computations on values belong into a @stage")
+    return Problem(
+        "flow-raised",
+        f"the flow raised {type(error).__name__}: {error}",
+        place,
+        flow.place,
+        found=f"{type(error).__name__} while the flow was traced",
+        expected="a flow that can be called on symbolic batches",
+        remedy="correct this line; computations on values belong into a @stage",
+    )

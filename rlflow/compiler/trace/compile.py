@@ -1,4 +1,5 @@
-"""From a flow and its settings to a program: the graph of one iteration, and the functions that its nodes call."""
+"""From a flow and its settings to a program: the graph of one iteration, and the functions that its nodes
+call."""
 
 from __future__ import annotations
 
@@ -33,11 +34,15 @@ class TraceOptions:
 
     rewards: int = 1  # how many bind to ``*rewards``
     reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
-    columns: Mapping[str, Kind] | None = None  # that the data have; None: those that the contract and the flow declare
-    reward_places: Mapping[str, Place] = field(default_factory=dict)  # column → the function that reads it, for messages
-    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
+    # that the data have; None: those that the contract and the flow declare
+    columns: Mapping[str, Kind] | None = None
+    # column → the function that reads it, for messages
+    reward_places: Mapping[str, Place] = field(default_factory=dict)
+    # call, as actor.generate#2 → settings in the flow's place
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()  # of the data's file
-    environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
+    # by role; under "" that of whichever role samples
+    environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
     weights: tuple[float, ...] = ()  # of each that binds to ``*rewards``, in their order; without, 1
 
 
@@ -49,9 +54,11 @@ class Program:
     hp: Any
     graph: Graph
     functions: Mapping[str, Stage | Loss] = field(repr=False)  # node → its stage or loss
-    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)  # node → the settings that its stage or loss is called with
+    # node → the settings that its stage or loss is called with
+    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
-    weighed: frozenset[str] = frozenset()  # those of them whose weight the flow reads, so that their scores come without it
+    # those of them whose weight the flow reads, so that their scores come without it
+    weighed: frozenset[str] = frozenset()
 
     def loss(self, name: str) -> Loss:
         """The loss of an update, by the name of its node."""
@@ -87,8 +94,9 @@ def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the first. A flow that reads
-    ``prompt_id`` is traced again with that column, which no other flow has to carry along."""
+    """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the
+    first. A flow that reads ``prompt_id`` is traced again with that column, which no other flow has to carry
+    along."""
     first, reads_prompt_id = _traced(flow, hp, options or TraceOptions(), numbered=False)
     return _traced(flow, hp, options or TraceOptions(), numbered=True)[0] if reads_prompt_id else first
 
@@ -100,7 +108,8 @@ def sampling_roles(flow: Flow) -> tuple[str, ...]:
 
 
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
-    """The result of a trace, and whether the flow asked for the prompt_id that it had not. ``numbered``: whether the data give it."""
+    """The result of a trace, and whether the flow asked for the prompt_id that it had not. ``numbered``:
+    whether the data give it."""
     try:
         parameters = flow.parameters
     except FlowError as error:
@@ -110,13 +119,27 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     roles = role_names(flow, options.rewards)
     several = roles.get(parameters.rest or "", [])
     weights = dict.fromkeys(several, 1.0) | dict(zip(several, options.weights, strict=False))
-    tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
-                            options.reward_places, options.sampling, options.fields, options.environments, weights))  # fmt: skip
+    tracer = Tracer(
+        Context(
+            names,
+            options.reward_reads,
+            tuple(name for bound in roles.values() for name in bound),
+            options.reward_places,
+            options.sampling,
+            options.fields,
+            options.environments,
+            weights,
+        )
+    )
     initial = _initial(tracer, flow, hp)
     columns = _data_columns(flow, options, numbered)
     result, stopped = _call(tracer, flow, hp, roles, initial, columns)
     tracer.problems += stopped
-    evaluation = trace_evaluation(tracer, flow, hp, options.rewards, columns) if flow.evaluate and not stopped else None
+    evaluation = (
+        trace_evaluation(tracer, flow, hp, options.rewards, columns)
+        if flow.evaluate and not stopped
+        else None
+    )
     graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
     problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
     distinct = tuple(dict.fromkeys([*tracer.problems, *problems]))
@@ -133,16 +156,31 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
         return {}
     state, data = f"the state of flow '{flow.name}'", f"flow '{flow.name}': its data"
     own = [(state, name) for name in initial] + [(data, name) for name in flow.data]
-    tracer.report(*(rules.gives_run(what, name, flow.place, None) for what, name in own if name in rules.OF_THE_RUN))
-    tracer.report(*(rules.table_kind(state, name, STATE, standard_kind(name), flow.place, None)
-                    for name in initial if standard_kind(name) and name not in rules.OF_THE_RUN),
-                  *(rules.table_kind(data, name, kind, standard_kind(name), flow.place, None) for name, kind in flow.data.items()
-                    if name not in (*PAIR, *rules.OF_THE_RUN) and not fits(kind, standard_kind(name))))
+    tracer.report(
+        *(rules.gives_run(what, name, flow.place, None) for what, name in own if name in rules.OF_THE_RUN)
+    )
+    tracer.report(
+        *(
+            rules.table_kind(state, name, STATE, standard_kind(name), flow.place, None)
+            for name in initial
+            if standard_kind(name) and name not in rules.OF_THE_RUN
+        ),
+        *(
+            rules.table_kind(data, name, kind, standard_kind(name), flow.place, None)
+            for name, kind in flow.data.items()
+            if name not in (*PAIR, *rules.OF_THE_RUN) and not fits(kind, standard_kind(name))
+        ),
+    )
     return initial
 
 
 def _call(
-    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], columns: Mapping[str, Kind | None]
+    tracer: Tracer,
+    flow: Flow,
+    hp: Any,
+    roles: Mapping[str, list[str]],
+    initial: Mapping[str, float],
+    columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
     """Run the flow's function on symbols; the problems that stopped it, if any."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
@@ -159,20 +197,41 @@ def _call(
         return None, [raised(flow, error)]
 
 
-def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
+def _data(
+    tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]
+) -> dict[str, ColumnSource]:
     """The node that gives the data's columns."""
-    node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items()))
+    node = Node(
+        0,
+        Op.DATA,
+        flow.parameters.data,
+        axis,
+        outputs=tuple(Output(name, kind, name) for name, kind in columns.items()),
+    )
     tracer.recorded.nodes.append(node)
     return tracer.symbols(node).sources
 
 
 def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
-    """The columns that the data give; of data that are not open those that are declared, and the fields that rewards read."""
-    names: dict[str, Kind | None] = dict(options.columns) if options.columns is not None else data_columns(flow)
+    """The columns that the data give; of data that are not open those that are declared, and the fields that
+    rewards read."""
+    names: dict[str, Kind | None] = (
+        dict(options.columns) if options.columns is not None else data_columns(flow)
+    )
     if options.columns is None:
-        asked = {name for spec in options.environments.values() for name in (*spec.source.required, *spec.source.optional)}
-        names |= {field_column(name): text for name in options.fields if name in options.reward_reads or name in asked - names.keys()}
-    names = {name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()}
+        asked = {
+            name
+            for spec in options.environments.values()
+            for name in (*spec.source.required, *spec.source.optional)
+        }
+        names |= {
+            field_column(name): text
+            for name in options.fields
+            if name in options.reward_reads or name in asked - names.keys()
+        }
+    names = {
+        name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()
+    }
     return names | ({PROMPT_ID: standard_kind(PROMPT_ID)} if numbered else {})
 
 
@@ -182,8 +241,11 @@ def reads_prompt_id(graph: Graph) -> bool:
 
 
 def data_columns(flow: Flow) -> dict[str, Kind | None]:
-    """The columns that a flow's data are declared to have: with completions, or with pairs, also what their rows arrive with."""
-    names: dict[str, Kind | None] = {name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")}
+    """The columns that a flow's data are declared to have: with completions, or with pairs, also what their
+    rows arrive with."""
+    names: dict[str, Kind | None] = {
+        name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")
+    }
     names |= {name: kind for name, kind in flow.data.items() if name not in PAIR}
     if {"completion", "chosen"} & set(flow.data):
         names |= {name: standard_kind(name) for name in ("completion", "tokens", "mask", "finish")}
@@ -193,19 +255,35 @@ def data_columns(flow: Flow) -> dict[str, Kind | None]:
 
 
 def _graph(
-    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], result: Any,
+    tracer: Tracer,
+    flow: Flow,
+    hp: Any,
+    roles: Mapping[str, list[str]],
+    initial: Mapping[str, float],
+    result: Any,
     evaluation: Graph | None,
 ) -> Graph:
     nodes = tuple(tracer.recorded.nodes)
-    settings = tuple((f.name, plain(getattr(hp, f.name))) for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
+    settings = (
+        tuple((f.name, plain(getattr(hp, f.name))) for f in dataclasses.fields(hp))
+        if dataclasses.is_dataclass(hp)
+        else ()
+    )
     slots = tuple(StateSlot(name, initial[name], tracer.state[name].column) for name in initial)
     evaluating = evaluation.nodes if evaluation else ()
-    uses = tuple(role_use(name, nodes, tracer.functions, evaluating) for names in roles.values() for name in names)
+    uses = tuple(
+        role_use(name, nodes, tracer.functions, evaluating) for names in roles.values() for name in names
+    )
     results: tuple[Input, ...] = ()
     rows = 0
     if isinstance(result, SymbolicBatch) and result.recorded is tracer.recorded:
-        results, rows = tuple(Input(name, source.column) for name, source in result.sources.items()), result.axis
-    return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows, evaluation)
+        results, rows = (
+            tuple(Input(name, source.column) for name, source in result.sources.items()),
+            result.axis,
+        )
+    return Graph(
+        flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows, evaluation
+    )
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -221,32 +299,72 @@ def used_nodes(graph: Graph) -> Iterator[Node]:
     yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())
 
 
-def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage | Loss], evaluating: tuple[Node, ...] = ()) -> RoleUse:
-    """A role is what it is used for. ``evaluating``: nodes of the flow's evaluation, whose sampling is none to be learned from."""
+def role_use(
+    name: str,
+    nodes: tuple[Node, ...],
+    functions: Mapping[str, Stage | Loss],
+    evaluating: tuple[Node, ...] = (),
+) -> RoleUse:
+    """A role is what it is used for. ``evaluating``: nodes of the flow's evaluation, whose sampling is none
+    to be learned from."""
     own_nodes = [node for node in all_nodes(nodes) if node.role == name]
-    losses = [loss for node in own_nodes if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)]
+    losses = [
+        loss
+        for node in own_nodes
+        if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)
+    ]
     ops = {node.op for node in (*own_nodes, *evaluating) if node.role == name}
-    head = losses[0].head if losses else "values" if Op.VALUES in ops else "scores" if Op.REWARD in ops else "logprobs"
-    return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops)
+    head = (
+        losses[0].head
+        if losses
+        else "values"
+        if Op.VALUES in ops
+        else "scores"
+        if Op.REWARD in ops
+        else "logprobs"
+    )
+    return RoleUse(
+        name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops
+    )
 
 
-def graph_problems(graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True) -> Iterator[Problem]:
-    """Problems that can be judged only once the whole flow is known. ``trains``: whether it must update a role."""
+def graph_problems(
+    graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
+) -> Iterator[Problem]:
+    """Problems that can be judged only once the whole flow is known. ``trains``: whether it must update a
+    role."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
-    evaluating = [f"{node.role}.generate" for node in (graph.evaluation.nodes if graph.evaluation else ()) if node.op is Op.GENERATE]
+    evaluating = [
+        f"{node.role}.generate"
+        for node in (graph.evaluation.nodes if graph.evaluation else ())
+        if node.op is Op.GENERATE
+    ]
     yield from rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
     yield from rules.no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
     if trains and not any(node.writes for node in graph.nodes):
-        yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
-                      expected="at least one", remedy="end with actor.update(batch, loss, …)")
+        yield Problem(
+            "nothing-updated",
+            f"flow '{graph.name}' updates nothing",
+            place,
+            found="no update of any role",
+            expected="at least one",
+            remedy="end with actor.update(batch, loss, …)",
+        )
     yield from _heads(graph, tracer.functions)
     yield from _truncated(graph, tracer.functions)
     for use in graph.roles:
         if not any(node.role == use.name for node in used_nodes(graph)):
-            yield Problem("role-unused", f"role '{use.name}' is not used at these settings, so it is not loaded", place,
-                          found="no verb", expected="a verb, or none", remedy="nothing, if that is meant", severity="note")
+            yield Problem(
+                "role-unused",
+                f"role '{use.name}' is not used at these settings, so it is not loaded",
+                place,
+                found="no verb",
+                expected="a verb, or none",
+                remedy="nothing, if that is meant",
+                severity="note",
+            )
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
@@ -262,36 +380,55 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
                 heads.setdefault(head, node)
         if len(heads) > 1:
             last = list(heads.values())[-1]
-            yield Problem("two-heads", f"role '{use.name}' is used with {len(heads)} heads", last.place, found=listed(heads),
-                          expected="one of logprobs, values, scores", remedy="use two roles")
+            yield Problem(
+                "two-heads",
+                f"role '{use.name}' is used with {len(heads)} heads",
+                last.place,
+                found=listed(heads),
+                expected="one of logprobs, values, scores",
+                remedy="use two roles",
+            )
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Log-probs after top-p or top-k, or without the tokens that min_tokens bars, meet full ones: their ratio is biased."""
+    """Log-probs after top-p or top-k, or without the tokens that min_tokens bars, meet full ones: their ratio
+    is biased."""
     every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
         for node in part.nodes:
             givers = {item.parameter: part.nodes[item.column.node] for item in node.inputs}
             loss = functions.get(node.name)
-            if "sampled_logprobs" not in givers or not ("logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)):
+            if "sampled_logprobs" not in givers or not (
+                "logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)
+            ):
                 continue
-            direct = givers["sampled_logprobs"].op is Op.GENERATE  # else they were joined, or come from a repeat
-            cut = next((one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None)
+            # else they were joined, or come from a repeat
+            direct = givers["sampled_logprobs"].op is Op.GENERATE
+            cut = next(
+                (one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None
+            )
             if cut is not None:
                 yield _biased(node, cut)
 
 
 def _biased(node: Node, cut: Node) -> Problem:
     """A ratio of log-probs of all tokens with those of some, as the sampling ``cut`` drew them."""
-    return Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that {_truncates(cut)} renormalised", node.place,
-                   found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs without",
-                   expected="top_p=1, top_k=0, min_tokens=0 and no lengths where they meet in a ratio", remedy="sample without truncation",
-                   severity="warning")
+    return Problem(
+        "truncated-ratio",
+        f"'{node.name}' compares log-probs with sampled ones that {_truncates(cut)} renormalised",
+        node.place,
+        found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs without",
+        expected="top_p=1, top_k=0, min_tokens=0 and no lengths where they meet in a ratio",
+        remedy="sample without truncation",
+        severity="warning",
+    )
 
 
 def _truncates(node: Node) -> str:
     """The settings by which a `generate` samples from some tokens alone; empty where it does not."""
     settings = node.options(GenerateOptions)
-    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ()))
-                     if getattr(settings, name) != off)  # fmt: skip
-
+    return ", ".join(
+        name
+        for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ()))
+        if getattr(settings, name) != off
+    )

@@ -1,4 +1,5 @@
-"""The evaluation that a flow defines itself, ``@flow(evaluate=body)``: traced as a graph beside that of the iteration."""
+"""The evaluation that a flow defines itself, ``@flow(evaluate=body)``: traced as a graph beside that of the
+iteration."""
 
 from __future__ import annotations
 
@@ -16,14 +17,17 @@ from rlflow.compiler.trace.symbols import RecordedGraph, SymbolicBatch, Symbolic
 from rlflow.compiler.trace.tracer import Tracer
 from rlflow.errors import FlowError, Problem, listed, nearest
 
-RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")  # columns of the data that are no part of a prompt
+# columns of the data that are no part of a prompt
+RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")
 READ = ("scores", "completion")  # columns that an evaluation gives: what is averaged, and what is shown
 PREFIX = "evaluation."  # begins the names of its nodes
 
 
-def trace_evaluation(tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]) -> Graph | None:
-    """Trace the body over the columns of the data, but for responses; None where it cannot be. What is wrong is reported. ``rewards``: how
-    many are bound to ``*rewards``."""
+def trace_evaluation(
+    tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]
+) -> Graph | None:
+    """Trace the body over the columns of the data, but for responses; None where it cannot be. What is wrong
+    is reported. ``rewards``: how many are bound to ``*rewards``."""
     body = Flow(flow.evaluate) if callable(flow.evaluate) else None
     if body is None:
         tracer.report(_no_body(flow))
@@ -32,7 +36,14 @@ def trace_evaluation(tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns:
         tracer.report(*_parameter_problems(flow, body))
         if any(problem.code == "evaluate-parameters" for problem in tracer.problems):
             return None
-        return _traced(tracer, flow, body, hp, rewards, {name: kind for name, kind in columns.items() if name not in RESPONSES})
+        return _traced(
+            tracer,
+            flow,
+            body,
+            hp,
+            rewards,
+            {name: kind for name, kind in columns.items() if name not in RESPONSES},
+        )
     except FlowError as error:
         tracer.report(*error.problems)
     except (Exception, SystemExit) as error:
@@ -40,7 +51,9 @@ def trace_evaluation(tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns:
     return None
 
 
-def _traced(tracer: Tracer, flow: Flow, body: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]) -> Graph:
+def _traced(
+    tracer: Tracer, flow: Flow, body: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]
+) -> Graph:
     bound = len(role_names(body, rewards).get(body.parameters.rest or "", []))
     positional, named = arguments(body, lambda name: SymbolicRole(tracer, name), hp, bound)
     with _beside(tracer, columns) as prompts, entered(tracer):
@@ -49,20 +62,37 @@ def _traced(tracer: Tracer, flow: Flow, body: Flow, hp: Any, rewards: int, colum
             raise FlowError(_no_batch(body, result))
         tracer.mine(result, "evaluate")
         every = tuple(Input(name, source.column) for name, source in result.sources.items())
-        graph = Graph(body.name, tuple(tracer.recorded.nodes), tuple(tracer.recorded.axes), results=every, rows=result.axis)
-        tracer.report(*_evaluation_problems(graph, flow, body, set(tracer.state)), *rules.never_read(graph, tracer.functions),
-                      *rules.replaced_unread(graph, tracer.recorded.replaced))
-    return Graph(body.name, graph.nodes, graph.axes, results=tuple(item for item in every if item.parameter in READ), rows=graph.rows)
+        graph = Graph(
+            body.name,
+            tuple(tracer.recorded.nodes),
+            tuple(tracer.recorded.axes),
+            results=every,
+            rows=result.axis,
+        )
+        tracer.report(
+            *_evaluation_problems(graph, flow, body, set(tracer.state)),
+            *rules.never_read(graph, tracer.functions),
+            *rules.replaced_unread(graph, tracer.recorded.replaced),
+        )
+    return Graph(
+        body.name,
+        graph.nodes,
+        graph.axes,
+        results=tuple(item for item in every if item.parameter in READ),
+        rows=graph.rows,
+    )
 
 
 @contextlib.contextmanager
 def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
-    """Record into a graph of its own, whose data are prompts alone. Its calls are counted from 0, so that what the flow calls before does
-    not change what is drawn."""
+    """Record into a graph of its own, whose data are prompts alone. Its calls are counted from 0, so that
+    what the flow calls before does not change what is drawn."""
     outer = tracer.recorded, tracer.state, tracer.calls
     tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
     axis = tracer.axis(RowAxis())
-    node = Node(0, Op.DATA, "prompts", axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items()))
+    node = Node(
+        0, Op.DATA, "prompts", axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items())
+    )
     tracer.recorded.nodes.append(node)
     tracer.state = tracer.held_state({name: source.kind for name, source in tracer.state.items()})
     try:
@@ -73,9 +103,14 @@ def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[Symb
 
 
 def _no_body(flow: Flow) -> Problem:
-    return Problem("evaluate-parameters", f"the evaluation of flow '{flow.name}' is no function", flow.place,
-                   found=f"evaluate={flow.evaluate!r}", expected="a function of prompts and roles",
-                   remedy="write def judged(prompts, actor, reward): … above the flow, and @flow(evaluate=judged)")
+    return Problem(
+        "evaluate-parameters",
+        f"the evaluation of flow '{flow.name}' is no function",
+        flow.place,
+        found=f"evaluate={flow.evaluate!r}",
+        expected="a function of prompts and roles",
+        remedy="write def judged(prompts, actor, reward): … above the flow, and @flow(evaluate=judged)",
+    )
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
@@ -84,38 +119,87 @@ def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
     wrong = [name for name in own.roles if name not in known.roles]
     wrong += [f"*{own.rest}"] if own.rest and own.rest != known.rest else []
     wrong += ["hp"] if own.hp is not None and type(own.hp) is not type(known.hp) else []
-    names = [*known.roles, *([f"*{known.rest}"] if known.rest else []), *(["hp"] if known.hp is not None else [])]
+    names = [
+        *known.roles,
+        *([f"*{known.rest}"] if known.rest else []),
+        *(["hp"] if known.hp is not None else []),
+    ]
     for name in wrong:
         close = nearest(name, names)
-        yield Problem("evaluate-parameters", f"the evaluation '{body.name}' takes '{name}', which flow '{flow.name}' does not hand it",
-                      body.place, flow.place, found=name, expected=f"the data, then any of {listed(names)}", nearest=close,
-                      remedy=f"name the parameter '{close}'" if close else "take roles of the flow by their names there, and hp")
+        yield Problem(
+            "evaluate-parameters",
+            f"the evaluation '{body.name}' takes '{name}', which flow '{flow.name}' does not hand it",
+            body.place,
+            flow.place,
+            found=name,
+            expected=f"the data, then any of {listed(names)}",
+            nearest=close,
+            remedy=f"name the parameter '{close}'"
+            if close
+            else "take roles of the flow by their names there, and hp",
+        )
 
 
 def _no_batch(body: Flow, value: object) -> Problem:
-    return Problem("evaluate-result", f"the evaluation '{body.name}' does not return a batch", body.place, found=type(value).__name__,
-                   expected="a batch with the row column scores", remedy="return the batch whose rows are to be counted")
+    return Problem(
+        "evaluate-result",
+        f"the evaluation '{body.name}' does not return a batch",
+        body.place,
+        found=type(value).__name__,
+        expected="a batch with the row column scores",
+        remedy="return the batch whose rows are to be counted",
+    )
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """An evaluation gives scores, and neither learns nor depends on anything but the weights: numbers before and after are to differ by
-    these alone."""
+    """An evaluation gives scores, and neither learns nor depends on anything but the weights: numbers before
+    and after are to differ by these alone."""
     names = [item.parameter for item in graph.results]
     if "scores" not in names:
-        yield Problem("evaluate-scores", f"the evaluation '{body.name}' gives no 'scores'", body.place, flow.place, found=listed(names),
-                      expected="the row column scores", nearest=nearest("scores", names),
-                      remedy="score the rows that are returned: batch |= reward(batch)")
+        yield Problem(
+            "evaluate-scores",
+            f"the evaluation '{body.name}' gives no 'scores'",
+            body.place,
+            flow.place,
+            found=listed(names),
+            expected="the row column scores",
+            nearest=nearest("scores", names),
+            remedy="score the rows that are returned: batch |= reward(batch)",
+        )
     for node in graph.nodes:
         own = node.name.removeprefix(PREFIX)
         if node.writes:
-            yield Problem("evaluate-update", f"'{own}' changes weights inside an evaluation", node.place, body.place, found=own,
-                          expected="sampling, scoring and pure stages", remedy="update in the flow")
+            yield Problem(
+                "evaluate-update",
+                f"'{own}' changes weights inside an evaluation",
+                node.place,
+                body.place,
+                found=own,
+                expected="sampling, scoring and pure stages",
+                remedy="update in the flow",
+            )
         if node.op is Op.REPEAT:
-            yield Problem("evaluate-repeat", f"'{own}' draws prompts of the training data inside an evaluation", node.place, body.place,
-                          found=own, expected="the held-out prompts that it is given", remedy="call the body of the repeat on the prompts")
+            yield Problem(
+                "evaluate-repeat",
+                f"'{own}' draws prompts of the training data inside an evaluation",
+                node.place,
+                body.place,
+                found=own,
+                expected="the held-out prompts that it is given",
+                remedy="call the body of the repeat on the prompts",
+            )
             continue  # it is handed all state, read or not
         read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
-        if names := [*read, *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE)]:
-            yield Problem("evaluate-state", f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
-                          node.place, body.place, found=f"state {listed(names)}",
-                          expected="the same prompts, settings and chance each time", remedy="take a setting of the flow, or a number")
+        if names := [
+            *read,
+            *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE),
+        ]:
+            yield Problem(
+                "evaluate-state",
+                f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
+                node.place,
+                body.place,
+                found=f"state {listed(names)}",
+                expected="the same prompts, settings and chance each time",
+                remedy="take a setting of the flow, or a number",
+            )

@@ -1,4 +1,5 @@
-"""The legal flows, rule by rule: what each kind of call must satisfy, and the problem that says so when it does not."""
+"""The legal flows, rule by rule: what each kind of call must satisfy, and the problem that says so when it
+does not."""
 
 from __future__ import annotations
 
@@ -23,69 +24,138 @@ if TYPE_CHECKING:
 
 
 def missing(
-    what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None, settings: Iterable[str]
+    what: str,
+    name: str,
+    columns: Sequence[str],
+    place: Place | None,
+    definition: Place | None,
+    settings: Iterable[str],
 ) -> Problem:
     """A column that a call reads and the batch has not; or a setting that was written where columns stand."""
     close = column_meant(name, columns)
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
     if name in settings and name not in TABLE:
-        return Problem("positional-setting", f"{what} takes '{name}' as a column, but '{name}' is a setting", place, definition,
-                       found=f"the positional parameter '{name}'", expected=f"one of {listed(columns)}", nearest=close,
-                       remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: {name}=hp.{name}")
+        return Problem(
+            "positional-setting",
+            f"{what} takes '{name}' as a column, but '{name}' is a setting",
+            place,
+            definition,
+            found=f"the positional parameter '{name}'",
+            expected=f"one of {listed(columns)}",
+            nearest=close,
+            remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: "
+            f"{name}=hp.{name}",
+        )
     if name not in TABLE and close is None and (here := COLUMNS.get(name)):
         remedy = f"read '{here}', which is what it is called here, and merge the stage that gives it first"
-    elif name not in TABLE and close is None and definition is not None:  # of a function, whose parameters are columns up to its '*'
+    # of a function, whose parameters are columns up to its '*'
+    elif name not in TABLE and close is None and definition is not None:
         remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
     else:
         first = f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
         remedy = f"read '{close}'" if close and name not in TABLE else first
-    return Problem("missing-column", f"{what} needs column '{name}', which the batch has not", place, definition,
-                   found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=close, remedy=remedy)
+    return Problem(
+        "missing-column",
+        f"{what} needs column '{name}', which the batch has not",
+        place,
+        definition,
+        found=f"columns {listed(columns)}",
+        expected=f"column '{name}'",
+        nearest=close,
+        remedy=remedy,
+    )
 
 
-def no_environment(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
+def no_environment(
+    what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
+) -> Problem:
     """A column of episodes is read, and no environment answers the role that samples."""
-    return Problem("missing-column", f"{what} needs column '{name}', which rows have under an environment alone", place, definition,
-                   found=f"columns {listed(columns)}", expected="an environment of the role that samples",
-                   remedy="--env FILE.py:Class; docs/environments.md says how to write one")
+    return Problem(
+        "missing-column",
+        f"{what} needs column '{name}', which rows have under an environment alone",
+        place,
+        definition,
+        found=f"columns {listed(columns)}",
+        expected="an environment of the role that samples",
+        remedy="--env FILE.py:Class; docs/environments.md says how to write one",
+    )
 
 
-def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None,
-                   fields: Sequence[str] = ()) -> Problem:  # fmt: skip
-    """A column that the function behind a reward reads and the rows have not: its parameters name columns, with or without a ``*``."""
+def reward_missing(
+    what: str,
+    name: str,
+    columns: Sequence[str],
+    place: Place | None,
+    definition: Place | None,
+    fields: Sequence[str] = (),
+) -> Problem:
+    """A column that the function behind a reward reads and the rows have not: its parameters name columns,
+    with or without a ``*``."""
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
     meant = column_meant(name, columns)
     field = nearest(name, fields)
     ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
-    ways += [f"--data.answer {name if name != 'answer' else 'FIELD'} where that field of the data is the right answer"] * (
-        name == "answer" or meant == "answer")
+    ways += [
+        f"--data.answer {name if name != 'answer' else 'FIELD'} where that field of the data is the "
+        "right answer"
+    ] * (name == "answer" or meant == "answer")
     ways += [f"map a field of the data: --data.{name} {field or 'FIELD'}"] * (name not in TABLE)
-    return Problem("missing-column", f"{what} needs column '{name}', which the rows have not", place, definition,
-                   found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
-                   expected=f"column '{name}'" + (", or a field of the data of that name" if fields else ""), nearest=meant or field,
-                   remedy="; or ".join(ways))
+    return Problem(
+        "missing-column",
+        f"{what} needs column '{name}', which the rows have not",
+        place,
+        definition,
+        found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
+        expected=f"column '{name}'" + (", or a field of the data of that name" if fields else ""),
+        nearest=meant or field,
+        remedy="; or ".join(ways),
+    )
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     """Note that an optional column is absent."""
-    return Problem("optional-absent", f"{what} runs without its optional column '{name}'", place, definition, found="no such column",
-                   expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")
+    return Problem(
+        "optional-absent",
+        f"{what} runs without its optional column '{name}'",
+        place,
+        definition,
+        found="no such column",
+        expected=f"column '{name}' or none",
+        remedy="nothing, if that is meant",
+        severity="note",
+    )
 
 
-def wrong_kind(what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+def wrong_kind(
+    what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
+) -> Problem:
     """A column is read as another kind than it has."""
-    return Problem("wrong-kind", f"{what} reads column '{parameter.name}' as another kind than it has", place, definition,
-                   found=f"{parameter.name}: {kind}", expected=f"{parameter.name}: {parameter.kind}",
-                   remedy="change the stage that gives it, or annotate the parameter with the kind that is meant")
+    return Problem(
+        "wrong-kind",
+        f"{what} reads column '{parameter.name}' as another kind than it has",
+        place,
+        definition,
+        found=f"{parameter.name}: {kind}",
+        expected=f"{parameter.name}: {parameter.kind}",
+        remedy="change the stage that gives it, or annotate the parameter with the kind that is meant",
+    )
 
 
-def table_kind(what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+def table_kind(
+    what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
+) -> Problem:
     """A column of the contract's table is given as another kind."""
-    return Problem("table-kind", f"{what} gives '{name}' another kind than the table of columns", place, definition,
-                   found=f"{name}: {kind}", expected=f"{name}: {table}",
-                   remedy="give it a name of your own, or make it of the table's kind")
+    return Problem(
+        "table-kind",
+        f"{what} gives '{name}' another kind than the table of columns",
+        place,
+        definition,
+        found=f"{name}: {kind}",
+        expected=f"{name}: {table}",
+        remedy="give it a name of your own, or make it of the table's kind",
+    )
 
 
 OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
@@ -93,55 +163,102 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     """A prompt that the flow makes. Models would go on sampling from the data's, and nothing would say so."""
-    return Problem("gives-prompt", f"{what} gives '{name}', but a model samples from the prompts of the data and would never see this one",
-                   place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data, or from ask",
-                   remedy='give the column another name, such as "question", and sample from ask(batch, "question")')
+    return Problem(
+        "gives-prompt",
+        f"{what} gives '{name}', but a model samples from the prompts of the data and would never see "
+        "this one",
+        place,
+        definition,
+        found=f"a column '{name}' made by the flow",
+        expected=f"'{name}' from the data, or from ask",
+        remedy='give the column another name, such as "question", and sample from ask(batch, "question")',
+    )
 
 
 OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
 
 
 def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """A column that says what iteration it is, or which record a row is from, is given by something else than the run."""
-    return Problem("gives-run", f"{what} gives '{name}', which the run itself gives every batch", place, definition,
-                   found=f"a column '{name}' of the flow's own", expected=f"'{name}' as the run gives it: {TABLE[name].meaning}",
-                   remedy="give the column another name, or read the run's")
+    """A column that says what iteration it is, or which record a row is from, is given by something else than
+    the run."""
+    return Problem(
+        "gives-run",
+        f"{what} gives '{name}', which the run itself gives every batch",
+        place,
+        definition,
+        found=f"a column '{name}' of the flow's own",
+        expected=f"'{name}' as the run gives it: {TABLE[name].meaning}",
+        remedy="give the column another name, or read the run's",
+    )
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     """Note that a column is neither in the contract's table nor declared."""
     close = nearest(name, TABLE)
-    return Problem("own-column", f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "
-                   "real batch", place, definition, found=name, expected="a column of the table, or a declared kind", nearest=close,
-                   remedy=f'declare it: gives={{"{name}": row(torch.float32)}}', severity="note")
+    return Problem(
+        "own-column",
+        f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "
+        "real batch",
+        place,
+        definition,
+        found=name,
+        expected="a column of the table, or a declared kind",
+        nearest=close,
+        remedy=f'declare it: gives={{"{name}": row(torch.float32)}}',
+        severity="note",
+    )
 
 
-def gives_count(what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None) -> Problem:
+def gives_count(
+    what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None
+) -> Problem:
     """``gives=`` at a call names more or fewer columns than the stage gives."""
-    return Problem("gives-count", f"{what} gives {len(columns)} columns, not {len(set(names))}", place, definition,
-                   found=f"gives={tuple(names)!r}", expected=f"{len(columns)} names, for {listed(columns)}",
-                   remedy="name each column that the stage gives")
+    return Problem(
+        "gives-count",
+        f"{what} gives {len(columns)} columns, not {len(set(names))}",
+        place,
+        definition,
+        found=f"gives={tuple(names)!r}",
+        expected=f"{len(columns)} names, for {listed(columns)}",
+        remedy="name each column that the stage gives",
+    )
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
     """A call got something else in place of a batch."""
-    return Problem("not-a-batch", f"{what} was called with something that is not a batch", place, found=type(value).__name__,
-                   expected="a batch", remedy="pass the batch; settings go by name")
+    return Problem(
+        "not-a-batch",
+        f"{what} was called with something that is not a batch",
+        place,
+        found=type(value).__name__,
+        expected="a batch",
+        remedy="pass the batch; settings go by name",
+    )
 
 
 def leaked(place: Place | None) -> Problem:
     """A batch is used outside the flow or the body that made it."""
-    return Problem("leaked-symbol", "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a "
-                   "`repeat` body", place, found="a symbolic batch from elsewhere",
-                   expected="batches made by this flow, or given to this body",
-                   remedy="pass batches through calls; keep none in globals, defaults or closures")  # fmt: skip
+    return Problem(
+        "leaked-symbol",
+        "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a "
+        "`repeat` body",
+        place,
+        found="a symbolic batch from elsewhere",
+        expected="batches made by this flow, or given to this body",
+        remedy="pass batches through calls; keep none in globals, defaults or closures",
+    )
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
     """`generate` is called on rows that were sampled and not asked."""
-    return Problem("not-prompts", f"{what} samples from rows that were sampled already", place, found="rows of a group",
-                   expected="the prompts, or rows that were asked",
-                   remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)')
+    return Problem(
+        "not-prompts",
+        f"{what} samples from rows that were sampled already",
+        place,
+        found="rows of a group",
+        expected="the prompts, or rows that were asked",
+        remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)',
+    )
 
 
 def no_losses(loss: object) -> list[object]:
@@ -152,104 +269,199 @@ def no_losses(loss: object) -> list[object]:
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
     """`update` got something else in place of a loss."""
-    return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),
-                   expected="a function decorated with @loss", remedy="decorate it with @loss")
+    return Problem(
+        "not-a-loss",
+        f"{what} takes a loss after the batch",
+        place,
+        found=getattr(value, "__name__", type(value).__name__),
+        expected="a function decorated with @loss",
+        remedy="decorate it with @loss",
+    )
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
     """Two batches of different rows are merged."""
     finding = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
-    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", place, found=finding,
-                   expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
-                   remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
-                          "batch |= reward(greedy, gives=\"baseline\")")
+    return Problem(
+        "row-axes",
+        "the two batches have different rows, so their columns cannot be merged",
+        place,
+        found=finding,
+        expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
+        remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
+        'batch |= reward(greedy, gives="baseline")',
+    )
 
 
 def until_kind(kind: Kind | None) -> Kind:
-    """The kind that a column must have that says how many tokens to go on from: a bool per token, else a whole number per row."""
-    return Kind(Level.TOKEN, "bool") if kind is not None and kind.level is Level.TOKEN else Kind(Level.ROW, "int64")
+    """The kind that a column must have that says how many tokens to go on from: a bool per token, else a
+    whole number per row."""
+    return (
+        Kind(Level.TOKEN, "bool")
+        if kind is not None and kind.level is Level.TOKEN
+        else Kind(Level.ROW, "int64")
+    )
 
 
 def choose_groups(place: Place | None) -> Problem:
     """`choose(…, per="group")` is called on rows without groups."""
-    return Problem("no-groups", "choose takes rows of each group, but these rows have none", place, found="rows of the prompts",
-                   expected="rows made by generate, or pairs", remedy='leave per="group" out, or choose among sampled rows')
+    return Problem(
+        "no-groups",
+        "choose takes rows of each group, but these rows have none",
+        place,
+        found="rows of the prompts",
+        expected="rows made by generate, or pairs",
+        remedy='leave per="group" out, or choose among sampled rows',
+    )
 
 
 def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
     """The problem of joining columns of one name that are of several kinds."""
-    known = {(Level.ROW if kind.level is Level.GROUP else kind.level, kind.family) for kind in kinds if kind is not None}
+    known = {
+        (Level.ROW if kind.level is Level.GROUP else kind.level, kind.family)
+        for kind in kinds
+        if kind is not None
+    }
     if len(known) < 2:
         return None
-    return Problem("joined-kinds", f"the batches to join have column '{name}' of several kinds", place,
-                   found=listed(str(kind) for kind in kinds), expected="one kind", remedy=f'drop("{name}") from one, or rename it')
+    return Problem(
+        "joined-kinds",
+        f"the batches to join have column '{name}' of several kinds",
+        place,
+        found=listed(str(kind) for kind in kinds),
+        expected="one kind",
+        remedy=f'drop("{name}") from one, or rename it',
+    )
 
 
 def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
     """Whether rows are the prompts that were given, or some of them."""
-    return all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows)) and not axes[rows].grouped
+    return (
+        all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows))
+        and not axes[rows].grouped
+    )
 
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
-    """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the prompts."""
+    """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the
+    prompts."""
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
-        yield Problem("repeat-rows", "a repeat body returns rows that were asked or joined", place, found="rows of other rows",
-                      expected="rows sampled from the prompts of the body", remedy="ask and join after the repeat")
+        yield Problem(
+            "repeat-rows",
+            "a repeat body returns rows that were asked or joined",
+            place,
+            found="rows of other rows",
+            expected="rows sampled from the prompts of the body",
+            remedy="ask and join after the repeat",
+        )
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
     """A merged column has no value for some rows, and its kind has no missing value."""
-    return Problem("rows-lacking", f"column '{name}' lacks a value for rows not chosen, or tokens not asked for", place,
-                   found=f"{name}: {kind}", expected="a float column, whose missing values are NaN",
-                   remedy=f'give it as {{"{name}": row(torch.float32)}}')
+    return Problem(
+        "rows-lacking",
+        f"column '{name}' lacks a value for rows not chosen, or tokens not asked for",
+        place,
+        found=f"{name}: {kind}",
+        expected="a float column, whose missing values are NaN",
+        remedy=f'give it as {{"{name}": row(torch.float32)}}',
+    )
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
     """A `repeat` body gives no column ``keep``."""
-    return Problem("repeat-keep", f"the repeat body '{name}' does not give 'keep'", place, definition, found=listed(columns),
-                   expected="the group column keep: bool", nearest=nearest("keep", columns),
-                   remedy='merge a stage with rows="group" that gives "keep" before the body returns')
+    return Problem(
+        "repeat-keep",
+        f"the repeat body '{name}' does not give 'keep'",
+        place,
+        definition,
+        found=listed(columns),
+        expected="the group column keep: bool",
+        nearest=nearest("keep", columns),
+        remedy='merge a stage with rows="group" that gives "keep" before the body returns',
+    )
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
     """A `repeat` body returns something else than a batch."""
-    return Problem("repeat-result", f"the repeat body '{name}' does not return a batch", place, definition, found=type(value).__name__,
-                   expected="a batch with the group column keep", remedy="return the batch")
+    return Problem(
+        "repeat-result",
+        f"the repeat body '{name}' does not return a batch",
+        place,
+        definition,
+        found=type(value).__name__,
+        expected="a batch with the group column keep",
+        remedy="return the batch",
+    )
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
     """A stage inside a `repeat` body sets state."""
-    return Problem("repeat-state", f"{what} sets state inside a repeat body", place, found=listed(names),
-                   expected="state that is only read", remedy="set it after the repeat")
+    return Problem(
+        "repeat-state",
+        f"{what} sets state inside a repeat body",
+        place,
+        found=listed(names),
+        expected="state that is only read",
+        remedy="set it after the repeat",
+    )
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
     """State of the flow, or what iteration it is, is asked for as if it were a column of a batch."""
     owner = "run" if name in CLOCK else "flow"
-    return Problem("state-as-column", f"'{name}' is state of the {owner} and no column, so {what} does not have it", place,
-                   found=f"state '{name}'", expected="a parameter of that name",
-                   remedy=f"take '{name}' as a parameter of the stage or loss that needs its number")
+    return Problem(
+        "state-as-column",
+        f"'{name}' is state of the {owner} and no column, so {what} does not have it",
+        place,
+        found=f"state '{name}'",
+        expected="a parameter of that name",
+        remedy=f"take '{name}' as a parameter of the stage or loss that needs its number",
+    )
 
 
-def state_rows(what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+def state_rows(
+    what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
+) -> Problem:
     """A stage gives a state as something else than one number."""
-    return Problem("state-rows", f"{what} gives '{name}', which is state of the flow, as something else than one number", place, definition,
-                   found=f"{name}: {kind}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")
+    return Problem(
+        "state-rows",
+        f"{what} gives '{name}', which is state of the flow, as something else than one number",
+        place,
+        definition,
+        found=f"{name}: {kind}",
+        expected=f"{name}: {state}",
+        remedy="give one number, with dispatch=RANK0",
+    )
 
 
-def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None) -> Iterator[Problem]:
+def state_rules(
+    stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None
+) -> Iterator[Problem]:
     """State is set once for all ranks."""
     names = [output.name for output in outputs if output.name in set(state)]
     if names and stage.dispatch == ALL:
-        yield Problem("state-dispatch", f"stage '{stage.name}' sets state on every rank", place, stage.place,
-                      found=f"{listed(names)} under {stage.dispatch}", expected="RANK0", remedy="write dispatch=RANK0")
+        yield Problem(
+            "state-dispatch",
+            f"stage '{stage.name}' sets state on every rank",
+            place,
+            stage.place,
+            found=f"{listed(names)} under {stage.dispatch}",
+            expected="RANK0",
+            remedy="write dispatch=RANK0",
+        )
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
     """The function that makes the initial state raised."""
-    return Problem("flow-state", f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}", place,
-                   found=type(error).__name__, expected="a function of the settings that gives numbers by name",
-                   remedy='write @flow(state=lambda hp: {"beta": hp.beta})')
+    return Problem(
+        "flow-state",
+        f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}",
+        place,
+        found=type(error).__name__,
+        expected="a function of the settings that gives numbers by name",
+        remedy='write @flow(state=lambda hp: {"beta": hp.beta})',
+    )
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
@@ -258,102 +470,209 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
         return
     what, first = f"stage '{stage.name}'", next(iter(inspect.signature(stage.function).parameters), "nothing")
     if stage.on not in roles:
-        yield Problem("unknown-role", f"{what} runs on the role '{stage.on}', which this flow has not", place, stage.place, found=stage.on,
-                      expected=f"one of {listed(roles)}", nearest=nearest(stage.on, roles),
-                      remedy="name a role of the flow in on=, or give the flow that parameter")
+        yield Problem(
+            "unknown-role",
+            f"{what} runs on the role '{stage.on}', which this flow has not",
+            place,
+            stage.place,
+            found=stage.on,
+            expected=f"one of {listed(roles)}",
+            nearest=nearest(stage.on, roles),
+            remedy="name a role of the flow in on=, or give the flow that parameter",
+        )
     if first != stage.on:
-        yield Problem("role-parameter", f"{what} runs on the role '{stage.on}' but does not take it first", place, stage.place, found=first,
-                      expected=f"{stage.on} as the first parameter", remedy=f"write def {stage.name}({stage.on}, …)")
+        yield Problem(
+            "role-parameter",
+            f"{what} runs on the role '{stage.on}' but does not take it first",
+            place,
+            stage.place,
+            found=first,
+            expected=f"{stage.on} as the first parameter",
+            remedy=f"write def {stage.name}({stage.on}, …)",
+        )
 
 
-def length_rules(stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None) -> Iterator[Problem]:
+def length_rules(
+    stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None
+) -> Iterator[Problem]:
     """Tokens that a stage gives have the lengths of those that it reads."""
     for level in (Level.TOKEN, Level.PROMPT):
         names = [output.name for output in outputs if output.kind and output.kind.level is level]
         if names and all(kind is not None and kind.level is not level for kind in reads):
-            yield Problem("unknown-lengths", f"stage '{stage.name}' gives a value per {level} but reads none, so nothing says how many",
-                          place, stage.place, found=f"{listed(names)}, from {listed(stage.signature.column_names)}",
-                          expected=f"a column of {level} level among its parameters",
-                          remedy="add `mask` to its parameters" if level is Level.TOKEN else "add `prompt_tokens` to its parameters",
-                          )
+            yield Problem(
+                "unknown-lengths",
+                f"stage '{stage.name}' gives a value per {level} but reads none, so nothing says how many",
+                place,
+                stage.place,
+                found=f"{listed(names)}, from {listed(stage.signature.column_names)}",
+                expected=f"a column of {level} level among its parameters",
+                remedy="add `mask` to its parameters"
+                if level is Level.TOKEN
+                else "add `prompt_tokens` to its parameters",
+            )
 
 
-def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None) -> Iterator[Problem]:
+def stage_rules(
+    stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
+) -> Iterator[Problem]:
     """Problems of a stage with its dispatch mode, the levels of its columns, and groups."""
     what = f"stage '{stage.name}'"
     reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     levels = {output.name: output.kind.level for output in outputs if output.kind}
     rowwise = [name for name, level in levels.items() if level is not Level.SCALAR]
     if stage.dispatch == ALL and rowwise:
-        yield Problem("all-gives-rows", f"{what} runs on every rank (ALL) but gives rows", place, stage.place, found=listed(rowwise),
-                      expected="scalar columns only", remedy="use DP_COMPUTE for rows, or give a scalar")
+        yield Problem(
+            "all-gives-rows",
+            f"{what} runs on every rank (ALL) but gives rows",
+            place,
+            stage.place,
+            found=listed(rowwise),
+            expected="scalar columns only",
+            remedy="use DP_COMPUTE for rows, or give a scalar",
+        )
     scalars = [name for name, level in levels.items() if level is Level.SCALAR]
     if scalars and stage.dispatch not in (ALL, RANK0):
-        yield Problem("scalar-dispatch", f"{what} gives one value for the whole batch but sees only its share of the rows", place,
-                      stage.place, found=f"{listed(scalars)} under {stage.dispatch}", expected="RANK0 or ALL",
-                      remedy="write dispatch=RANK0")
+        yield Problem(
+            "scalar-dispatch",
+            f"{what} gives one value for the whole batch but sees only its share of the rows",
+            place,
+            stage.place,
+            found=f"{listed(scalars)} under {stage.dispatch}",
+            expected="RANK0 or ALL",
+            remedy="write dispatch=RANK0",
+        )
     grouped = [name for name, level in levels.items() if level is Level.GROUP]
     if grouped and stage.dispatch != RANK0 and stage.rows != "group":
-        yield Problem("group-dispatch", f"{what} gives group columns but may see a part of a group", place, stage.place,
-                      found=listed(grouped), expected='rows="group" or RANK0', remedy='write rows="group"')
+        yield Problem(
+            "group-dispatch",
+            f"{what} gives group columns but may see a part of a group",
+            place,
+            stage.place,
+            found=listed(grouped),
+            expected='rows="group" or RANK0',
+            remedy='write rows="group"',
+        )
     if (reads_groups or grouped) and not axis.grouped:
-        yield Problem("no-groups", f"{what} works on groups, but these rows have none", place, stage.place, found="rows of the prompts",
-                      expected="rows made by generate, or pairs", remedy="call it on the batch that generate gives")
+        yield Problem(
+            "no-groups",
+            f"{what} works on groups, but these rows have none",
+            place,
+            stage.place,
+            found="rows of the prompts",
+            expected="rows made by generate, or pairs",
+            remedy="call it on the batch that generate gives",
+        )
     elif reads_groups and axis.samples == 1 and axis.step == "sampled":
-        yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
-                      expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")
+        yield Problem(
+            "single-groups",
+            f"{what} works on groups, but each group has one row",
+            place,
+            stage.place,
+            found="samples=1",
+            expected="samples of at least 2",
+            remedy="sample more responses per prompt: generate(…, samples=8)",
+        )
     elif reads_groups and axis.step == "chosen" and not axis.samples:
         yield thin_groups(what, place, stage.place)
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
-        yield Problem("group-split", f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks", place,
-                      stage.place, found='rows="row"', expected='rows="group" or RANK0', remedy='write rows="group"', severity="warning")
+        yield Problem(
+            "group-split",
+            f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks",
+            place,
+            stage.place,
+            found='rows="row"',
+            expected='rows="group" or RANK0',
+            remedy='write rows="group"',
+            severity="warning",
+        )
 
 
 def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
     """A function of groups is given rows that `choose` kept, so that a group may have one row."""
-    return Problem("thin-groups", f"{what} works on groups, of which choose may leave a single row", place, definition,
-                   found="rows that were chosen", expected="statistics that a group of one has: its deviation is 0, the mean of the others "
-                   "is missing", remedy="nothing, if that is meant; or work on groups before choosing", severity="note")
+    return Problem(
+        "thin-groups",
+        f"{what} works on groups, of which choose may leave a single row",
+        place,
+        definition,
+        found="rows that were chosen",
+        expected="statistics that a group of one has: its deviation is 0, the mean of the others is missing",
+        remedy="nothing, if that is meant; or work on groups before choosing",
+        severity="note",
+    )
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
     """Problems of a loss with the rows that it gets."""
     if loss.rows == "group" and not axis.grouped:
-        yield Problem("no-groups", f"loss '{loss.name}' works on groups, but these rows have none", place, loss.place,
-                      found="rows of the prompts", expected="rows made by generate, or pairs",
-                      remedy=f"pass {what} the batch that generate gives")
+        yield Problem(
+            "no-groups",
+            f"loss '{loss.name}' works on groups, but these rows have none",
+            place,
+            loss.place,
+            found="rows of the prompts",
+            expected="rows made by generate, or pairs",
+            remedy=f"pass {what} the batch that generate gives",
+        )
     elif loss.rows == "group" and axis.step == "chosen" and not axis.samples:
         yield thin_groups(f"loss '{loss.name}'", place, loss.place)
     elif loss.rows == "group" and axis.samples == 1:
-        yield Problem("single-groups", f"loss '{loss.name}' works on groups, but each group has one row", place, loss.place,
-                      found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")
+        yield Problem(
+            "single-groups",
+            f"loss '{loss.name}' works on groups, but each group has one row",
+            place,
+            loss.place,
+            found="samples=1",
+            expected="samples of at least 2",
+            remedy="sample more responses per prompt",
+        )
 
 
-def torn_groups(loss: Loss, levels: Mapping[str, Level | None], what: str, place: Place | None) -> Iterator[Problem]:
-    """A loss that works on groups gets the rows of its ``where`` alone, so that column has to be one value per group. ``levels``: of the
-    columns by name; None where one is not known."""
+def torn_groups(
+    loss: Loss, levels: Mapping[str, Level | None], what: str, place: Place | None
+) -> Iterator[Problem]:
+    """A loss that works on groups gets the rows of its ``where`` alone, so that column has to be one value
+    per group. ``levels``: of the columns by name; None where one is not known."""
     parts = zip(loss.losses, loss.where, strict=True) if isinstance(loss, JointLoss) else ()
     for part, name in parts:
         level = levels.get(name) if name is not None else None
         if part.rows == "group" and level not in (None, Level.GROUP):
-            yield Problem("torn-groups", f"loss '{part.name}' works on groups, and where='{name}' leaves it parts of groups", place,
-                          part.place, found=f"'{name}' with one value per {level}", expected="a group column of bool, or no where",
-                          remedy=f"give '{name}' as group(bool), by a stage with rows=\"group\"; or choose the rows before {what}")
+            yield Problem(
+                "torn-groups",
+                f"loss '{part.name}' works on groups, and where='{name}' leaves it parts of groups",
+                place,
+                part.place,
+                found=f"'{name}' with one value per {level}",
+                expected="a group column of bool, or no where",
+                remedy=f"give '{name}' as group(bool), by a stage with rows=\"group\"; or choose the "
+                f"rows before {what}",
+            )
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
     """A repeat body may run any number of times, so it must not learn."""
     for node in graph.nodes:
         if node.writes:
-            yield Problem("repeat-update", f"'{node.name}' changes weights inside a repeat body", node.place, place,
-                          found=node.name, expected="sampling, scoring and stages", remedy="update after the repeat")
+            yield Problem(
+                "repeat-update",
+                f"'{node.name}' changes weights inside a repeat body",
+                node.place,
+                place,
+                found=node.name,
+                expected="sampling, scoring and stages",
+                remedy="update after the repeat",
+            )
 
 
 def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
     """`repeat` is called on something else than the flow's own prompts."""
-    return Problem("repeat-prompts", "repeat draws fresh prompts from the data, so it starts from the data as they come", place,
-                   found=f"columns made by the flow: {listed(columns)}" if columns else "rows that were sampled", expected="the prompts",
-                   remedy="pass the flow's own prompts, and make further columns inside the body")
+    return Problem(
+        "repeat-prompts",
+        "repeat draws fresh prompts from the data, so it starts from the data as they come",
+        place,
+        found=f"columns made by the flow: {listed(columns)}" if columns else "rows that were sampled",
+        expected="the prompts",
+        remedy="pass the flow's own prompts, and make further columns inside the body",
+    )
 
 
 def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
@@ -362,9 +681,15 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
     for column, place in replaced:
         giver = graph.nodes[column.node]
         if column not in read and not _read_within(giver, column.name):
-            yield Problem("replaced-unread", f"column '{column.name}' of '{giver.name}' is replaced before anything read it", place,
-                          giver.place, found=f"a second '{column.name}'", expected="a reader between the two, or one of them",
-                          remedy=f'rename one of them: gives="…", or drop("{column.name}")')
+            yield Problem(
+                "replaced-unread",
+                f"column '{column.name}' of '{giver.name}' is replaced before anything read it",
+                place,
+                giver.place,
+                found=f"a second '{column.name}'",
+                expected="a reader between the two, or one of them",
+                remedy=f'rename one of them: gives="…", or drop("{column.name}")',
+            )
 
 
 def _read_within(node: Node, name: str) -> bool:
@@ -384,59 +709,113 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
         unread = [c.name for c in columns if c not in readers and c not in results]
         unread = [name for name in unread if name not in {slot.name for slot in graph.state}]
         if node.op is Op.STAGE and node.name in own and unread:
-            yield Problem("never-read", f"stage '{node.name}' gives {listed(unread)}, which nothing reads", node.place, node.definition,
-                          found=listed(unread), expected="a later stage, loss or verb that reads it",
-                          remedy="remove it, or read it", severity="warning")
+            yield Problem(
+                "never-read",
+                f"stage '{node.name}' gives {listed(unread)}, which nothing reads",
+                node.place,
+                node.definition,
+                found=listed(unread),
+                expected="a later stage, loss or verb that reads it",
+                remedy="remove it, or read it",
+                severity="warning",
+            )
 
 
 def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
     """Settings of the run for a `generate` that the flow has not."""
     for call in sampling:
         if call not in calls:
-            yield Problem("no-such-generate", f"--{call}.… is for a call that the flow does not make at these settings", found=call,
-                          expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or remove the flag")
+            yield Problem(
+                "no-such-generate",
+                f"--{call}.… is for a call that the flow does not make at these settings",
+                found=call,
+                expected=f"one of {listed(calls)}",
+                nearest=nearest(call, calls),
+                remedy="name one of them, or remove the flag",
+            )
 
 
-# -- environments ------------------------------------------------------------------------------------------------------------------
+# -- environments
+# ------------------------------------------------------------------------------------------------------------
 
 ONE_PER_ROW = (Level.TEXT, Level.ROW, Level.GROUP, Level.SCALAR)
 
 
 def environment_missing(
-    environment: EnvironmentSpec, name: str, columns: Sequence[str], place: Place | None, fields: Sequence[str]
+    environment: EnvironmentSpec,
+    name: str,
+    columns: Sequence[str],
+    place: Place | None,
+    fields: Sequence[str],
 ) -> Problem:
     """A column or field that ``reset`` reads and the prompts have not."""
     close = nearest(name, [*columns, *fields])
-    return Problem("missing-column", f"the environment {environment.name} reads '{name}', which the prompts have not", place,
-                   environment.place, found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
-                   expected=f"column '{name}', or a field of the data of that name", nearest=close,
-                   remedy=f"map a field of the data: --data.{name} FIELD; or give the parameter of reset a default")
+    return Problem(
+        "missing-column",
+        f"the environment {environment.name} reads '{name}', which the prompts have not",
+        place,
+        environment.place,
+        found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
+        expected=f"column '{name}', or a field of the data of that name",
+        nearest=close,
+        remedy=f"map a field of the data: --data.{name} FIELD; or give the parameter of reset a default",
+    )
 
 
 def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
     """A column that ``reset`` reads has more than one value for a row."""
-    return Problem("wrong-kind", f"the environment {environment.name} reads column '{name}', which is no row column", place,
-                   environment.place, found=f"{name}: {kind}", expected="text, or one number per row", remedy="read the text of the prompt")
+    return Problem(
+        "wrong-kind",
+        f"the environment {environment.name} reads column '{name}', which is no row column",
+        place,
+        environment.place,
+        found=f"{name}: {kind}",
+        expected="text, or one number per row",
+        remedy="read the text of the prompt",
+    )
 
 
-def environment_settings(environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None) -> Iterator[Problem]:
+def environment_settings(
+    environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None
+) -> Iterator[Problem]:
     """Lengths that are recorded are those of rows that end by themselves."""
     if lengths:
-        yield Problem("env-lengths", f"{what} has recorded lengths, and the environment {environment.name}", place, environment.place,
-                      found="lengths", expected="one of both: an environment decides how long its episodes are", remedy="leave lengths out")
+        yield Problem(
+            "env-lengths",
+            f"{what} has recorded lengths, and the environment {environment.name}",
+            place,
+            environment.place,
+            found="lengths",
+            expected="one of both: an environment decides how long its episodes are",
+            remedy="leave lengths out",
+        )
 
 
-def environment_roles(graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]) -> Iterator[Problem]:
+def environment_roles(
+    graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]
+) -> Iterator[Problem]:
     """One environment for several roles that sample, and one for a role that does not."""
     sampling = list(dict.fromkeys(node.role or "" for node in nodes if node.op is Op.GENERATE))
     for role, environment in environments.items():
         unnamed = [each for each in sampling if each not in environments]
         if not role and len(unnamed) > 1:
-            yield Problem("env-role", f"several roles sample, and --env does not say which of them {environment.name} answers",
-                          definition=environment.place, found=listed(unnamed), expected="an environment by the name of its role",
-                          remedy=f"--{unnamed[0]}.env in place of --env")
+            yield Problem(
+                "env-role",
+                f"several roles sample, and --env does not say which of them {environment.name} answers",
+                definition=environment.place,
+                found=listed(unnamed),
+                expected="an environment by the name of its role",
+                remedy=f"--{unnamed[0]}.env in place of --env",
+            )
         if role not in sampling if role else not sampling:
-            yield Problem("env-role", f"role '{role}' does not sample, so no environment can answer it" if role else
-                          f"flow '{graph.name}' does not sample, so no environment can answer", definition=environment.place,
-                          found=f"roles that sample: {listed(sampling)}", expected="a role that samples",
-                          nearest=nearest(role, sampling), remedy=f"--{sampling[0]}.env" if sampling else "leave --env out")
+            yield Problem(
+                "env-role",
+                f"role '{role}' does not sample, so no environment can answer it"
+                if role
+                else f"flow '{graph.name}' does not sample, so no environment can answer",
+                definition=environment.place,
+                found=f"roles that sample: {listed(sampling)}",
+                expected="a role that samples",
+                nearest=nearest(role, sampling),
+                remedy=f"--{sampling[0]}.env" if sampling else "leave --env out",
+            )

@@ -1,6 +1,8 @@
-"""What a flow is called with while it is traced: batches and roles that stand for those of a run, and settings that are their columns.
+"""What a flow is called with while it is traced: batches and roles that stand for those of a run, and
+settings that are their columns.
 
-A symbolic batch maps a column's name to the node that gives it. It has no rows: using it as a value is a FlowError.
+A symbolic batch maps a column's name to the node that gives it. It has no rows: using it as a value is a
+FlowError.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ class ColumnSource:
 
 @dataclass
 class RecordedGraph:
-    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
-    iteration it is, once something reads that."""
+    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of
+    their name, where; and what iteration it is, once something reads that."""
 
     nodes: list[Node] = field(default_factory=list)
     axes: list[RowAxis] = field(default_factory=list)
@@ -44,8 +46,14 @@ class RecordedGraph:
 def refuse(use: str, remedy: str) -> NoReturn:
     """Raise FlowError for a use of a batch that needs its rows, which a traced batch does not have."""
     raise FlowError(
-        Problem("symbol-as-value", f"a batch has no rows while the flow is traced, so it cannot be used {use}", call_place(),
-                found=f"a batch used {use}", expected="stages, verbs, merges and settings only", remedy=remedy)
+        Problem(
+            "symbol-as-value",
+            f"a batch has no rows while the flow is traced, so it cannot be used {use}",
+            call_place(),
+            found=f"a batch used {use}",
+            expected="stages, verbs, merges and settings only",
+            remedy=remedy,
+        )
     )
 
 
@@ -77,7 +85,10 @@ class Symbol:
         refuse("as a number", INTO_STAGE)
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        refuse("as a place to write to", "a batch does not change: merge what a stage gives with batch |= stage(batch)")
+        refuse(
+            "as a place to write to",
+            "a batch does not change: merge what a stage gives with batch |= stage(batch)",
+        )
 
     def __eq__(self, other: object) -> bool:
         refuse("in a comparison", DECISION)
@@ -100,7 +111,22 @@ def _comparison(self: Any, other: Any) -> Any:
     refuse("in a comparison", DECISION)
 
 
-_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor", "lshift", "rshift")
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
 for _name in _OPERATORS:
     setattr(Symbol, f"__{_name}__", _arithmetic)
     setattr(Symbol, f"__r{_name}__", _arithmetic)
@@ -111,10 +137,12 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a scalar. ``source``: None where
-    the batch has no such column, which is reported."""
+    """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a
+    scalar. ``source``: None where the batch has no such column, which is reported."""
 
-    def __init__(self, name: str, source: ColumnSource | None = None, recorded: RecordedGraph | None = None) -> None:
+    def __init__(
+        self, name: str, source: ColumnSource | None = None, recorded: RecordedGraph | None = None
+    ) -> None:
         self.name = name
         self.source = source
         self.recorded = recorded
@@ -131,7 +159,9 @@ class SymbolicColumn(Symbol):
 class SymbolicBatch(Symbol):
     """A batch while tracing: its row axis and, per column, the node that gives it."""
 
-    def __init__(self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]) -> None:
+    def __init__(
+        self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]
+    ) -> None:
         self.tracer = tracer
         self.recorded = recorded
         self.axis = axis
@@ -149,11 +179,15 @@ class SymbolicBatch(Symbol):
     def __getitem__(self, name: str) -> SymbolicColumn:
         if not isinstance(name, str):
             refuse("with an index", INTO_STAGE)
-        return SymbolicColumn(name, self.tracer.scalar(name) or self.tracer.find(self, name, "batch[…]"), self.recorded)
+        return SymbolicColumn(
+            name, self.tracer.scalar(name) or self.tracer.find(self, name, "batch[…]"), self.recorded
+        )
 
     def select(self, *names: str) -> SymbolicBatch:
         """The batch with these columns alone."""
-        return self._with({name: source for name in names if (source := self.tracer.find(self, name, "select"))})
+        return self._with(
+            {name: source for name in names if (source := self.tracer.find(self, name, "select"))}
+        )
 
     def drop(self, *names: str) -> SymbolicBatch:
         """The batch without these columns."""
@@ -167,7 +201,9 @@ class SymbolicBatch(Symbol):
 
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, SymbolicBatch):
-            refuse("with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)")
+            refuse(
+                "with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)"
+            )
         return self.tracer.merge(self, other)
 
     def _with(self, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
@@ -181,10 +217,19 @@ class SymbolicBatch(Symbol):
         options = ("select", "drop", "rename", "columns")
         there = name in self.tracer.visible(self)
         one = self.tracer.scalar(name) is not None
-        raise FlowError(Problem("unknown-attribute", f"a batch has no attribute '{name}'" + (", it has a column of that name" * there),
-                                call_place(), found=name, expected=", ".join(options), nearest=nearest(name, options),
-                                remedy=f'pass batch["{name}"] as a setting, or read it inside a @stage' if there and one
-                                else "read columns inside a @stage"))
+        raise FlowError(
+            Problem(
+                "unknown-attribute",
+                f"a batch has no attribute '{name}'" + (", it has a column of that name" * there),
+                call_place(),
+                found=name,
+                expected=", ".join(options),
+                nearest=nearest(name, options),
+                remedy=f'pass batch["{name}"] as a setting, or read it inside a @stage'
+                if there and one
+                else "read columns inside a @stage",
+            )
+        )
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{name}: {kind or 'own'}" for name, kind in self.columns.items())
@@ -208,7 +253,8 @@ class SymbolicRole:
         return self._tracer.generate(self._name, prompts, settings)
 
     def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
-        """Record a forward pass for log-probabilities, and for entropies where ``gives`` names two columns."""
+        """Record a forward pass for log-probabilities, and for entropies where ``gives`` names two
+        columns."""
         self._tracer.no_settings(f"{self._name}.logprobs", unknown)
         return self._tracer.forward(self._name, "logprobs", batch, gives)
 
@@ -229,9 +275,17 @@ class SymbolicRole:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise FlowError(Problem("unknown-verb", f"role '{self._name}' has no verb '{name}'", call_place(), found=name,
-                                expected=", ".join((*VERBS, f"{self._name}(batch)")), nearest=nearest(name, VERBS),
-                                remedy="write one of the verbs, or a @stage(on=\"…\") of your own"))
+        raise FlowError(
+            Problem(
+                "unknown-verb",
+                f"role '{self._name}' has no verb '{name}'",
+                call_place(),
+                found=name,
+                expected=", ".join((*VERBS, f"{self._name}(batch)")),
+                nearest=nearest(name, VERBS),
+                remedy='write one of the verbs, or a @stage(on="…") of your own',
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<role {self._name}>"
@@ -239,8 +293,8 @@ class SymbolicRole:
 
 @dataclass(frozen=True)
 class CallSettings:
-    """The settings of a call: those that have values, inputs for those that are scalar columns, and what is wrong. A setting that may not
-    be a column has its default, or 1, so that the trace goes on."""
+    """The settings of a call: those that have values, inputs for those that are scalar columns, and what is
+    wrong. A setting that may not be a column has its default, or 1, so that the trace goes on."""
 
     values: dict[str, Any]
     edges: tuple[Input, ...]
@@ -253,10 +307,15 @@ class CallSettings:
 
 
 def call_settings(
-    what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool], recorded: RecordedGraph,
+    what: str,
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    takes: Callable[[str], bool],
+    recorded: RecordedGraph,
     place: Place | None,
 ) -> CallSettings:
-    """Part the settings of a call. ``takes``: whether a setting may be a column. Raises FlowError for a column of another trace."""
+    """Part the settings of a call. ``takes``: whether a setting may be a column. Raises FlowError for a
+    column of another trace."""
     values, edges, problems = dict(settings), [], []
     for name, column in settings.items():
         if not isinstance(column, SymbolicColumn):
@@ -280,13 +339,24 @@ def _column_problems(
     """The problems of a setting that is a column."""
     argument = f'{name}=batch["{column.name}"]'
     if not takes:
-        yield Problem("setting-column", f"{what} has to know '{name}' before anything runs, so it cannot be a column", place,
-                      found=argument, expected="a value, or a setting of the flow; columns may be temperature, top_p and float settings of "
-                      "stages and losses", remedy=f"write {name}=hp.{name}")
+        yield Problem(
+            "setting-column",
+            f"{what} has to know '{name}' before anything runs, so it cannot be a column",
+            place,
+            found=argument,
+            expected="a value, or a setting of the flow; columns may be temperature, top_p and float settings of "
+            "stages and losses",
+            remedy=f"write {name}=hp.{name}",
+        )
     elif column.source is not None and (other := _no_number(column, recorded)):
-        yield Problem("setting-column", f"{what} takes one number as '{name}', and the column is none", place, found=f"{argument}: {other}",
-                      expected="a state, or a scalar column of a float",
-                      remedy=f'give one number, by a stage with dispatch=RANK0 and gives={{"{name}_now": scalar(torch.float32)}}')
+        yield Problem(
+            "setting-column",
+            f"{what} takes one number as '{name}', and the column is none",
+            place,
+            found=f"{argument}: {other}",
+            expected="a state, or a scalar column of a float",
+            remedy=f'give one number, by a stage with dispatch=RANK0 and gives={{"{name}_now": scalar(torch.float32)}}',
+        )
 
 
 def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:

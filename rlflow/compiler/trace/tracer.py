@@ -1,7 +1,8 @@
 """The tracer: a flow called on symbols becomes a graph.
 
-Stage calls and verbs are recorded, tensor operations never. A mistake is noted as a problem and the trace goes on where it can: a
-missing column is reported once and then taken as given, so that later, independent mistakes are found in the same run.
+Stage calls and verbs are recorded, tensor operations never. A mistake is noted as a problem and the trace
+goes on where it can: a missing column is reported once and then taken as given, so that later, independent
+mistakes are found in the same run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author import verbs
-from rlflow.author.columns import CLOCK, MODEL_PROMPT, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
+from rlflow.author.columns import (
+    CLOCK,
+    MODEL_PROMPT,
+    PROMPT_ID,
+    Kind,
+    Level,
+    field_column,
+    fits,
+    row,
+    scalar,
+    standard_kind,
+    text,
+)
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.node_options import (
@@ -25,7 +38,7 @@ from rlflow.author.node_options import (
     ShownOptions,
     UpdateOptions,
     plain,
-)  # fmt: skip
+)
 from rlflow.author.scope import AskWay, current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place, digest
@@ -34,7 +47,13 @@ from rlflow.author.verbs import Setting, missing_setting, unknown_setting
 from rlflow.compiler.graph.ancestry import Merge, line, merge
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import rules
-from rlflow.compiler.trace.symbols import CallSettings, ColumnSource, RecordedGraph, SymbolicBatch, call_settings
+from rlflow.compiler.trace.symbols import (
+    CallSettings,
+    ColumnSource,
+    RecordedGraph,
+    SymbolicBatch,
+    call_settings,
+)
 from rlflow.errors import FlowError, Place, Problem
 
 if TYPE_CHECKING:
@@ -47,15 +66,19 @@ STATE = scalar("float32")  # the kind of what lives across iterations
 
 @dataclass(frozen=True)
 class Context:
-    """Facts of the run that tracing needs: names of settings (for hints) and of roles, and the columns that reward functions read."""
+    """Facts of the run that tracing needs: names of settings (for hints) and of roles, and the columns that
+    reward functions read."""
 
     settings: tuple[str, ...] = ()
     reward_reads: tuple[str, ...] = ("completion", "answer")
     roles: tuple[str, ...] = ()
-    reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
-    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
+    # where the function is that reads a column
+    reward_places: Mapping[str, Place] = field(default_factory=dict)
+    # call, as actor.generate#2 → settings in the flow's place
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()  # of the data's file, for messages
-    environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
+    # by role; under "" that of whichever role samples
+    environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, of each of ``*rewards``
 
 
@@ -78,7 +101,8 @@ class Tracer:
         self.prefix = ""  # of the names of nodes
         self.temperatures = True  # whether the run's settings may replace the flow's temperatures
 
-    # -- nodes ---------------------------------------------------------------------------------------------------------------
+    # -- nodes
+    # --------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: RowAxis) -> int:
         """Record an axis of rows. Gives its number."""
@@ -102,7 +126,9 @@ class Tracer:
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
-        return self.batch(node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs})
+        return self.batch(
+            node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs}
+        )
 
     def batch(self, axis: int, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
         """A traced batch over an axis, with these columns."""
@@ -112,7 +138,8 @@ class Tracer:
         """Keep problems, each once."""
         self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
-    # -- reading columns -----------------------------------------------------------------------------------------------------
+    # -- reading columns
+    # -----------------------------------------------------------------------------------------------------
 
     def mine(self, batch: Any, what: str) -> SymbolicBatch:
         """The batch, if it belongs to this trace. Raises FlowError for anything else."""
@@ -128,7 +155,9 @@ class Tracer:
         source = batch.sources.get(name)
         if source is None:
             place, number = call_place(), name in self.state or name in CLOCK
-            self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if number else None)
+            self._missing(
+                batch, name, what, place, None, rules.state_as_column(what, name, place) if number else None
+            )
         return source
 
     def scalar(self, name: str) -> ColumnSource | None:
@@ -140,19 +169,31 @@ class Tracer:
         return self.recorded.clock[name]
 
     def _missing(
-        self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None, problem: Problem | None = None
+        self,
+        batch: SymbolicBatch,
+        name: str,
+        what: str,
+        place: Place | None,
+        definition: Place | None,
+        problem: Problem | None = None,
     ) -> None:
-        """Report a column once per axis, as missing or by this ``problem``; from then on it is taken as given."""
+        """Report a column once per axis, as missing or by this ``problem``; from then on it is taken as
+        given."""
         self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
-            self.report(problem or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
+            self.report(
+                problem
+                or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings)
+            )
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
         """Names of the columns and states that a call on this batch may read."""
         return [*batch.sources, *(name for name in self.state if name not in batch.sources)]
 
-    def inputs(self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None) -> tuple[Input, ...]:
+    def inputs(
+        self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None
+    ) -> tuple[Input, ...]:
         """The columns of a call, with what is wrong about them reported."""
         inputs, place = [], call_place()
         for parameter in parameters:
@@ -165,16 +206,26 @@ class Tracer:
             inputs.append(Input(parameter.name, source.column))
         return tuple(inputs)
 
-    def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
+    def _absent(
+        self,
+        batch: SymbolicBatch,
+        parameter: ColumnParameter,
+        what: str,
+        place: Place | None,
+        definition: Place | None,
+    ) -> None:
         self.reads_prompt_id |= parameter.name == PROMPT_ID
         if parameter.optional:
             self.report(rules.optional_absent(what, parameter.name, place, definition))
         else:
             self._missing(batch, parameter.name, what, place, definition)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------
+    # -- calls
+    # --------------------------------------------------------------------------------------------------------
 
-    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> SymbolicBatch:
+    def stage(
+        self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
+    ) -> SymbolicBatch:
         """Record a stage."""
         what, place = f"stage '{stage.name}'", call_place()
         batch = self.mine(batch, what)
@@ -183,24 +234,49 @@ class Tracer:
         bound, edges = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
         inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
         sound = [output for output in outputs if stage.gives[output.source] in (None, output.kind)]
-        self.report(*rules.stage_rules(stage, sound, axis, place), *rules.role_rules(stage, self.context.roles, place),
-                    *rules.state_rules(stage, outputs, self.state, place))
+        self.report(
+            *rules.stage_rules(stage, sound, axis, place),
+            *rules.role_rules(stage, self.context.roles, place),
+            *rules.state_rules(stage, outputs, self.state, place),
+        )
         if len(inputs) == len(stage.signature.columns):
-            self.report(*rules.length_rules(stage, sound, [batch.columns.get(item.parameter) for item in inputs], place))
+            self.report(
+                *rules.length_rules(
+                    stage, sound, [batch.columns.get(item.parameter) for item in inputs], place
+                )
+            )
         node = self.add(
-            Op.STAGE, stage.name, batch.axis, inputs=inputs + edges, outputs=outputs, settings=ShownOptions(_shown(bound)), role=stage.on,
-            dispatch=str(stage.dispatch), rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place,
+            Op.STAGE,
+            stage.name,
+            batch.axis,
+            inputs=inputs + edges,
+            outputs=outputs,
+            settings=ShownOptions(_shown(bound)),
+            role=stage.on,
+            dispatch=str(stage.dispatch),
+            rows=stage.rows,
+            digest=stage.digest,
+            timeout=stage.timeout,
+            pure=stage.pure,
+            place=place,
             definition=stage.place,
         )
         self.functions[node.name], self.bound[node.name] = stage, bound
         result = self.symbols(node)
-        self.state = self.state | {name: source for name, source in result.sources.items() if name in self.state}
+        self.state = self.state | {
+            name: source for name, source in result.sources.items() if name in self.state
+        }
         if self.depth and (changed := [output.name for output in outputs if output.name in self.state]):
             self.report(rules.state_in_body(what, changed, place))
         return result
 
     def _outputs(
-        self, what: str, kinds: Mapping[str, Kind | None], names: tuple[str, ...] | None, place: Place | None, definition: Place | None
+        self,
+        what: str,
+        kinds: Mapping[str, Kind | None],
+        names: tuple[str, ...] | None,
+        place: Place | None,
+        definition: Place | None,
     ) -> tuple[Output, ...]:
         """Outputs under the names that the call asks for, checked against the table."""
         if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
@@ -225,11 +301,17 @@ class Tracer:
         return tuple(outputs)
 
     def _settings(
-        self, what: str, signature: Signature, settings: Mapping[str, Any], place: Place | None, definition: Place | None,
-        skip: tuple[str, ...] = (), also: tuple[str, ...] = (),
+        self,
+        what: str,
+        signature: Signature,
+        settings: Mapping[str, Any],
+        place: Place | None,
+        definition: Place | None,
+        skip: tuple[str, ...] = (),
+        also: tuple[str, ...] = (),
     ) -> tuple[dict[str, Any], tuple[Input, ...]]:
-        """Settings of a stage or loss, and inputs for those that are scalar columns; ``also`` are names that the same call takes for
-        itself."""
+        """Settings of a stage or loss, and inputs for those that are scalar columns; ``also`` are names that
+        the same call takes for itself."""
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in settings:
             if name not in known and not signature.open_settings:
@@ -242,14 +324,24 @@ class Tracer:
         return call.without_edges(bound), call.edges
 
     def _call_settings(
-        self, what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool]
+        self,
+        what: str,
+        settings: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        takes: Callable[[str], bool],
     ) -> CallSettings:
         """The settings of a call, those that are scalar columns apart; what is wrong is reported."""
         call = call_settings(what, settings, defaults, takes, self.recorded, call_place())
         self.report(*call.problems)
         return call
 
-    def _bound(self, what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None) -> dict[str, Any]:
+    def _bound(
+        self,
+        what: str,
+        specification: Mapping[str, Setting],
+        settings: Mapping[str, Any],
+        place: Place | None,
+    ) -> dict[str, Any]:
         """Settings of a verb; what is wrong with them is reported and the trace goes on."""
         bound, problems = verbs.judged(what, specification, settings, place)
         self.report(*problems)
@@ -259,7 +351,8 @@ class Tracer:
         """Real batches do not belong to a trace."""
 
     def weight(self, role: str) -> float:
-        """The weight of a role's reward, which the flow takes into its own hands by asking; 1 for any role but those of ``*rewards``."""
+        """The weight of a role's reward, which the flow takes into its own hands by asking; 1 for any role
+        but those of ``*rewards``."""
         self.weighed |= {role} & self.context.weights.keys()
         return self.context.weights.get(role, 1.0)
 
@@ -274,13 +367,17 @@ class Tracer:
         own = verbs.sampling_of(self.context.sampling, what, self._unique(what))
         own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
         call = self._call_settings(what, settings, _defaults(verbs.GENERATE), verbs.COMPUTED.__contains__)
-        call = replace(call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own))
+        call = replace(
+            call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own)
+        )
         bound = verbs.resampled(self._bound(what, verbs.GENERATE, call.values, place), own)
         self.report(*verbs.too_short(bound, self.context.sampling, what, self._unique(what), place))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.sources))
-        inputs = self.inputs(prompts, [ColumnParameter(name, standard_kind(name), False) for name in reads], what, None)
+        inputs = self.inputs(
+            prompts, [ColumnParameter(name, standard_kind(name), False) for name in reads], what, None
+        )
         environment = self.context.environments.get(role) or self.context.environments.get("")
         if environment is not None:
             inputs += self._environment_inputs(environment, prompts, what, place)
@@ -296,8 +393,19 @@ class Tracer:
             seconds += environment.bounds.turns * environment.bounds.seconds
             more = {"digest": environment.digest, "definition": environment.place}
             sampling["environment"] = str(environment)
-        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs + call.edges, outputs=outputs,
-                        settings=GenerateOptions(**sampling), role=role, makes=makes, timeout=seconds, place=place, **more)
+        node = self.add(
+            Op.GENERATE,
+            what,
+            prompts.axis,
+            inputs=inputs + call.edges,
+            outputs=outputs,
+            settings=GenerateOptions(**sampling),
+            role=role,
+            makes=makes,
+            timeout=seconds,
+            place=place,
+            **more,
+        )
         return self.batch(makes, prompts.sources | self.symbols(node).sources)
 
     def _environment_inputs(
@@ -305,17 +413,35 @@ class Tracer:
     ) -> tuple[Input, ...]:
         """The columns, and fields of the data, that the environment's ``reset`` reads."""
         source = environment.source
-        names = dict.fromkeys(source.required, True) | dict.fromkeys((*source.optional, *(REST if source.rest else ())), False)
-        columns = {column: name for name in names
-                   if (column := name if name in prompts.sources else field_column(name)) in prompts.sources}  # fmt: skip
+        names = dict.fromkeys(source.required, True) | dict.fromkeys(
+            (*source.optional, *(REST if source.rest else ())), False
+        )
+        columns = {
+            column: name
+            for name in names
+            if (column := name if name in prompts.sources else field_column(name)) in prompts.sources
+        }
         for name, required in names.items():
             if required and name not in columns.values():
-                self._missing(prompts, name, what, place, source.place,
-                              rules.environment_missing(environment, name, self.visible(prompts), place, self.context.fields))
+                self._missing(
+                    prompts,
+                    name,
+                    what,
+                    place,
+                    source.place,
+                    rules.environment_missing(
+                        environment, name, self.visible(prompts), place, self.context.fields
+                    ),
+                )
         if source.rest:
             columns |= {name: name for name in prompts.sources if name.startswith(field_column(""))}
-        self.report(*(rules.environment_kind(environment, name, kind, place) for name in columns
-                      if (kind := prompts.sources[name].kind) is not None and kind.level not in rules.ONE_PER_ROW))
+        self.report(
+            *(
+                rules.environment_kind(environment, name, kind, place)
+                for name in columns
+                if (kind := prompts.sources[name].kind) is not None and kind.level not in rules.ONE_PER_ROW
+            )
+        )
         return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
@@ -327,35 +453,75 @@ class Tracer:
         outputs = self._outputs(what, {source: verbs.KINDS[source] for source in sources}, names, place, None)
         inputs = self._model_inputs(batch, what, ("temperature",) if verb == "logprobs" else ())
         op = Op.LOGPROBS if verb == "logprobs" else Op.VALUES
-        node = self.add(op, what, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=verbs.DEADLINES[verb], place=place)
+        node = self.add(
+            op,
+            what,
+            batch.axis,
+            inputs=inputs,
+            outputs=outputs,
+            role=role,
+            timeout=verbs.DEADLINES[verb],
+            place=place,
+        )
         return self.symbols(node)
 
-    def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Input, ...]:
+    def _model_inputs(
+        self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()
+    ) -> tuple[Input, ...]:
         """The columns that a model reads. Optional columns that are absent are left out without a note."""
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
-        needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources]
+        needs += [
+            ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources
+        ]
         return self.inputs(batch, needs, what, None)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
         """Record a reward: a function, or a model where the batch has tokens and no completion."""
         what, place = role, call_place()
         batch = self.mine(batch, what)
-        outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
+        outputs = self._outputs(
+            what,
+            {"scores": verbs.KINDS["scores"]},
+            (gives,) if isinstance(gives, str) else tuple(gives),
+            place,
+            None,
+        )
         model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = verbs.MODEL_READS if model else self.context.reward_reads
         # a parameter that no column has is a field of the data, where these hold it
-        reads = tuple(field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name for name in reads)
-        reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)  # asked rows have none
+        reads = tuple(
+            field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
+            for name in reads
+        )
+        # asked rows have none
+        reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)
         for name in reads if not model else ():
             if name not in batch.sources and name not in self.state:
                 of = self.context.reward_places.get(name)
-                missing = rules.reward_missing(what, name, self.visible(batch), place, of, self.context.fields)
+                missing = rules.reward_missing(
+                    what, name, self.visible(batch), place, of, self.context.fields
+                )
                 self._missing(batch, name, what, place, of, missing)
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
-        more = [n for n in (*verbs.MODEL_READS, "prompt", "entry", *verbs.OF_EPISODES) if n in batch.sources and n not in reads]
-        inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
+        more = [
+            n
+            for n in (*verbs.MODEL_READS, "prompt", "entry", *verbs.OF_EPISODES)
+            if n in batch.sources and n not in reads
+        ]
+        inputs = self.inputs(
+            batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None
+        )
         timeout = verbs.DEADLINES["reward"]
-        node = self.add(Op.REWARD, role, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=timeout, place=place)
+        node = self.add(
+            Op.REWARD,
+            role,
+            batch.axis,
+            inputs=inputs,
+            outputs=outputs,
+            role=role,
+            timeout=timeout,
+            place=place,
+        )
         return self.symbols(node)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
@@ -365,37 +531,70 @@ class Tracer:
         if wrong := rules.no_losses(loss):
             return self.report(rules.not_a_loss(what, wrong[0], place))
         specified = specification(loss)
-        settings = self._call_settings(what, {name: value for name, value in settings.items() if name in specified}, _defaults(specified),
-                                lambda name: False).values | {name: value for name, value in settings.items() if name not in specified}
+        settings = self._call_settings(
+            what,
+            {name: value for name, value in settings.items() if name in specified},
+            _defaults(specified),
+            lambda name: False,
+        ).values | {name: value for name, value in settings.items() if name not in specified}
         if isinstance(loss, tuple | list):
             loss, problems = joined(what, loss, settings, place)
             self.report(*problems)
-        bound = self._bound(what, specified, {name: value for name, value in settings.items() if name in specified}, place)
+        bound = self._bound(
+            what, specified, {name: value for name, value in settings.items() if name in specified}, place
+        )
         if isinstance(loss, JointLoss):
-            bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
+            bound |= {
+                "losses": tuple(part.name for part in loss.losses),
+                "scale": loss.scale,
+                "where": loss.where,
+            }
         rest = {name: value for name, value in settings.items() if name not in specified}
-        own, edges = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
-        own = {name: value for name, value in own.items() if name not in specified}  # what the update takes for itself no loss gets
+        own, edges = self._settings(
+            f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified)
+        )
+        # what the update takes for itself no loss gets
+        own = {name: value for name, value in own.items() if name not in specified}
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
-        inputs += tuple(
-            item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
-            if item.parameter not in {known.parameter for known in inputs}
-        ) + edges
+        inputs += (
+            tuple(
+                item
+                for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
+                if item.parameter not in {known.parameter for known in inputs}
+            )
+            + edges
+        )
         levels = {name: kind.level if kind else None for name, kind in batch.columns.items()}
-        self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place), *rules.torn_groups(loss, levels, what, place))
-        node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings=UpdateOptions(**bound, own=_shown(own)),
-                        role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
-                        definition=loss.place)
+        self.report(
+            *rules.update_rules(loss, self.recorded.axes[batch.axis], what, place),
+            *rules.torn_groups(loss, levels, what, place),
+        )
+        node = self.add(
+            Op.UPDATE,
+            what,
+            batch.axis,
+            inputs=inputs,
+            settings=UpdateOptions(**bound, own=_shown(own)),
+            role=role,
+            rows=loss.rows,
+            digest=loss.digest,
+            timeout=verbs.DEADLINES["update"],
+            pure=False,
+            place=place,
+            definition=loss.place,
+        )
         self.functions[node.name], self.bound[node.name] = loss, own
 
-    # -- merging -------------------------------------------------------------------------------------------------------------
+    # -- merging
+    # --------------------------------------------------------------------------------------------------------
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
         """The batch with columns under new names."""
         renamed = {}
         for old, new in names.items():
             source, table = self.find(batch, old, "rename"), standard_kind(new)
-            if source and new in rules.OF_THE_DATA and source.column.name != new:  # a prompt that gets its own name back is the data's
+            # a prompt that gets its own name back is the data's
+            if source and new in rules.OF_THE_DATA and source.column.name != new:
                 self.report(rules.gives_prompt("rename", new, call_place(), None))
                 continue
             if source and new in rules.OF_THE_RUN:
@@ -410,10 +609,14 @@ class Tracer:
         self._replace(rest, renamed, call_place())
         return batch._with(rest | renamed)
 
-    def _replace(self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None) -> None:
+    def _replace(
+        self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None
+    ) -> None:
         """Note which columns give way to others of their name."""
         columns = {name: sources[name].column for name in by if name in sources}
-        self.recorded.replaced += [(column, place) for name, column in columns.items() if column != by[name].column]
+        self.recorded.replaced += [
+            (column, place) for name, column in columns.items() if column != by[name].column
+        ]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
         """The batch with the columns of another whose rows are the same or related."""
@@ -428,39 +631,75 @@ class Tracer:
         return batch._with(batch.sources | self._coming_up(batch.axis, other))
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
-        """Columns as rows of ``axis`` read them: those of rows that were asked for single tokens as values per token."""
-        return {name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
-                if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS else source
-                for name, source in other.sources.items()}  # fmt: skip
+        """Columns as rows of ``axis`` read them: those of rows that were asked for single tokens as values
+        per token."""
+        return {
+            name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
+            if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS
+            else source
+            for name, source in other.sources.items()
+        }
 
     def _way(self, axis: int, other: SymbolicBatch, kind: Kind | None) -> Merge:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
-        """The problems of merging columns of rows that are others, or that do not have one value for each row."""
-        ways = {name: self._way(axis, other, source.kind) for name, source in other.sources.items() if not _is_scalar(source.kind)}
-        tokens = [name for name, source in other.sources.items() if source.kind and source.kind.level is Level.TOKEN]
+        """The problems of merging columns of rows that are others, or that do not have one value for each
+        row."""
+        ways = {
+            name: self._way(axis, other, source.kind)
+            for name, source in other.sources.items()
+            if not _is_scalar(source.kind)
+        }
+        tokens = [
+            name for name, source in other.sources.items() if source.kind and source.kind.level is Level.TOKEN
+        ]
         if Merge.NEVER in ways.values() or (tokens and Merge.WHOLE not in ways.values()):
             return [rules.other_rows(other.sources, tokens, place)]
-        some = {name: other.sources[name].kind for name, way in ways.items() if way in (Merge.SOME, Merge.TOKENS)}
-        return [rules.lacking_rows(name, kind, place) for name, kind in some.items() if kind and kind.family != "float"]
+        some = {
+            name: other.sources[name].kind for name, way in ways.items() if way in (Merge.SOME, Merge.TOKENS)
+        }
+        return [
+            rules.lacking_rows(name, kind, place)
+            for name, kind in some.items()
+            if kind and kind.family != "float"
+        ]
 
-    # -- rows of rows --------------------------------------------------------------------------------------------------------
+    # -- rows of rows
+    # --------------------------------------------------------------------------------------------------------
 
     def ask(self, batch: Any, column: str, way: AskWay) -> SymbolicBatch:
         """Record an `ask`."""
         place = call_place()
         batch = self.mine(batch, "ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
-        inputs = [Input("until" if way == "until" else "text", item.column)
-                 for item in self.inputs(batch, [ColumnParameter(column, kind, False)], "ask", None)]  # fmt: skip
-        inputs += self._model_inputs(batch, "ask", ("prefix_length",) if way == "until" else ()) if way != "text" else ()
+        inputs = [
+            Input("until" if way == "until" else "text", item.column)
+            for item in self.inputs(batch, [ColumnParameter(column, kind, False)], "ask", None)
+        ]
+        inputs += (
+            self._model_inputs(batch, "ask", ("prefix_length",) if way == "until" else ())
+            if way != "text"
+            else ()
+        )
         by_token = way == "until" and kind.level is Level.TOKEN
         makes = self.axis(RowAxis(batch.axis, 0 if by_token else 1, step="cut" if by_token else "asked"))
         outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
-        node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(inputs), outputs=outputs,
-                        settings=AskOptions(self._sampler(batch) if way != "text" else ()), makes=makes, place=place)
-        along = {name: source for name, source in batch.sources.items() if way == "until" and name in ("prompt", MODEL_PROMPT)}
+        node = self.add(
+            Op.ASK,
+            "ask",
+            batch.axis,
+            inputs=tuple(inputs),
+            outputs=outputs,
+            settings=AskOptions(self._sampler(batch) if way != "text" else ()),
+            makes=makes,
+            place=place,
+        )
+        along = {
+            name: source
+            for name, source in batch.sources.items()
+            if way == "until" and name in ("prompt", MODEL_PROMPT)
+        }
         return self.batch(makes, asked_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
@@ -471,7 +710,10 @@ class Tracer:
 
     def _asked_by(self, role: str, axis: int) -> None:
         """Note with the rows that were asked which role samples from them: they are encoded for it."""
-        nearest = next((step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"), None)
+        nearest = next(
+            (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
+            None,
+        )
         for number, node in enumerate(self.recorded.nodes):
             if nearest is not None and node.makes == nearest:
                 roles = tuple(dict.fromkeys((*node.options(AskOptions).roles, role)))
@@ -488,14 +730,25 @@ class Tracer:
         flag = batch.columns.get(column)
         whole = flag is not None and flag.level is Level.GROUP and not settings.count
         makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
-        self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in inputs), settings=settings, makes=makes,
-                 place=place)
+        self.add(
+            Op.CHOOSE,
+            "choose",
+            batch.axis,
+            inputs=tuple(Input("by", item.column) for item in inputs),
+            settings=settings,
+            makes=makes,
+            place=place,
+        )
         return self.batch(makes, batch.sources)
 
     def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
         """Record a `concat`."""
         place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
-        names = [name for name in parts[0].sources if name != "group" and all(name in part.sources for part in parts)]
+        names = [
+            name
+            for name in parts[0].sources
+            if name != "group" and all(name in part.sources for part in parts)
+        ]
         shared = {name: parts[0].sources[name] for name in names if _is_scalar(parts[0].sources[name].kind)}
         names = [name for name in names if name not in shared]
         kinds = {name: [part.sources[name].kind for part in parts] for name in names}
@@ -505,18 +758,33 @@ class Tracer:
         makes = self.axis(RowAxis(None, 0, grouped, "joined", tuple(part.axis for part in parts)))
         outputs = [Output(name, _per_row(parts[0].sources[name].kind), name) for name in names]
         outputs += [Output("group", standard_kind("group"), "group")] if grouped else []
-        inputs = tuple(Input(f"{i}.{name}", part.sources[name].column) for i, part in enumerate(parts) for name in names)
-        node = self.add(Op.CONCAT, "concat", parts[0].axis, inputs=inputs, outputs=tuple(outputs), makes=makes, place=place)
+        inputs = tuple(
+            Input(f"{i}.{name}", part.sources[name].column) for i, part in enumerate(parts) for name in names
+        )
+        node = self.add(
+            Op.CONCAT,
+            "concat",
+            parts[0].axis,
+            inputs=inputs,
+            outputs=tuple(outputs),
+            makes=makes,
+            place=place,
+        )
         return self.batch(makes, shared | self.symbols(node).sources)
 
-    # -- repetition ----------------------------------------------------------------------------------------------------------
+    # -- repetition
+    # --------------------------------------------------------------------------------------------------------
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
         """Record a `repeat` with the graph of its body."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
-        columns = [n for n, source in prompts.sources.items() if self.recorded.nodes[source.column.node].op is not Op.DATA]
+        columns = [
+            n
+            for n, source in prompts.sources.items()
+            if self.recorded.nodes[source.column.node].op is not Op.DATA
+        ]
         if columns or prompts.axis != 0:
             self.report(rules.repeat_prompts(columns, place))
         name, call = getattr(body, "__name__", "body"), self.calls
@@ -528,17 +796,37 @@ class Tracer:
             chosen = rules.chosen_prompts(self.recorded.axes, result.axis)
             if "keep" not in result.sources and not chosen:
                 self.report(rules.no_keep(name, list(result.sources), place, definition_place(body)))
-            graph = Graph(name, tuple(self.recorded.nodes), tuple(self.recorded.axes),
-                          results=tuple(Input(n, source.column) for n, source in result.sources.items()), rows=result.axis)
+            graph = Graph(
+                name,
+                tuple(self.recorded.nodes),
+                tuple(self.recorded.axes),
+                results=tuple(Input(n, source.column) for n, source in result.sources.items()),
+                rows=result.axis,
+            )
             kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
             self.report(*rules.body_rows(self.recorded.axes, result.axis, place))
-        self.report(*rules.body_rules(graph, place), *rules.replaced_unread(graph, replaced), *rules.never_read(graph, self.functions))
+        self.report(
+            *rules.body_rules(graph, place),
+            *rules.replaced_unread(graph, replaced),
+            *rules.never_read(graph, self.functions),
+        )
         inputs = tuple(Input(n, source.column) for n, source in (prompts.sources | self.state).items())
         makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
         outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
-        node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=RepeatOptions(**bound),
-                        makes=makes, body=graph, digest=digest(body), timeout=float("inf"), place=place,
-                        definition=definition_place(body))
+        node = self.add(
+            Op.REPEAT,
+            f"repeat.{name}",
+            prompts.axis,
+            inputs=inputs,
+            outputs=outputs,
+            settings=RepeatOptions(**bound),
+            makes=makes,
+            body=graph,
+            digest=digest(body),
+            timeout=float("inf"),
+            place=place,
+            definition=definition_place(body),
+        )
         self.recorded.nodes[-1] = node = replace(node, call=call)
         return self.symbols(node)
 
@@ -582,15 +870,20 @@ LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", MODEL_PROMPT, *
 
 
 ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
-    "text": rules.OF_THE_DATA, "after": rules.OF_THE_DATA, "until": ("prompt_tokens", "prefix_length"),
+    "text": rules.OF_THE_DATA,
+    "after": rules.OF_THE_DATA,
+    "until": ("prompt_tokens", "prefix_length"),
 }
 
 
 def asked_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
     """The columns that asked rows take along: those with one value per row."""
     along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
-    return {name: ColumnSource(source.column, _per_row(source.kind)) for name, source in along.items()
-            if source.kind is None or source.kind.level not in (Level.TOKEN, Level.PROMPT)}  # fmt: skip
+    return {
+        name: ColumnSource(source.column, _per_row(source.kind))
+        for name, source in along.items()
+        if source.kind is None or source.kind.level not in (Level.TOKEN, Level.PROMPT)
+    }
 
 
 def _per_row(kind: Kind | None) -> Kind | None:

@@ -1,4 +1,5 @@
-"""How rows that are asked become prompts: by the tokenizer and the chat template of the role that samples from them."""
+"""How rows that are asked become prompts: by the tokenizer and the chat template of the role that samples
+from them."""
 
 from __future__ import annotations
 
@@ -25,12 +26,25 @@ from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Asked, Asking
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.jinja", "tokenizer_config.json")  # what decides token ids
+# what decides token ids
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "chat_template.jinja",
+    "tokenizer_config.json",
+)
 
 
-def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[str, EnvironmentSpec] = MappingProxyType({})) -> Asking:
-    """Prompts are worded as those of the data are, but for a template around them; roles are told of the tools of their environments.
-    Raises PlanError where roles of different tokenizers sample from the same asked rows."""
+def asking(
+    graph: Graph,
+    roles: Roles,
+    config: RunConfig,
+    environments: Mapping[str, EnvironmentSpec] = MappingProxyType({}),
+) -> Asking:
+    """Prompts are worded as those of the data are, but for a template around them; roles are told of the
+    tools of their environments. Raises PlanError where roles of different tokenizers sample from the same
+    asked rows."""
     environment = by_role(environments, graph)
     tools = {role: spec for role, spec in environment.items() if spec.tools}
     folders = {name: role.folder for name, role in roles.items()}
@@ -48,7 +62,10 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
         return telling, Wording(chats, str(system) if chats and system is not None else None)
 
     def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
-        folder = next((own for name in names if (own := folders.get(name)) is not None), Path(default) if default else None)
+        folder = next(
+            (own for name in names if (own := folders.get(name)) is not None),
+            Path(default) if default else None,
+        )
         return encoder(folder, next((name for name in names if name in tools), ""))
 
     def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
@@ -56,15 +73,23 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
         _refuse_messages(tokenizer, names, texts)
         return tokenizer.asked(texts, wording)
 
-    def follow(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+    def follow(
+        names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
         tokenizer, wording = of(names)
         _refuse_messages(tokenizer, names, texts)
         return tokenizer.following(texts, sampled, wording)
 
-    def speak(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+    def speak(
+        names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
         tokenizer, wording = of(names)
         _refuse_messages(tokenizer, names, texts)
-        allowed = any(spec.bounds.control_tokens == "allow" for name in names if (spec := environment.get(name)) is not None)
+        allowed = any(
+            spec.bounds.control_tokens == "allow"
+            for name in names
+            if (spec := environment.get(name)) is not None
+        )
         return tokenizer.following(texts, sampled, replace(wording, chat=False), allowed)
 
     def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
@@ -83,18 +108,26 @@ def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence
     """Raises PlanError for messages where the tokenizer has no chat template."""
     messages = next((text for text in texts if not isinstance(text, str)), None)
     if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
-        raise PlanError.of("asked-chat", f"what is asked are messages, and the tokenizer of {tokenizer.folder} has no chat template",
-                           found=repr(messages)[:80], expected=f"a chat template for {listed(names)}",
-                           remedy="name an instruct model, whose tokenizer has one, or have the stage give text")
+        raise PlanError.of(
+            "asked-chat",
+            f"what is asked are messages, and the tokenizer of {tokenizer.folder} has no chat template",
+            found=repr(messages)[:80],
+            expected=f"a chat template for {listed(names)}",
+            remedy="name an instruct model, whose tokenizer has one, or have the stage give text",
+        )
 
 
 def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:
     """Raises PlanError where the tokenizers of roles are not the same files."""
     known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
     if len(set(known.values())) > 1:
-        raise PlanError.of("asked-tokenizers", "roles of different tokenizers sample from the same asked rows",
-                           found=listed(f"{name}: {folders[name]}" for name in known), expected="one tokenizer",
-                           remedy="ask once for each role: ask(batch, column) before each generate")
+        raise PlanError.of(
+            "asked-tokenizers",
+            "roles of different tokenizers sample from the same asked rows",
+            found=listed(f"{name}: {folders[name]}" for name in known),
+            expected="one tokenizer",
+            remedy="ask once for each role: ask(batch, column) before each generate",
+        )
 
 
 def _digest(folder: Path) -> str:

@@ -23,14 +23,15 @@ def backend(name: str) -> Any:
 
 
 def keep_whole_products(device: str, dtype: str) -> None:
-    """Products of float32 stay float32 on a GPU, where TF32 would keep ten bits of each factor, whatever the environment or a library has
-    said before."""
+    """Products of float32 stay float32 on a GPU, where TF32 would keep ten bits of each factor, whatever the
+    environment or a library has said before."""
     if device == "cuda" and dtype == "float32":
         torch.set_float32_matmul_precision("highest")
 
 
 def numbers(dtype: str) -> torch.dtype:
-    """The dtype of what a run computes beside its models, such as scores: float64 in a float64 run, else float32."""
+    """The dtype of what a run computes beside its models, such as scores: float64 in a float64 run, else
+    float32."""
     return torch.float64 if dtype == "float64" else torch.float32
 
 
@@ -39,8 +40,13 @@ def device_of(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise PlanError.of("device", "there is no usable GPU", found="torch.cuda.is_available() is False", expected="--device cpu or auto",
-                           remedy="--device cpu")
+        raise PlanError.of(
+            "device",
+            "there is no usable GPU",
+            found="torch.cuda.is_available() is False",
+            expected="--device cpu or auto",
+            remedy="--device cpu",
+        )
     return name
 
 

@@ -1,4 +1,5 @@
-"""Environments bound to roles: which environment answers which role's turns, and the processes in which they run."""
+"""Environments bound to roles: which environment answers which role's turns, and the processes in which they
+run."""
 
 from __future__ import annotations
 
@@ -21,22 +22,28 @@ Specs = Mapping[str, EnvironmentSpec]  # by role; by an empty name that of which
 
 
 def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, EnvironmentSpec]:
-    """Read the environments that ``--env`` and ``--ROLE.env`` name. named: as ``RunConfig.environments``. Raises PlanError for one that is
-    not there, and for settings of none."""
+    """Read the environments that ``--env`` and ``--ROLE.env`` name. named: as ``RunConfig.environments``.
+    Raises PlanError for one that is not there, and for settings of none."""
     specs = {}
     for role, values in named.items():
         flag = f"{role}.env" if role else "env"
         settings = {name: value for name, value in values.items() if name}
         written = values.get("")
         if written is None:
-            raise PlanError.of("env-unknown", f"--{flag}.{next(iter(settings))} is a setting of an environment, and there is none",
-                               found=f"no --{flag}", expected=f"--{flag} FILE.py:Class", remedy=f"--{flag} FILE.py:Class, or leave it out")
+            raise PlanError.of(
+                "env-unknown",
+                f"--{flag}.{next(iter(settings))} is a setting of an environment, and there is none",
+                found=f"no --{flag}",
+                expected=f"--{flag} FILE.py:Class",
+                remedy=f"--{flag} FILE.py:Class, or leave it out",
+            )
         specs[role] = parse_environment(str(written), settings, flag)
     return specs
 
 
 def default_rewards(named: tuple[str, ...], specs: Specs) -> tuple[str, ...]:
-    """The rewards that are named; where none are, what the environment gives, if it gives any, else the data's own scorer."""
+    """The rewards that are named; where none are, what the environment gives, if it gives any, else the
+    data's own scorer."""
     return named or (("env",) if any(spec.source.scores for spec in specs.values()) else ("task",))
 
 
@@ -50,24 +57,36 @@ def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
 
 def sampling_roles(graph: Graph) -> list[str]:
     """The roles that sample, in the order in which they do first."""
-    return list(dict.fromkeys(node.role for node in used_nodes(graph) if node.op is Op.GENERATE and node.role))
+    return list(
+        dict.fromkeys(node.role for node in used_nodes(graph) if node.op is Op.GENERATE and node.role)
+    )
 
 
 def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
     """Role → its environment, for roles that sample."""
-    return {role: spec for role in sampling_roles(graph) if (spec := specs.get(role) or specs.get("")) is not None}
+    return {
+        role: spec for role in sampling_roles(graph) if (spec := specs.get(role) or specs.get("")) is not None
+    }
 
 
 class Environments:
-    """The environments of a run's roles, each with processes of its own, which start with their first episodes."""
+    """The environments of a run's roles, each with processes of its own, which start with their first
+    episodes."""
 
     def __init__(self, specs: Specs, graph: Graph, options: Options) -> None:
-        allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
-        self.pools = {role: EnvironmentPool(spec, allowed, clock=outages.clock) for role, spec in by_role(specs, graph).items()}
+        allowed = Confinement(
+            options.reward_env, options.reward_write, options.reward_network, options.reward_memory
+        )
+        self.pools = {
+            role: EnvironmentPool(spec, allowed, clock=outages.clock)
+            for role, spec in by_role(specs, graph).items()
+        }
 
     def reasons(self) -> dict[Cause, str]:
         """The first message of each cause for which episodes failed."""
-        return {Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()}
+        return {
+            Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()
+        }
 
     def heard_by(self, hear: Hear) -> None:
         """Hand on what processes of environments print from now on, from several threads."""
@@ -85,10 +104,17 @@ class Environments:
 
 
 def single_rank(specs: Specs, graph: Graph, tensor: Mapping[str, int]) -> None:
-    """Raises PlanError where several ranks sample the same rows: each would have an environment of its own, which could answer otherwise.
+    """Raises PlanError where several ranks sample the same rows: each would have an environment of its own,
+    which could answer otherwise.
     tensor: role → ranks of its generator that compute together."""
     for role, spec in by_role(specs, graph).items():
         if tensor.get(role, 1) > 1:
-            raise PlanError.of("env-ranks", f"the generator of '{role}' shares its rows among {tensor[role]} ranks, and has an environment",
-                               place=spec.place, found=f"tensor_parallel = {tensor[role]}", expected="1",
-                               remedy=f"--{role}.generator.tensor-parallel 1")
+            raise PlanError.of(
+                "env-ranks",
+                f"the generator of '{role}' shares its rows among {tensor[role]} ranks, and has an "
+                "environment",
+                place=spec.place,
+                found=f"tensor_parallel = {tensor[role]}",
+                expected="1",
+                remedy=f"--{role}.generator.tensor-parallel 1",
+            )

@@ -1,4 +1,5 @@
-"""The further held-out sets of a run, ``--eval NAME=FILE``: whole files, folders or tasks, opened as data are."""
+"""The further held-out sets of a run, ``--eval NAME=FILE``: whole files, folders or tasks, opened as data
+are."""
 
 from __future__ import annotations
 
@@ -22,48 +23,76 @@ FIGURES = ("sampled", "greedy", "score")  # names of metrics beside those of the
 
 
 def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
-    """Name → file, folder or task of each set. Raises PlanError for a set without a name of its own, or with a weight. ``roles``: names of
-    the flow's roles, by which metrics may be called too."""
+    """Name → file, folder or task of each set. Raises PlanError for a set without a name of its own, or with
+    a weight. ``roles``: names of the flow's roles, by which metrics may be called too."""
     reserved = [*(source.name for source in parse_sources(options.data)), *FIGURES, *roles]
     paths: dict[str, str] = {}
     for written in options.eval:
         parts, source = SET.fullmatch(written), parse_source(written)
         if parts is None:
-            raise PlanError.of("eval-name", "a held-out set has no name", found=f"--eval {written}", expected="--eval NAME=FILE",
-                               remedy=f"--eval {Path(written).stem or 'NAME'}={written}")
+            raise PlanError.of(
+                "eval-name",
+                "a held-out set has no name",
+                found=f"--eval {written}",
+                expected="--eval NAME=FILE",
+                remedy=f"--eval {Path(written).stem or 'NAME'}={written}",
+            )
         name = parts[1]
         if name in (*reserved, *paths):
-            raise PlanError.of("eval-name", f"the name '{name}' of a held-out set is taken", found=f"--eval {written}",
-                               expected="a name that no other set, no source of data and no role has",
-                               remedy=f"--eval {name}_test={parts[2]}")
+            raise PlanError.of(
+                "eval-name",
+                f"the name '{name}' of a held-out set is taken",
+                found=f"--eval {written}",
+                expected="a name that no other set, no source of data and no role has",
+                remedy=f"--eval {name}_test={parts[2]}",
+            )
         if source.weight is not None:
-            raise PlanError.of("eval-weight", f"the held-out set '{name}' has a weight", found=f"--eval {written}",
-                               expected="a whole file, without a weight", remedy=f"--eval {name}={source.path}")
+            raise PlanError.of(
+                "eval-weight",
+                f"the held-out set '{name}' has a weight",
+                found=f"--eval {written}",
+                expected="a whole file, without a weight",
+                remedy=f"--eval {name}={source.path}",
+            )
         paths[name] = parts[2]
     return paths
 
 
 def open_sets(
-    options: Options, values: Mapping[str, Any], tokenizer: str | None, wanted: Callable[[str], Wanted], roles: Collection[str] = (),
+    options: Options,
+    values: Mapping[str, Any],
+    tokenizer: str | None,
+    wanted: Callable[[str], Wanted],
+    roles: Collection[str] = (),
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> dict[str, Dataset]:
-    """The sets by name. ``values``: of ``--data.NAME``; ``tokenizer``: the folder whose tokenizer encodes them; ``wanted``: set → fields
-    that what judges it may ask for; ``telling``: as of ``open_data``. Raises PlanError for one that cannot be read, or that has no
-    records."""
+    """The sets by name. ``values``: of ``--data.NAME``; ``tokenizer``: the folder whose tokenizer encodes
+    them; ``wanted``: set → fields that what judges it may ask for; ``telling``: as of ``open_data``. Raises
+    PlanError for one that cannot be read, or that has no records."""
     paths = set_paths(options, roles)
     names = [*(source.name for source in parse_sources(options.data)), *paths]
     sets: dict[str, Dataset] = {}
     for name, path in paths.items():
         asked = wanted(name)
         settings: dict[str, Any] = data_settings(own_settings(_of_files(values), name, names), (), asked)
-        opened = open_data(path, tokenizer=tokenizer, wanted=asked, bad=options.bad_records, telling=telling, **settings)
+        opened = open_data(
+            path, tokenizer=tokenizer, wanted=asked, bad=options.bad_records, telling=telling, **settings
+        )
         sets[name] = replace(opened, numbered=True)
     for name, data in sets.items():
         if not len(data):
-            raise PlanError.of("data-empty", f"the held-out set '{name}' has no records", found=data.name, expected="one record or more")
+            raise PlanError.of(
+                "data-empty",
+                f"the held-out set '{name}' has no records",
+                found=data.name,
+                expected="one record or more",
+            )
     return sets
 
 
 def _of_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are written for one set, and of those for all what any file may have: parameters of a task are the task's."""
-    return {key: value for key, value in values.items() if "." in key or key in (*SHARED, *FIELDS, "max_prompt")}
+    """The settings that are written for one set, and of those for all what any file may have: parameters of a
+    task are the task's."""
+    return {
+        key: value for key, value in values.items() if "." in key or key in (*SHARED, *FIELDS, "max_prompt")
+    }

@@ -1,4 +1,5 @@
-"""Judges of answers to held-out prompts: one reward, which gives the answer within a response beside its score where it can."""
+"""Judges of answers to held-out prompts: one reward, which gives the answer within a response beside its
+score where it can."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class HeldOutJudge:
     """Judges answers in processes of the driver: what was said last under an environment."""
 
     dtype: torch.dtype
-    # by source of data, or one with an empty name; none where the environment itself says whether an episode was right
+    # by source of data, or one with an empty name; none where the environment itself says whether an episode
+    # was right
     rewards: Mapping[str, Reward]
 
     @staticmethod
@@ -43,19 +45,28 @@ class HeldOutJudge:
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 
     def __call__(self, batch: Batch) -> Judgement:
-        """Judge rows with the columns of their prompts and of their completions. An episode that failed has no score."""
+        """Judge rows with the columns of their prompts and of their completions. An episode that failed has
+        no score."""
         if "said" not in batch:
             return self._judged(batch)
         if not self.rewards:
             return Judgement(torch.as_tensor(batch["episode_score"]).to(self.dtype), (None,) * len(batch))
-        judgement = self._judged(batch.drop("completion", *OF_EPISODES) | batch.select("said").rename(said="completion"))
+        judgement = self._judged(
+            batch.drop("completion", *OF_EPISODES) | batch.select("said").rename(said="completion")
+        )
         failed = torch.tensor([bool(cause) for cause in batch["failed"]])
         return Judgement(judgement.scores.masked_fill(failed, torch.nan), judgement.extracted)
 
     def _judged(self, batch: Batch) -> Judgement:
         sources = batch[SOURCE] if "" not in self.rewards else [""] * len(batch)
-        rows = {source: [row for row, name in enumerate(sources) if name == source] for source in dict.fromkeys(sources)}
-        asked = {source: submit_all([self.rewards[source]], batch.rows(index)) for source, index in rows.items()}  # all at once
+        rows = {
+            source: [row for row, name in enumerate(sources) if name == source]
+            for source in dict.fromkeys(sources)
+        }
+        # all at once
+        asked = {
+            source: submit_all([self.rewards[source]], batch.rows(index)) for source, index in rows.items()
+        }
         scores = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         extracted: list[str | None] = [None] * len(batch)
         for source, index in rows.items():
@@ -72,7 +83,9 @@ def _extracting(reward: Reward) -> Reward:
     scorer = reward.scorer
     if scorer.kind not in BUILT_IN:
         return reward
-    return dataclasses.replace(reward, scorer=dataclasses.replace(scorer, settings={**scorer.settings, "extract": True}))
+    return dataclasses.replace(
+        reward, scorer=dataclasses.replace(scorer, settings={**scorer.settings, "extract": True})
+    )
 
 
 def check_judge(reward: Reward, name: str, data: Judged) -> None:
@@ -80,14 +93,22 @@ def check_judge(reward: Reward, name: str, data: Judged) -> None:
     there = [*data.columns, *SAMPLED]
     for column in reward.reads:
         if column not in there and field_column(column) not in there:
-            raise PlanError.of("eval-column", f"the reward '{reward.name}' reads '{column}', which the held-out set '{name}' has not",
-                               found=listed(data.columns), expected=f"a field '{column}' in '{name}'", nearest=nearest(column, there),
-                               remedy=f"map it: --data.{name}.{column} FIELD, or name another judge: --reward REWARD@{name}")
+            raise PlanError.of(
+                "eval-column",
+                f"the reward '{reward.name}' reads '{column}', which the held-out set '{name}' has not",
+                found=listed(data.columns),
+                expected=f"a field '{column}' in '{name}'",
+                nearest=nearest(column, there),
+                remedy=f"map it: --data.{name}.{column} FIELD, or name another judge: --reward REWARD@{name}",
+            )
 
 
 def no_judge(name: str, rewards: tuple[RewardSpec, ...]) -> PlanError:
     """The error that nothing says whether an answer to a prompt of the held-out set ``name`` is right."""
-    return PlanError.of("eval-reward", f"nothing judges the held-out set '{name}'",
-                        found=f"no answer in its records, and the rewards {listed(reward.name for reward in rewards)}",
-                        expected="a field with the right answer, or a reward that is a function or a server",
-                        remedy=f"--data.{name}.answer FIELD, or --reward REWARD@{name}")
+    return PlanError.of(
+        "eval-reward",
+        f"nothing judges the held-out set '{name}'",
+        found=f"no answer in its records, and the rewards {listed(reward.name for reward in rewards)}",
+        expected="a field with the right answer, or a reward that is a function or a server",
+        remedy=f"--data.{name}.answer FIELD, or --reward REWARD@{name}",
+    )

@@ -14,7 +14,8 @@ from rlflow.execution.engine import Model
 from rlflow.training.protocols import Head, ModelSpec, SharesWeights, Trainer
 
 Placed = Callable[[BoundRole], Halves]
-LoadedModels = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
+# what is done with a role's half, trainer or generator, as soon as it is there
+LoadedModels = Callable[[str, str, Any], None]
 
 
 def needed(role: BoundRole) -> Halves:
@@ -27,38 +28,69 @@ def nothing(role: str, half: str, model: Any) -> None:
 
 
 def make_models(
-    roles: Iterable[BoundRole], options: Options, device: str, updates: Mapping[str, int], placed: Placed = needed,
-    loaded: LoadedModels = nothing, group: Any = None,
+    roles: Iterable[BoundRole],
+    options: Options,
+    device: str,
+    updates: Mapping[str, int],
+    placed: Placed = needed,
+    loaded: LoadedModels = nothing,
+    group: Any = None,
 ) -> dict[str, Model]:
-    """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``: optimizer steps of each role over
-    the run; ``group``: as in ``ModelSpec``."""
+    """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``:
+    optimizer steps of each role over the run; ``group``: as in ``ModelSpec``."""
     keep_whole_products(device, options.dtype)
     models = {}
     for role in roles:
         use = role.use
-        spec = ModelSpec(role.folder, cast(Head, use.head), use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),
-                         options.longest_row, group, ends(role))
+        spec = ModelSpec(
+            role.folder,
+            cast(Head, use.head),
+            use.trained,
+            device,
+            options.dtype,
+            options.seed,
+            updates.get(use.name, 0),
+            options.longest_row,
+            group,
+            ends(role),
+        )
         model = models[use.name] = Model()
         for half, wanted in zip(role.halves, placed(role), strict=True):
             if wanted:
                 setattr(model, half.half, half.kind(spec, half.settings))
                 loaded(use.name, half.half, getattr(model, half.half))
-        if model.trainer is not None and isinstance(model.generator, SharesWeights) and shares_weights(role, options):
+        if (
+            model.trainer is not None
+            and isinstance(model.generator, SharesWeights)
+            and shares_weights(role, options)
+        ):
             model.generator.share(model.trainer.weights())
     return models
 
 
 def ends(role: BoundRole) -> tuple[int, ...]:
-    """The tokens at which a role's rows end; () where it samples none, and where its backend needs no model."""
+    """The tokens at which a role's rows end; () where it samples none, and where its backend needs no
+    model."""
     samples = role.needs.generator and role.generator.backend != "null"
     return ends_of(role.folder, role.variables).ids if samples and role.folder is not None else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """A trainer of the role's weights in this process alone, whichever ranks train them: by the backend `local`, on the CPU, with those of
-    the role's settings that it has. Its numbers are what several ranks have to agree with. ``updates``: as of ``make_models``."""
+    """A trainer of the role's weights in this process alone, whichever ranks train them: by the backend
+    `local`, on the CPU, with those of the role's settings that it has. Its numbers are what several ranks
+    have to agree with. ``updates``: as of ``make_models``."""
     kind, use = backend("local").Trainer, role.use
-    settings = {name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)}
-    spec = ModelSpec(role.folder, cast(Head, use.head), use.trained, "cpu", options.dtype, options.seed, updates,
-                     longest=options.longest_row)
+    settings = {
+        name: value for name, value in vars(role.trainer.settings).items() if name in fields(kind.Settings)
+    }
+    spec = ModelSpec(
+        role.folder,
+        cast(Head, use.head),
+        use.trained,
+        "cpu",
+        options.dtype,
+        options.seed,
+        updates,
+        longest=options.longest_row,
+    )
     return kind(spec, kind.Settings(**settings))  # type: ignore[no-any-return]

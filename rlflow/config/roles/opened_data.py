@@ -1,4 +1,5 @@
-"""The data of a run: what is named with --data and --data.NAME, divided into training and held-out records."""
+"""The data of a run: what is named with --data and --data.NAME, divided into training and held-out
+records."""
 
 from __future__ import annotations
 
@@ -27,16 +28,24 @@ SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are one for a
 
 
 def open_dataset(
-    flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] = lambda source: NOTHING,
+    flow: Flow,
+    config: RunConfig,
+    wanted: Callable[[str], Wanted] = lambda source: NOTHING,
     telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
-    """The data that are named, several sources as one; with the null backend and none named, made-up records. ``wanted``: source → fields
-    that its rewards may ask for; ``telling``: as of ``open_data``. Raises PlanError."""
+    """The data that are named, several sources as one; with the null backend and none named, made-up records.
+    ``wanted``: source → fields that its rewards may ask for; ``telling``: as of ``open_data``. Raises
+    PlanError."""
     if not config.options.data:
         if config.options.backend == "null":
             return made_up(flow)
-        raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
-                           remedy="--data FILE")
+        raise PlanError.of(
+            "no-data",
+            "there are no data",
+            found="no --data",
+            expected="a file, a folder or a reasoning-gym task",
+            remedy="--data FILE",
+        )
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
     sources = parse_sources(config.options.data)
     names = [*(source.name for source in sources), *evaluation_names(config.options.eval)]
@@ -44,37 +53,61 @@ def open_dataset(
     for source in sources:
         asked = wanted(source.name)
         settings = data_settings(own_settings(config.data, source.name, names), flow.data, asked)
-        parts[source.name] = open_data(source.path, tokenizer=config.tokenizer_folder, columns=columns, wanted=asked,
-                                       bad=config.options.bad_records, telling=telling, **settings)
+        parts[source.name] = open_data(
+            source.path,
+            tokenizer=config.tokenizer_folder,
+            columns=columns,
+            wanted=asked,
+            bad=config.options.bad_records,
+            telling=telling,
+            **settings,
+        )
         holds_responses(flow, parts[source.name], source.path)
     if len(parts) == 1:
         return parts[sources[0].name]
-    return mixed(parts, {source.name: source.weight for source in sources if source.weight is not None})  # all have one, or none has
+    # all have one, or none has
+    return mixed(parts, {source.name: source.weight for source in sources if source.weight is not None})
 
 
 def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
-    """The settings of one source: those of ``--data.SOURCE.NAME`` go before those of ``--data.NAME``, which are for all sources. Raises
-    PlanError for a source that is not there, and for settings that all sources share."""
+    """The settings of one source: those of ``--data.SOURCE.NAME`` go before those of ``--data.NAME``, which
+    are for all sources. Raises PlanError for a source that is not there, and for settings that all sources
+    share."""
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for name, value in values.items():
-        head = next((each for each in sorted(sources, key=len, reverse=True) if name.startswith(f"{each}.")), None)
+        head = next(
+            (each for each in sorted(sources, key=len, reverse=True) if name.startswith(f"{each}.")), None
+        )
         if head is None and "." in name and not name.startswith(f"{TEMPLATE}."):
-            raise PlanError.of("data-setting", f"'--data.{name}' names no source of data", found=name.rpartition(".")[0],
-                               expected=f"one of {listed(sources)}", nearest=nearest(name.rpartition(".")[0], sources))
+            raise PlanError.of(
+                "data-setting",
+                f"'--data.{name}' names no source of data",
+                found=name.rpartition(".")[0],
+                expected=f"one of {listed(sources)}",
+                nearest=nearest(name.rpartition(".")[0], sources),
+            )
         if head is None:
             common[name] = value
         elif (rest := name.removeprefix(f"{head}.")).partition(".")[0] in SHARED:
-            raise PlanError.of("data-setting", f"'{rest}' is the same for all sources", found=f"--data.{name}", expected=f"--data.{rest}",
-                               remedy=f"--data.{rest} {value}, which says it for all sources")
+            raise PlanError.of(
+                "data-setting",
+                f"'{rest}' is the same for all sources",
+                found=f"--data.{name}",
+                expected=f"--data.{rest}",
+                remedy=f"--data.{rest} {value}, which says it for all sources",
+            )
         elif head == source:
             own[rest] = value
     return {**common, **own}
 
 
-def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING) -> dict[str, Any]:
-    """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of the data beside the standard
-    ones. wanted: fields that rewards may ask for. Names that are none of these are parameters of a task."""
+def data_settings(
+    values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING
+) -> dict[str, Any]:
+    """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of
+    the data beside the standard ones. wanted: fields that rewards may ask for. Names that are none of these
+    are parameters of a task."""
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
     task: dict[str, Any] = {}
@@ -96,37 +129,61 @@ def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wa
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
-    """Raises PlanError where the flow learns from responses of the data, and they have none or are of the other shape."""
+    """Raises PlanError where the flow learns from responses of the data, and they have none or are of the
+    other shape."""
     wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
     for name, needed in wanted.items():
         if name in flow.data and name not in data.columns:
-            raise PlanError.of("data-field", f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
-                               found=f"fields read: {listed(data.fields.values())}", expected=f"the fields prompt, {', '.join(needed)}",
-                               remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
+            raise PlanError.of(
+                "data-field",
+                f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
+                found=f"fields read: {listed(data.fields.values())}",
+                expected=f"the fields prompt, {', '.join(needed)}",
+                remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}",
+            )
 
 
 def counted(name: str, value: Any) -> int:
-    """The value of a setting of the data that is a whole number. Raises PlanError for one out of its range."""
+    """The value of a setting of the data that is a whole number. Raises PlanError for one out of its
+    range."""
     try:
         return int(parse(COUNTS[name], value))
     except ValueError as error:
-        raise PlanError.of("setting-range", f"the setting 'data.{name}' does not fit", found=repr(value), expected=str(error),
-                           remedy=f"change --data.{name}") from None
+        raise PlanError.of(
+            "setting-range",
+            f"the setting 'data.{name}' does not fit",
+            found=repr(value),
+            expected=str(error),
+            remedy=f"change --data.{name}",
+        ) from None
 
 
 def true_or_false(value: Any) -> bool:
     """The value of ``--data.chat`` as a bool. Raises PlanError for anything but true and false."""
     if str(value).lower() not in ("true", "false"):
-        raise PlanError.of("flag", "--data.chat is true or false", found=str(value), expected="true or false", remedy="--data.chat true")
+        raise PlanError.of(
+            "flag",
+            "--data.chat is true or false",
+            found=str(value),
+            expected="true or false",
+            remedy="--data.chat true",
+        )
     return str(value).lower() == "true"
 
 
 def made_up(flow: Flow) -> Dataset:
     """Records for the null backend, of the shape that the flow declares."""
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
-    filler = {name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS}
+    filler = {
+        name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS
+    }
     records = [Record(f"question {i}", str(i), responses, filler, number=i) for i in range(4096)]
-    return Dataset("made-up records", records, ByteEncoder(), declared={n: k for n, k in flow.data.items() if n not in FIELDS})
+    return Dataset(
+        "made-up records",
+        records,
+        ByteEncoder(),
+        declared={n: k for n, k in flow.data.items() if n not in FIELDS},
+    )
 
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:

@@ -19,12 +19,14 @@ from rlflow.training import pretrained
 from rlflow.training.pretrained import Boundary
 
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # of the longest row in configurations
-STRETCHED = ("linear", "dynamic", "yarn")  # rotary embeddings that reach by a factor further than the longest row says
+# rotary embeddings that reach by a factor further than the longest row says
+STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """How many tokens of a row the models of a run have room for: of data with responses the whole row, else a prompt and what is
-    sampled after it. ``rewards``: as ``--reward`` names them. Raises PlanError where what is sampled leaves no room for a prompt."""
+    """How many tokens of a row the models of a run have room for: of data with responses the whole row, else
+    a prompt and what is sampled after it. ``rewards``: as ``--reward`` names them. Raises PlanError where
+    what is sampled leaves no room for a prompt."""
     shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
         return Room()
@@ -36,7 +38,11 @@ def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) ->
     prompt = positions - _tokens(sampled)
     if prompt < 1:
         raise _no_room(graph, sampled, of, positions)
-    return Room(prompt, positions if responses else None, f" ({of}, of which {sampled.name} may sample {_tokens(sampled)})")
+    return Room(
+        prompt,
+        positions if responses else None,
+        f" ({of}, of which {sampled.name} may sample {_tokens(sampled)})",
+    )
 
 
 def _tokens(node: Node) -> int:
@@ -45,18 +51,29 @@ def _tokens(node: Node) -> int:
 
 def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:
     tokens = _tokens(node)
-    setting = next((name for name, value in graph.hp if value == tokens and not isinstance(value, bool)), None)
+    setting = next(
+        (name for name, value in graph.hp if value == tokens and not isinstance(value, bool)), None
+    )
     flag = f"--hp.{setting} {positions // 2}" if setting else f"max_tokens={positions // 2} in {node.name}"
-    return PlanError.of("no-room", f"'{node.name}' may sample {tokens} tokens, which leaves no room for a prompt", place=node.place,
-                        found=f"max_tokens={tokens}, {of}", expected=f"fewer than {positions} tokens",
-                        remedy=f"sample fewer, such as {flag}")
+    return PlanError.of(
+        "no-room",
+        f"'{node.name}' may sample {tokens} tokens, which leaves no room for a prompt",
+        place=node.place,
+        found=f"max_tokens={tokens}, {of}",
+        expected=f"fewer than {positions} tokens",
+        remedy=f"sample fewer, such as {flag}",
+    )
 
 
 def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The longest row of each model that has one, and whose it is: of roles, their engines, and reward models of their own folder."""
+    """The longest row of each model that has one, and whose it is: of roles, their engines, and reward models
+    of their own folder."""
     for name, role in roles.items():
         if role.folder is not None and {half.backend for half in role.halves} != {"null"}:
-            limits = {positions_of(role.folder): f"role '{name}'", role.generator.can.longest: f"role '{name}' (max_model_len)"}
+            limits = {
+                positions_of(role.folder): f"role '{name}'",
+                role.generator.can.longest: f"role '{name}' (max_model_len)",
+            }
             yield from ((limit, whose) for limit, whose in limits.items() if limit)
     for spec in map(parse_reward, rewards):
         if spec.kind == "model" and (limit := positions_of(Path(spec.path))):
@@ -66,14 +83,18 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
 def boundaries(folder: Path | None) -> list[Boundary]:
     """The lengths from which on the model of a folder has other rotary frequencies; none for most models."""
     try:
-        return list(pretrained.length_boundaries(pretrained.read_config(folder)).values()) if folder is not None else []
+        return (
+            list(pretrained.length_boundaries(pretrained.read_config(folder)).values())
+            if folder is not None
+            else []
+        )
     except (OSError, ValueError, KeyError, PlanError):
         return []  # said where the model is loaded
 
 
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
-    """Tokens of the longest row, prompt included, that a run can make of its records; 0 where only the run shows it, since a stage writes
-    prompts of its own. ``max_prompt``: the limit of those."""
+    """Tokens of the longest row, prompt included, that a run can make of its records; 0 where only the run
+    shows it, since a stage writes prompts of its own. ``max_prompt``: the limit of those."""
     nodes = list(used_nodes(graph))
     asks = any(node.op is Op.ASK for node in nodes)
     if asks and max_prompt is None:
@@ -81,20 +102,23 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
     known = [data.longest() for data in datasets]
     prompt = max((max_prompt or 0) if asks else 0, *(own for own, _ in known))
     row = max(row for _, row in known)
-    sampled = max((_tokens(node) for node in nodes if node.op is Op.GENERATE), default=row - prompt + 1)  # of an evaluation of such a flow
+    # of an evaluation of such a flow
+    sampled = max((_tokens(node) for node in nodes if node.op is Op.GENERATE), default=row - prompt + 1)
     return max(row, prompt + sampled)
 
 
 def positions_of(folder: Path) -> int | None:
     """The longest row that a model was made for, None where its configuration names none."""
-    config = pretrained.read_object(folder / pretrained.CONFIG)  # a damaged one is told where the model is loaded
+    # a damaged one is told where the model is loaded
+    config = pretrained.read_object(folder / pretrained.CONFIG)
     text = own if isinstance(own := config.get("text_config"), dict) and own else config
     longest = next((text[name] for name in NAMES if isinstance(text.get(name), int) and text[name] > 0), None)
     return None if longest is None else max(longest, _stretched(text, longest))
 
 
 def _stretched(config: Mapping[str, Any], longest: int) -> int:
-    """How far rotary embeddings reach that were scaled after training: a configuration may still name the length before."""
+    """How far rotary embeddings reach that were scaled after training: a configuration may still name the
+    length before."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in STRETCHED:
         return longest

@@ -1,4 +1,5 @@
-"""What the model folders of a flow say of replies and of turns after them, judged by their files before anything is loaded."""
+"""What the model folders of a flow say of replies and of turns after them, judged by their files before
+anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,13 +23,19 @@ Folders = Mapping[str, str | Path | None]  # by role
 
 
 def reply_problems(
-    graph: Graph, default: str | Path | None, own: Folders, specs: Specs = MappingProxyType({}), chat: bool = True,
+    graph: Graph,
+    default: str | Path | None,
+    own: Folders,
+    specs: Specs = MappingProxyType({}),
+    chat: bool = True,
     variables: Variables = NONE,
 ) -> Iterator[Problem]:
-    """Problems of folders whose files contradict each other about what ends a reply, of templates in which no turn can follow one, and of
-    tokenizers that cannot write what an environment or an `ask` may say.
-    ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that have another; ``specs``: environments; ``chat``:
-    whether text goes through a chat template, where there is one; ``variables``: those that a template gets beside messages."""
+    """Problems of folders whose files contradict each other about what ends a reply, of templates in which no
+    turn can follow one, and of tokenizers that cannot write what an environment or an `ask` may say.
+    ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that have another;
+    ``specs``: environments; ``chat``:
+    whether text goes through a chat template, where there is one; ``variables``: those that a template gets
+    beside messages."""
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
     for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
         yield from ends_of(each, variables).problems
@@ -44,8 +51,8 @@ def reply_problems(
 
 
 def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
-    """Problems of ``stop_token_ids`` that are outside of the vocabulary which the config of the model names. ``default``, ``own``: as of
-    ``reply_problems``."""
+    """Problems of ``stop_token_ids`` that are outside of the vocabulary which the config of the model names.
+    ``default``, ``own``: as of ``reply_problems``."""
     for node in used_nodes(program.graph):
         ids = node.settings.stop_token_ids if isinstance(node.settings, GenerateOptions) else ()
         folder = own.get(node.role or "") or default
@@ -53,12 +60,19 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
         unknown = [str(token) for token in ids if size is not None and token >= size]
         if size is not None and unknown:
             flag = f"--{node.role}.generate.stop_token_ids"
-            yield Problem("stop-token", f"'{node.name}' is to end at tokens that the model in {folder} does not have", node.place,
-                          found=f"{flag} {', '.join(unknown)}", expected=f"ids from 0 to {size - 1}", remedy=f"correct {flag}")
+            yield Problem(
+                "stop-token",
+                f"'{node.name}' is to end at tokens that the model in {folder} does not have",
+                node.place,
+                found=f"{flag} {', '.join(unknown)}",
+                expected=f"ids from 0 to {size - 1}",
+                remedy=f"correct {flag}",
+            )
 
 
 def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:
-    """What is wrong with the variables of the chat template of the folder whose tokenizer encodes the data."""
+    """What is wrong with the variables of the chat template of the folder whose tokenizer encodes the
+    data."""
     template = template_of(Path(default).absolute()) if default is not None and variables else None
     try:
         check_variables(variables, template)
@@ -73,29 +87,50 @@ def _asked_roles(node: Node) -> tuple[str, ...]:
 
 def _goes_on(node: Node) -> str:
     """The role whose chat an `ask` goes on with, after what it sampled; empty for any other node."""
-    return next(iter(_asked_roles(node)), "") if {"text", "tokens"} <= {each.parameter for each in node.inputs} else ""
+    return (
+        next(iter(_asked_roles(node)), "")
+        if {"text", "tokens"} <= {each.parameter for each in node.inputs}
+        else ""
+    )
 
 
 def _control_problems(
     graph: Graph, default: str | Path | None, own: Folders, environments: Mapping[str, EnvironmentSpec]
 ) -> Iterator[Problem]:
-    """Warnings of tokenizers by which the text of a control token can be nothing else, where texts come from outside of the data.
+    """Warnings of tokenizers by which the text of a control token can be nothing else, where texts come from
+    outside of the data.
     ``environments``: by role."""
     places = {role: node.place for node in used_nodes(graph) for role in _asked_roles(node)}
-    places |= {role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"}
-    folders = {Path(folder).absolute(): place for role, place in places.items() if (folder := own.get(role) or default) is not None}
+    places |= {
+        role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"
+    }
+    folders = {
+        Path(folder).absolute(): place
+        for role, place in places.items()
+        if (folder := own.get(role) or default) is not None
+    }
     for folder, place in folders.items():
         if held := unwritable(folder):
-            yield Problem("control-tokens", f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run ends "
-                          "as soon as an environment, a tool or `ask` brings such a text", place, found=listed(held, 4),
-                          expected="a tokenizer with ordinary tokens for each character",
-                          remedy="another model; nothing, if nobody says such a text; for an environment whose texts may be control "
-                                 "tokens, --env.control_tokens allow", severity="warning")
+            yield Problem(
+                "control-tokens",
+                f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run "
+                "ends "
+                "as soon as an environment, a tool or `ask` brings such a text",
+                place,
+                found=listed(held, 4),
+                expected="a tokenizer with ordinary tokens for each character",
+                remedy="another model; nothing, if nobody says such a text; for an environment whose "
+                "texts may be control "
+                "tokens, --env.control_tokens allow",
+                severity="warning",
+            )
 
 
-def _turn_problems(template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None) -> Iterator[Problem]:
-    """What is wrong with turns that an environment says or an `ask` puts after a reply. If no message can follow a reply in the template,
-    that is only a warning for an environment: it can still say text."""
+def _turn_problems(
+    template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None
+) -> Iterator[Problem]:
+    """What is wrong with turns that an environment says or an `ask` puts after a reply. If no message can
+    follow a reply in the template, that is only a warning for an environment: it can still say text."""
     question = {"role": "user", "content": QUESTION}
     place = ask.place if ask is not None else spec.place if spec is not None else None
     try:
@@ -103,10 +138,19 @@ def _turn_problems(template: ChatTemplate, spec: EnvironmentSpec | None, ask: No
     except PlanError as error:
         if spec is not None and spec.tools:
             return  # which judges of tools say
-        mended = "let the environment say text, which goes on as it is, or name a model whose template leaves earlier turns as they are"
+        mended = (
+            "let the environment say text, which goes on as it is, or name a model whose template "
+            "leaves earlier turns as they are"
+        )
         text = {} if ask is not None else {"severity": "warning", "remedy": mended}
         yield from (replace(problem, place=place, **text) for problem in error.problems)  # type: ignore[arg-type]
         return
     if dropped := template.dropped():
-        yield Problem("turns-kept", f"the chat template of {template.folder} drops {dropped} once later turns come; rows keep it as it was "
-                      "sampled", place, severity="note")
+        yield Problem(
+            "turns-kept",
+            f"the chat template of {template.folder} drops {dropped} once later turns come; rows keep it "
+            "as it was "
+            "sampled",
+            place,
+            severity="note",
+        )

@@ -1,4 +1,5 @@
-"""Rewards bound to reward roles: what judges a run's rows, in processes of its own or by a model's forward."""
+"""Rewards bound to reward roles: what judges a run's rows, in processes of its own or by a model's
+forward."""
 
 from __future__ import annotations
 
@@ -50,8 +51,18 @@ class ModelReward:
     def load(self, device: str, options: Options) -> None:
         """Load the model with a trainer of the run's backend."""
         kind = half_class(options.backend, "trainer")
-        self.trainer = kind(ModelSpec(Path(self.spec.path), "scores", False, device, options.dtype, options.seed,
-                                      longest=options.longest_row), kind.Settings())
+        self.trainer = kind(
+            ModelSpec(
+                Path(self.spec.path),
+                "scores",
+                False,
+                device,
+                options.dtype,
+                options.seed,
+                longest=options.longest_row,
+            ),
+            kind.Settings(),
+        )
 
     def __call__(self, batch: Batch) -> Tensor:
         """The score that the model gives each row."""
@@ -116,7 +127,9 @@ class Weighted:
         if lost:
             names = [*(reward.name for reward in self.functions), *(model.spec.name for model in self.models)]
             cause = Cause("overflow", "+".join(names))
-            metrics = merged([metrics, {Figure(Of.MISSING, cause.name, part=cause.reward): PartialMetric.sum(lost)}])
+            metrics = merged(
+                [metrics, {Figure(Of.MISSING, cause.name, part=cause.reward): PartialMetric.sum(lost)}]
+            )
             self.reasons.setdefault(cause, OF_SUM)
         return sums, metrics
 
@@ -124,9 +137,16 @@ class Weighted:
         """The metrics of one reward. ``several``: whether its mean is another than that of the sum."""
         self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
-            Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count) for cause, count in scores.missing.items()}
-        metrics |= {Figure(Of.LOGGED, key, part=reward): PartialMetric.of(numbers) for key, numbers in scores.others.items()}
-        return metrics | ({Figure(Of.REWARD, "mean", part=reward): PartialMetric.of(scores.values)} if several else {})
+            Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count)
+            for cause, count in scores.missing.items()
+        }
+        metrics |= {
+            Figure(Of.LOGGED, key, part=reward): PartialMetric.of(numbers)
+            for key, numbers in scores.others.items()
+        }
+        return metrics | (
+            {Figure(Of.REWARD, "mean", part=reward): PartialMetric.of(scores.values)} if several else {}
+        )
 
 
 @dataclass
@@ -140,7 +160,10 @@ class BySource:
         """The score of each row by the rewards of its source, with metrics."""
         total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         names = batch[SOURCE]
-        rows = {name: torch.tensor([row for row, source in enumerate(names) if source == name]) for name in dict.fromkeys(names)}
+        rows = {
+            name: torch.tensor([row for row, source in enumerate(names) if source == name])
+            for name in dict.fromkeys(names)
+        }
         asked = {name: self.sums[name].ask(batch.rows(index)) for name, index in rows.items()}  # all at once
         metrics: list[PartialMetrics] = []
         for name, index in rows.items():
@@ -174,18 +197,25 @@ class RewardNames:
     named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; the data's own scorer where none is named
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
     sources: tuple[str, ...] = ()  # names of the sources of data
-    judges: Mapping[str, RewardSpec] = field(default_factory=dict)  # held-out set of --eval → the reward that is named for it alone
+    # held-out set of --eval → the reward that is named for it alone
+    judges: Mapping[str, RewardSpec] = field(default_factory=dict)
     made_up: bool = False  # whether scores are the null backend's own, and nothing judges
-    places: Mapping[str, int] = field(default_factory=dict)  # role of ``*rewards`` → its place among ``named``
+    # role of ``*rewards`` → its place among ``named``
+    places: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(config: RunConfig, flow: Flow) -> RewardNames:
-        """The rewards of a flow's roles. Raises PlanError for a reward or source that is not there, and a source that nothing judges."""
+        """The rewards of a flow's roles. Raises PlanError for a reward or source that is not there, and a
+        source that nothing judges."""
         sources = tuple(source.name for source in parse_sources(config.options.data))
         judges = _judges(config.judges)
         if config.judged_by_nothing:
             return RewardNames(made_up=True)
-        own = {role: parse_reward(str(values["reward"])) for role, values in config.roles.items() if values.get("reward")}
+        own = {
+            role: parse_reward(str(values["reward"]))
+            for role, values in config.roles.items()
+            if values.get("reward")
+        }
         every = default_rewards(config.options.reward, environments_of(config.environments))
         several = role_names(flow, len(every)).get(flow.parameters.rest or "", []) if len(every) > 1 else []
         places = {role: place for place, role in enumerate(several)}
@@ -195,7 +225,8 @@ class RewardNames:
         return names
 
     def of_role(self, role: str) -> tuple[RewardSpec, ...]:
-        """The rewards of a role: its own, of those for all of ``*rewards`` the one in its place, or all of them."""
+        """The rewards of a role: its own, of those for all of ``*rewards`` the one in its place, or all of
+        them."""
         if role in self.own:
             return (self.own[role],)
         return (self.named[self.places[role]],) if role in self.places else self.named
@@ -205,7 +236,8 @@ class RewardNames:
         return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
     def wanted_of_set(self, name: str) -> Wanted:
-        """The fields that what judges a held-out set may ask for: must, where a reward is named for the set."""
+        """The fields that what judges a held-out set may ask for: must, where a reward is named for the
+        set."""
         if name in self.judges:
             return wanted([self.judges[name]])
         maybe = wanted(spec for spec in self.named if not spec.source)
@@ -224,24 +256,34 @@ class RewardNames:
 
 
 def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[RewardSpec, ...]:
-    """The rewards of a role without the weights that its flow applies. ``own``: whether --ROLE.reward names them, whose weight no flow
+    """The rewards of a role without the weights that its flow applies. ``own``: whether --ROLE.reward names
+    them, whose weight no flow
     sees: then a PlanError is raised for one."""
     if own and (weight := next((spec.weight for spec in specs if spec.weight != 1), None)) is not None:
-        raise PlanError.of("reward-weight", f"the flow weighs its rewards itself, and sees no weight of --{role}.reward", found=str(weight),
-                           expected="a weight at --reward, of the reward in that place", remedy="--reward REWARD:WEIGHT for each of them")
+        raise PlanError.of(
+            "reward-weight",
+            f"the flow weighs its rewards itself, and sees no weight of --{role}.reward",
+            found=str(weight),
+            expected="a weight at --reward, of the reward in that place",
+            remedy="--reward REWARD:WEIGHT for each of them",
+        )
     return tuple(dataclasses.replace(spec, weight=1.0) for spec in specs)
 
 
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
-    """Held-out set → the reward that is named for it. Raises PlanError for a second one, and for a reward model."""
+    """Held-out set → the reward that is named for it. Raises PlanError for a second one, and for a reward
+    model."""
     judges: dict[str, RewardSpec] = {}
     for spec in map(parse_reward, written):
         if not spec.judges_text or spec.source in judges:
             second = f", and {judges[spec.source].name} too" if spec.source in judges else ""
-            raise PlanError.of("eval-reward", f"the held-out set '{spec.source}' has no one judge of right and wrong",
-                               found=f"{'the reward model ' * (spec.kind == 'model')}{spec.name}{second}",
-                               expected="one reward that is task, math, a function or a server",
-                               remedy=f"--reward math@{spec.source}, or --reward FILE.py:function@{spec.source}")
+            raise PlanError.of(
+                "eval-reward",
+                f"the held-out set '{spec.source}' has no one judge of right and wrong",
+                found=f"{'the reward model ' * (spec.kind == 'model')}{spec.name}{second}",
+                expected="one reward that is task, math, a function or a server",
+                remedy=f"--reward math@{spec.source}, or --reward FILE.py:function@{spec.source}",
+            )
         judges[spec.source] = dataclasses.replace(spec, weight=1.0)
     return judges
 
@@ -252,7 +294,9 @@ class Rewards:
     def __init__(self, names: RewardNames, data: Judged, options: Options, tokenizer: str | None) -> None:
         """``tokenizer``: the folder whose tokenizer encodes the data, which reward models must share."""
         self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
-        allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
+        allowed = Confinement(
+            options.reward_env, options.reward_write, options.reward_network, options.reward_memory
+        )
         self._pool = RewardPool(options.reward_workers, allowed, outages.clock)
         self._dtype = numbers(options.dtype)
         self._models: dict[str, list[ModelReward | EpisodeReward]] = {}
@@ -265,10 +309,21 @@ class Rewards:
         if self._null:
             return ()
         functions = [spec for spec in self.names.named if spec.judges_text]
-        bound = [reward for source, data in self._sources.items() if self._judged(data) for reward in self._bind(functions, source)]
+        bound = [
+            reward
+            for source, data in self._sources.items()
+            if self._judged(data)
+            for reward in self._bind(functions, source)
+        ]
         known = self._data.columns
-        columns = [name for reward in bound
-                   for name in (*reward.reads, *(n for n in reward.optional if n in known or field_column(n) in known))]
+        columns = [
+            name
+            for reward in bound
+            for name in (
+                *reward.reads,
+                *(n for n in reward.optional if n in known or field_column(n) in known),
+            )
+        ]
         models = MODEL_READS if any(spec.kind == "model" for spec in self.names.named) else ()
         scored = ("episode_score",) if any(spec.kind == "env" for spec in self.names.named) else ()
         source = (SOURCE,) if self._data.sources else ()
@@ -284,23 +339,34 @@ class Rewards:
         return bool(self._options.reward) or data.scorer is not None
 
     def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
-        """The rewards that judge rows of a source. Raises PlanError for one that reads what only other sources have."""
+        """The rewards that judge rows of a source. Raises PlanError for one that reads what only other
+        sources have."""
         own = [spec for spec in specs if not source or spec.source in ("", source)]
-        bound = bind(own, self._pool, self._sources[source], self._options.reward_timeout, self._options.unsafe_scorers)
+        bound = bind(
+            own, self._pool, self._sources[source], self._options.reward_timeout, self._options.unsafe_scorers
+        )
         for reward in bound if source else ():
             same_fields(reward, source, self._sources[source].columns, self._data.columns)
         return bound
 
-    def _by_source(self, specs: Iterable[RewardSpec], models: Iterable[ModelReward | EpisodeReward] = ()) -> Weighted | BySource:
+    def _by_source(
+        self, specs: Iterable[RewardSpec], models: Iterable[ModelReward | EpisodeReward] = ()
+    ) -> Weighted | BySource:
         """The sum of rewards, for each source of its own."""
         specs, models = list(specs), list(models)
-        sums = {source: Weighted(self._dtype, self._bind(specs, source),
-                                 [model for model in models if not source or model.spec.source in ("", source)])
-                for source in self._sources}  # fmt: skip
+        sums = {
+            source: Weighted(
+                self._dtype,
+                self._bind(specs, source),
+                [model for model in models if not source or model.spec.source in ("", source)],
+            )
+            for source in self._sources
+        }
         return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
     def scorer(self, role: str, weighed: Collection[str] = ()) -> Scorer:
-        """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place. ``weighed``:
+        """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the
+        one in its place. ``weighed``:
         roles whose weight the flow itself applies, so that their scores come without it."""
         if self._null:
             return self._null
@@ -308,7 +374,11 @@ class Rewards:
         if role in weighed:
             specs = unweighted(role, specs, role in self.names.own)
         check_sources(specs, self.names.sources)
-        models = [EpisodeReward(spec) if spec.kind == "env" else ModelReward(spec) for spec in specs if not spec.judges_text]
+        models = [
+            EpisodeReward(spec) if spec.kind == "env" else ModelReward(spec)
+            for spec in specs
+            if not spec.judges_text
+        ]
         for model in models if self._tokenizer else ():
             if model.spec.kind == "model":
                 check_same(Path(model.spec.path), Path(self._tokenizer or ""))
@@ -321,21 +391,28 @@ class Rewards:
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
-        """The judge of answers to prompts that are held out of the data: the reward ``math`` or ``task`` where it is named, else
-        the data's own scorer, else the first reward that is a function or a server. One for style does not tell right from wrong.
-        Of several sources each has a judge of its own; None where one has none."""
+        """The judge of answers to prompts that are held out of the data: the reward ``math`` or ``task``
+        where it is named, else the data's own scorer, else the first reward that is a function or a server.
+        One for style does not tell right from wrong. Of several sources each has a judge of its own; None
+        where one has none."""
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
         if any(spec is not None and spec.kind == "env" for spec in chosen):
             return HeldOutJudge(self._dtype, {})
-        judges = {source: dataclasses.replace(spec, weight=1.0, source=source)
-                  for spec, source in zip(chosen, self._sources, strict=True) if spec}  # fmt: skip
+        judges = {
+            source: dataclasses.replace(spec, weight=1.0, source=source)
+            for spec, source in zip(chosen, self._sources, strict=True)
+            if spec
+        }
         if len(judges) < len(chosen):
             return None
-        return HeldOutJudge.of(self._dtype, {source: self._bind([spec], source)[0] for source, spec in judges.items()})
+        return HeldOutJudge.of(
+            self._dtype, {source: self._bind([spec], source)[0] for source, spec in judges.items()}
+        )
 
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
-        """The judge of a held-out set of ``--eval``: the reward that is named for it, else as ``judge``, by rewards that name no source.
-        Raises PlanError where there is none, and where it reads what the set has not."""
+        """The judge of a held-out set of ``--eval``: the reward that is named for it, else as ``judge``, by
+        rewards that name no source. Raises PlanError where there is none, and where it reads what the set has
+        not."""
         unsourced = tuple(spec for spec in self.names.named if not spec.source)
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
         if spec is None:
@@ -351,7 +428,8 @@ class Rewards:
         return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
     def load_models(self, device: str, options: Options, roles: Collection[str] | None = None) -> None:
-        """Load the reward models of some roles, or of all. ``options``: of the run, its longest row among them."""
+        """Load the reward models of some roles, or of all. ``options``: of the run, its longest row among
+        them."""
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
                 model.load(device, options)
@@ -366,7 +444,8 @@ class Rewards:
 
 
 def _chosen(specs: Iterable[RewardSpec], data: Judged) -> RewardSpec | None:
-    """The one of some rewards that tells right answers from wrong ones; the data's own scorer where none is named for that."""
+    """The one of some rewards that tells right answers from wrong ones; the data's own scorer where none is
+    named for that."""
     specs = list(specs)
     named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
     named += [spec for spec in specs if spec.kind == "env"]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
-    """The environment of whose tools models are told in the prompts of the data; None where none has tools."""
+    """The environment of whose tools models are told in the prompts of the data; None where none has
+    tools."""
     return next((spec for spec in specs.values() if spec.tools), None)
 
 
@@ -30,20 +31,27 @@ def schemas(spec: EnvironmentSpec) -> list[Mapping[str, Any]]:
 
 
 def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
-    """The encoder of a data set, which tells models of an environment's tools. Raises PlanError for prompts that go through no chat
-    template, and for a template that cannot carry tools."""
+    """The encoder of a data set, which tells models of an environment's tools. Raises PlanError for prompts
+    that go through no chat template, and for a template that cannot carry tools."""
     if spec is None:
         return data.encoder
     telling = told_of_tools(data.encoder, spec)
     plain = [record for record in data.records[:1] if isinstance(record.prompt, str)]
     if plain and not data.wording.chat and isinstance(data.encoder, TokenizerEncoder):
-        raise PlanError.of("env-tools", "tools are told of by the chat template, through which no prompt goes", place=spec.place,
-                           found="--data.chat false", expected="prompts that go through it", remedy="--data.chat true")
+        raise PlanError.of(
+            "env-tools",
+            "tools are told of by the chat template, through which no prompt goes",
+            place=spec.place,
+            found="--data.chat false",
+            expected="prompts that go through it",
+            remedy="--data.chat true",
+        )
     return telling
 
 
 def told_of_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
-    """An encoder that tells models of an environment's tools, if there is one. Raises PlanError for a template that cannot carry them."""
+    """An encoder that tells models of an environment's tools, if there is one. Raises PlanError for a
+    template that cannot carry them."""
     if spec is None:
         return encoder
     try:
@@ -53,15 +61,22 @@ def told_of_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
 
 
 def template_problems(
-    graph: Graph, default: str | None, own: Mapping[str, str], specs: Specs, variables: Mapping[str, Any] = MappingProxyType({})
+    graph: Graph,
+    default: str | None,
+    own: Mapping[str, str],
+    specs: Specs,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Problem]:
-    """Problems of the model folders of roles whose environments have tools, by the folders' files: no tokenizer is loaded. A run finds
-    them as it opens its data. ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that name one;
+    """Problems of the model folders of roles whose environments have tools, by the folders' files: no
+    tokenizer is loaded. A run finds them as it opens its data. ``default``: the folder whose tokenizer
+    encodes the data; ``own``: those of roles that name one;
     ``variables``: those of the chat template."""
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
             try:
-                check_folder(model_folder(str(folder), f"--model or --{role}.model"), schemas(spec), variables)
+                check_folder(
+                    model_folder(str(folder), f"--model or --{role}.model"), schemas(spec), variables
+                )
             except PlanError as error:
                 yield from _at(spec, error)
 

@@ -1,4 +1,5 @@
-"""What a run recorded, as measures: functions from its metrics and settings to a number, or to None where the run does not say."""
+"""What a run recorded, as measures: functions from its metrics and settings to a number, or to None where the
+run does not say."""
 
 from __future__ import annotations
 
@@ -24,12 +25,17 @@ class Evidence:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self, measured: Measured) -> Series:
-        """The values of a figure by iteration; of a figure that several roles or updates have, those of the first one."""
+        """The values of a figure by iteration; of a figure that several roles or updates have, those of the
+        first one."""
         return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
 
     def of(self, figure: Figure | None) -> Series:
         """The values of one figure by iteration; none of None."""
-        return [(number, values[figure]) for number, values in self.iterations if figure in values] if figure is not None else []
+        return (
+            [(number, values[figure]) for number, values in self.iterations if figure in values]
+            if figure is not None
+            else []
+        )
 
     def setting(self, name: str) -> float | None:
         """A setting that is a number; None where there is none of that name."""
@@ -46,12 +52,17 @@ class Evidence:
 
     @property
     def rewards(self) -> list[str]:
-        """The reward roles that are measured each by itself; an empty name where one is, or all are together."""
-        return list(dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)) or [""]
+        """The reward roles that are measured each by itself; an empty name where one is, or all are
+        together."""
+        return list(
+            dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)
+        ) or [""]
 
     def scores(self, name: str, reward: str) -> Series:
         """The values of a figure of the scores of a reward role, as ``rewards`` has it."""
-        return self.of(next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None))
+        return self.of(
+            next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None)
+        )
 
     def means(self, reward: str) -> Series:
         """The mean score of a reward role, as ``rewards`` has it."""
@@ -118,8 +129,8 @@ def setting(name: str) -> Measure:
 
 
 def lowest(run: Evidence, reward: str) -> float | None:
-    """The lowest score of an iteration, in the median over the first tenth of the run: where scores are charged for KL, they fall far below
-    what the reward gives later on."""
+    """The lowest score of an iteration, in the median over the first tenth of the run: where scores are
+    charged for KL, they fall far below what the reward gives later on."""
     lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
@@ -137,7 +148,8 @@ def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float 
 
 
 def place(run: Evidence) -> float | None:
-    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1; of several rewards the mean of all."""
+    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1; of
+    several rewards the mean of all."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
@@ -147,7 +159,8 @@ def place_now(run: Evidence) -> float | None:
 
 
 def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
-    """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies between 0 and 1."""
+    """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies
+    between 0 and 1."""
     width, low = span(run, reward), lowest(run, reward)
     if score is None or width is None or low is None:
         return None
@@ -156,13 +169,17 @@ def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
 
 def mixed_place(run: Evidence) -> float | None:
     """``place`` of the groups whose scores differ."""
-    return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run)
+    return _of_rewards(
+        lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run
+    )
 
 
 def improvement(run: Evidence) -> float | None:
-    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there is one score alone. Of several
-    rewards it is that of the one that rose the most."""
-    return max((value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None)
+    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there
+    is one score alone. Of several rewards it is that of the one that rose the most."""
+    return max(
+        (value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None
+    )
 
 
 def _improvement(run: Evidence, reward: str) -> float | None:
@@ -175,15 +192,17 @@ def _improvement(run: Evidence, reward: str) -> float | None:
 
 def clipped(run: Evidence) -> float | None:
     """The share of tokens with something to learn from whose gradient clipping took away, over the run."""
-    above, below, moving = (mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient"))
+    above, below, moving = (
+        mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient")
+    )
     if above is None or below is None or moving is None:
         return None
     return (above + below) / (above + below + moving) if above + below + moving else 0.0
 
 
 def moved(run: Evidence) -> float | None:
-    """Nats by which an update moves a token's log-prob, in the mean over its steps, of one step after it; None where that is exactly 0, as
-    in runs that did not measure it after one step."""
+    """Nats by which an update moves a token's log-prob, in the mean over its steps, of one step after it;
+    None where that is exactly 0, as in runs that did not measure it after one step."""
     steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
     return nats if steps is not None and (steps > 1 or nats) else None
 
@@ -194,15 +213,22 @@ def moved_most(run: Evidence) -> float | None:
 
 
 def moving(run: Evidence) -> float | None:
-    """The share of tokens with a gradient, of the update of the policy or else of the first that counts them, over the second half."""
-    tokens, those = (mean(late(run.policy(name) or run.series((Of.UPDATE, name)))) for name in (TOKENS, f"{TOKENS}_with_gradient"))
+    """The share of tokens with a gradient, of the update of the policy or else of the first that counts them,
+    over the second half."""
+    tokens, those = (
+        mean(late(run.policy(name) or run.series((Of.UPDATE, name))))
+        for name in (TOKENS, f"{TOKENS}_with_gradient")
+    )
     return those / tokens if tokens and those is not None else None
 
 
 def odds(run: Evidence) -> float | None:
-    """exp(width of the scores / beta): by at most this factor the best policy under a KL charge makes good answers likelier over bad ones
-    than the reference."""
-    beta, widths = run.setting("hp.beta"), [width for reward in run.rewards if (width := span(run, reward)) is not None]
+    """exp(width of the scores / beta): by at most this factor the best policy under a KL charge makes good
+    answers likelier over bad ones than the reference."""
+    beta, widths = (
+        run.setting("hp.beta"),
+        [width for reward in run.rewards if (width := span(run, reward)) is not None],
+    )
     return math.exp(min(sum(widths) / beta, 50.0)) if beta and widths else None
 
 
@@ -218,33 +244,58 @@ def skipped(run: Evidence) -> float | None:
 
 
 def uneven(run: Evidence) -> float | None:
-    """The share of groups with some difference between their scores, over the second half; 1 where there are no groups."""
+    """The share of groups with some difference between their scores, over the second half; 1 where there are
+    no groups."""
     flat = in_the_end(Of.SCORES, "even_groups")(run)
     return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
     """The share of sampled rows that an update was made of, over the second half."""
-    sampled, trained = (mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used"))
+    sampled, trained = (
+        mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used")
+    )
     return trained / sampled if sampled and trained is not None else None
 
 
 def drift(run: Evidence) -> float | None:
     """The distance of trainer and sampler in the second half of the run, over that in its first iteration."""
-    first, last = initially(Of.ROWS, "policy/mismatch_mean")(run), in_the_end(Of.ROWS, "policy/mismatch_mean")(run)
+    first, last = (
+        initially(Of.ROWS, "policy/mismatch_mean")(run),
+        in_the_end(Of.ROWS, "policy/mismatch_mean")(run),
+    )
     return last / max(first, 1e-7) if first is not None and last is not None else None
 
 
 MEASURES: Mapping[str, Measure] = {
-    "staleness": setting("staleness"), "beta": setting("hp.beta"), "lr": rate,
-    "mismatch": in_the_end(Of.ROWS, "policy/mismatch_mean"), "mismatch_first": initially(Of.ROWS, "policy/mismatch_mean"), "drift": drift,
-    "factor_first": initially(Of.ROWS, "policy/mismatch_factor"), "kl_sampler": in_the_end(Of.ROWS, "policy/kl_sampler"),
-    "missing": in_the_end(Of.SCORES, "missing_rate"), "moving": moving, "used": used, "skipped": skipped,
-    "moved": moved, "moved_most": moved_most, "clipped": clipped,
-    "entropy_early": at_first(Of.ROWS, "policy/entropy"), "entropy": in_the_end(Of.ROWS, "policy/entropy"),
-    "uneven": uneven, "flat": in_the_end(Of.SCORES, "even_groups"), "flat_early": at_first(Of.SCORES, "even_groups"),
-    "flat_lowest": at_first(Of.SCORES, "even_lowest"), "flat_highest": at_first(Of.SCORES, "even_highest"), "mixed_place": mixed_place,
-    "place": place, "place_now": place_now, "improvement": improvement,
-    "truncated": in_the_end(Of.ROWS, "response/truncated"), "kl": in_the_end(Of.ROWS, "policy/kl_reference"),
-    "explained": in_the_end(Of.ROWS, "critic/explained_variance"), "odds": odds,
-}  # fmt: skip
+    "staleness": setting("staleness"),
+    "beta": setting("hp.beta"),
+    "lr": rate,
+    "mismatch": in_the_end(Of.ROWS, "policy/mismatch_mean"),
+    "mismatch_first": initially(Of.ROWS, "policy/mismatch_mean"),
+    "drift": drift,
+    "factor_first": initially(Of.ROWS, "policy/mismatch_factor"),
+    "kl_sampler": in_the_end(Of.ROWS, "policy/kl_sampler"),
+    "missing": in_the_end(Of.SCORES, "missing_rate"),
+    "moving": moving,
+    "used": used,
+    "skipped": skipped,
+    "moved": moved,
+    "moved_most": moved_most,
+    "clipped": clipped,
+    "entropy_early": at_first(Of.ROWS, "policy/entropy"),
+    "entropy": in_the_end(Of.ROWS, "policy/entropy"),
+    "uneven": uneven,
+    "flat": in_the_end(Of.SCORES, "even_groups"),
+    "flat_early": at_first(Of.SCORES, "even_groups"),
+    "flat_lowest": at_first(Of.SCORES, "even_lowest"),
+    "flat_highest": at_first(Of.SCORES, "even_highest"),
+    "mixed_place": mixed_place,
+    "place": place,
+    "place_now": place_now,
+    "improvement": improvement,
+    "truncated": in_the_end(Of.ROWS, "response/truncated"),
+    "kl": in_the_end(Of.ROWS, "policy/kl_reference"),
+    "explained": in_the_end(Of.ROWS, "critic/explained_variance"),
+    "odds": odds,
+}

@@ -18,12 +18,16 @@ class Finding:
     """A reason for which a run learns little."""
 
     name: str  # of the rule
-    alarm: bool  # whether what is learned from is not what it seems, or nothing is learned; else advice on a setting
+    # whether what is learned from is not what it seems, or nothing is learned; else advice on a setting
+    alarm: bool
     words: str
     remedy: str
-    since: int | None  # the first iteration in which it holds; None where that is the first of the run, or it is not of one metric
+    # the first iteration in which it holds; None where that is the first of the run, or it is not of one
+    # metric
+    since: int | None
     evidence: Mapping[str, float] = field(default_factory=dict)  # measure → value
-    thresholds: Mapping[str, str] = field(default_factory=dict)  # measure → relation, threshold and where that is from
+    # measure → relation, threshold and where that is from
+    thresholds: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         when = f" since iteration {self.since}" if self.since else ""
@@ -35,12 +39,16 @@ class Finding:
 
 
 def findings(run: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """The findings on a run, alarms first, each kind in the order of the table; none on a run of less than LEAST iterations, nor on one of
-    the null backend, which learns nothing on purpose."""
+    """The findings on a run, alarms first, each kind in the order of the table; none on a run of less than
+    LEAST iterations, nor on one of the null backend, which learns nothing on purpose."""
     if len(run.iterations) < LEAST or run.settings.get("backend") == "null":
         return []
     values = {name: measure(run) for name, measure in MEASURES.items()}
-    holding = [rule for rule in rules if all(condition.holds(values[condition.measure]) for condition in rule.conditions)]
+    holding = [
+        rule
+        for rule in rules
+        if all(condition.holds(values[condition.measure]) for condition in rule.conditions)
+    ]
     return [_finding(rule, run, values) for rule in sorted(holding, key=lambda rule: not rule.alarm)]
 
 
@@ -56,7 +64,8 @@ def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> F
 
 
 def _filled(text: str, values: Mapping[str, float]) -> str:
-    """The text with the measures that it names; where one is not known, without the brackets that would have said it."""
+    """The text with the measures that it names; where one is not known, without the brackets that would have
+    said it."""
     names = {name for _, name, _, _ in string.Formatter().parse(text) if name}
     if names <= set(values):
         return text.format_map(values)
@@ -65,8 +74,9 @@ def _filled(text: str, values: Mapping[str, float]) -> str:
 
 
 def _since(rule: Rule, run: Evidence) -> int | None:
-    """The first iteration in which the rule's metric is beyond its first threshold, if that is not the first of the run. It may be within
-    the threshold again later: a policy that one update has destroyed moves no more."""
+    """The first iteration in which the rule's metric is beyond its first threshold, if that is not the first
+    of the run. It may be within the threshold again later: a policy that one update has destroyed moves no
+    more."""
     series = run.series(rule.since) if rule.since else []
     number = next((iteration for iteration, value in series if rule.conditions[0].holds(value)), None)
     return number if series and number != series[0][0] else None

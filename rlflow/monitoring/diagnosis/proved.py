@@ -23,12 +23,24 @@ class FalsifiedClaim:
         """The claim as an alarm."""
         where = f"correct {self.place}" if self.place else "correct it"
         words = f"{self.subject}: {self.sentence} ({self.number}), as the proof before iteration 1 shows"
-        return Finding(self.name, alarm=True, words=words, remedy=f"{where}; rlflow prove FILE tries it again", since=None)
+        return Finding(
+            self.name,
+            alarm=True,
+            words=words,
+            remedy=f"{where}; rlflow prove FILE tries it again",
+            since=None,
+        )
 
 
 def falsified(recorded: Mapping[str, Any]) -> Sequence[FalsifiedClaim]:
-    """The falsified claims in the content of a run's proof.json, in its order; none of what is not such a content."""
+    """The falsified claims in the content of a run's proof.json, in its order; none of what is not such a
+    content."""
     claims = recorded.get("claims")
     lines = [claim for claim in claims if isinstance(claim, dict)] if isinstance(claims, list) else []
-    return [FalsifiedClaim(*(str(claim.get(name) or "") for name in ("name", "subject", "sentence", "number", "place")))
-            for claim in lines if claim.get("verdict") == "falsified"]  # fmt: skip
+    return [
+        FalsifiedClaim(
+            *(str(claim.get(name) or "") for name in ("name", "subject", "sentence", "number", "place"))
+        )
+        for claim in lines
+        if claim.get("verdict") == "falsified"
+    ]

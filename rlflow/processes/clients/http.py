@@ -1,4 +1,5 @@
-"""HTTP as rlflow's clients speak it: one deadline for a whole question, redirects within a host, and errors with the server's own words."""
+"""HTTP as rlflow's clients speak it: one deadline for a whole question, redirects within a host, and errors
+with the server's own words."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers th
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered. ``headers`` finds names in any case; ``said``: status, reason and headers that say why, in words."""
+    """What a server answered. ``headers`` finds names in any case; ``said``: status, reason and headers that
+    say why, in words."""
 
     status: int
     reason: str
@@ -44,7 +46,9 @@ class Reply:
     @property
     def said(self) -> str:
         """The status with what explains it."""
-        telling = "".join(f"; {name}: {self.headers[name][:QUOTED]}" for name in TELLING if self.headers.get(name))
+        telling = "".join(
+            f"; {name}: {self.headers[name][:QUOTED]}" for name in TELLING if self.headers.get(name)
+        )
         return printable(f"{self.status} {self.reason}{telling}")
 
 
@@ -70,7 +74,8 @@ class HttpClient:
                 _cut(connected)
 
     def post(self, url: str, body: bytes, seconds: float) -> bytes:
-        """The body of the answer with status 200 to a question in JSON, which has so many seconds in all. Raises Unanswered."""
+        """The body of the answer with status 200 to a question in JSON, which has so many seconds in all.
+        Raises Unanswered."""
         return self._patience.answer(partial(self._asked, url, body), seconds)
 
     def _asked(self, url: str, body: bytes, seconds: float) -> bytes:
@@ -80,9 +85,12 @@ class HttpClient:
         except (OSError, http.client.HTTPException, ValueError) as error:
             if self.closed:
                 raise RuntimeError("the client is closed") from None
-            if isinstance(error, TimeoutError) and error.errno is None:  # not the kernel's own, which comes sooner or later
+            # not the kernel's own, which comes sooner or later
+            if isinstance(error, TimeoutError) and error.errno is None:
                 raise Unanswered("timeout", f"no answer after {seconds:.3g} s") from None
-            raise (Passing if passes(error) else Unanswered)("connection", f"no connection: {type(error).__name__}: {error}") from error
+            raise (Passing if passes(error) else Unanswered)(
+                "connection", f"no connection: {type(error).__name__}: {error}"
+            ) from error
         if reply.status != http.client.OK:
             raise refused(reply)
         if len(reply.body) > LONGEST:
@@ -90,8 +98,9 @@ class HttpClient:
         return reply.body
 
     def once(self, method: str, url: str, body: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
-        """The answer to a question that is asked once; redirects to the same host are followed. Reads at most LONGEST bytes of a body, and
-        one more. Raises TimeoutError after so many seconds, OSError and HTTPException for a server that cannot be asked."""
+        """The answer to a question that is asked once; redirects to the same host are followed. Reads at most
+        LONGEST bytes of a body, and one more. Raises TimeoutError after so many seconds, OSError and
+        HTTPException for a server that cannot be asked."""
         limit = time.monotonic() + seconds
         for _ in range(REDIRECTS):
             reply = self._exchange(method, url, body, max(limit - time.monotonic(), 1e-3), headers)
@@ -102,11 +111,15 @@ class HttpClient:
             url, headers = target, headers if _origin(target) == _origin(url) else _without_token(headers)
         return reply
 
-    def _exchange(self, method: str, url: str, question: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
+    def _exchange(
+        self, method: str, url: str, question: bytes, seconds: float, headers: Mapping[str, str]
+    ) -> Reply:
         parts, late = urlsplit(url), threading.Event()
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
-        path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=string.punctuation)
+        path = quote(
+            (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=string.punctuation
+        )
         try:
             connection.connect()
             with self._cut_at(connection.sock, seconds, late):
@@ -125,8 +138,8 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _cut_at(self, connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
-        """While inside, end the connection after so many seconds and set ``late``: a socket's own limit is for each part of an answer. It
-        ends too where the client is closed."""
+        """While inside, end the connection after so many seconds and set ``late``: a socket's own limit is
+        for each part of an answer. It ends too where the client is closed."""
         timer = threading.Timer(seconds, _end, (late, connected))
         timer.daemon = True
         with self._lock:
@@ -145,11 +158,13 @@ class HttpClient:
 
 
 def post(url: str, value: Any, seconds: float | None = None) -> Any:
-    """The JSON value that a server answers to a JSON value. For tools, environments, rewards and stages that ask a server.
+    """The JSON value that a server answers to a JSON value. For tools, environments, rewards and stages that
+    ask a server.
 
-    A busy server (408, 425, 429, 5xx) and one that takes no connection are asked again until ``seconds`` have passed: by default those that
-    are left of the call, 60 outside of one. While a service of the run is being started anew, time stands still. Raises ConnectionError,
-    which fails the row and is not shown to the model.
+    A busy server (408, 425, 429, 5xx) and one that takes no connection are asked again until ``seconds`` have
+    passed: by default those that are left of the call, 60 outside of one. While a service of the run is being
+    started anew, time stands still. Raises ConnectionError, which fails the row and is not shown to the
+    model.
     """
     body = HttpClient().post(url, json.dumps(value).encode(), left() if seconds is None else seconds)
     try:
@@ -165,7 +180,10 @@ def token() -> str:
 
 def headers() -> dict[str, str]:
     """The headers of a question in JSON, with the token if this process has one."""
-    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {known}"} if (known := token()) else {})}
+    return {
+        "Content-Type": "application/json",
+        **({"Authorization": f"Bearer {known}"} if (known := token()) else {}),
+    }
 
 
 def refused(reply: Reply) -> Unanswered:
@@ -173,7 +191,9 @@ def refused(reply: Reply) -> Unanswered:
     text = printable(reply.body[:QUOTED].decode(errors="replace"))
     message = f"the server answered {reply.said}" + (f": {text}" if text else "")
     if is_passing(reply.status):
-        return Passing("status", message, wanted_pause(reply.headers.get("Retry-After"), reply.headers.get("Date")))
+        return Passing(
+            "status", message, wanted_pause(reply.headers.get("Retry-After"), reply.headers.get("Date"))
+        )
     return Unanswered("status", message)
 
 
@@ -183,20 +203,23 @@ def is_passing(status: int) -> bool:
 
 
 def wanted_pause(after: str | None, now: str | None) -> float | None:
-    """The seconds that the headers Retry-After (seconds, or a date) and Date ask to wait; None if they do not."""
+    """The seconds that the headers Retry-After (seconds, or a date) and Date ask to wait; None if they do
+    not."""
     if after is None:
         return None
     with contextlib.suppress(ValueError):
         seconds = float(after)
         return max(seconds, 0.0) if math.isfinite(seconds) else None
-    with contextlib.suppress(ValueError, TypeError):  # no date, or two dates of which only one has a time zone
+    # no date, or two dates of which only one has a time zone
+    with contextlib.suppress(ValueError, TypeError):
         begin = email.utils.parsedate_to_datetime(now) if now else datetime.now(UTC)
         return max((email.utils.parsedate_to_datetime(after) - begin).total_seconds(), 0.0)
     return None
 
 
 def moved(url: str, status: int, location: str | None) -> str | None:
-    """Where a redirect leads, if it stays on the same host and does not give up encryption; None for any other answer."""
+    """Where a redirect leads, if it stays on the same host and does not give up encryption; None for any
+    other answer."""
     if status not in MOVED or not location:
         return None
     target = urljoin(url, location)
@@ -205,7 +228,11 @@ def moved(url: str, status: int, location: str | None) -> str | None:
         same = before.hostname == after.hostname and (after.port is None or after.port > 0)
     except ValueError:  # no port
         return None
-    return target if same and after.scheme in (before.scheme, {"http": "https", "ws": "wss"}.get(before.scheme)) else None
+    return (
+        target
+        if same and after.scheme in (before.scheme, {"http": "https", "ws": "wss"}.get(before.scheme))
+        else None
+    )
 
 
 def _origin(url: str) -> tuple[str | None, int | None, str]:
@@ -227,7 +254,8 @@ def passes(error: BaseException) -> bool:
 
 
 def _may_connect() -> bool:
-    """Whether this process may open connections: behind the walls of rewards a name looks as if it were unknown for a while."""
+    """Whether this process may open connections: behind the walls of rewards a name looks as if it were
+    unknown for a while."""
     try:
         socket.socket().close()
     except PermissionError:

@@ -11,8 +11,8 @@ from rlflow.processes.clients.patience import within
 
 
 class TimeLimit:
-    """As ``asyncio.timeout``, by seconds of ``clock``, which stands still while a service of the run is away. Questions that are asked
-    inside end a little sooner."""
+    """As ``asyncio.timeout``, by seconds of ``clock``, which stands still while a service of the run is away.
+    Questions that are asked inside end a little sooner."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = outages.clock) -> None:
         self._seconds, self._clock, self._limit = seconds, clock, asyncio.Timeout(None)
@@ -28,7 +28,9 @@ class TimeLimit:
         self._questions = within(self._seconds, self._clock)
         self._questions.__enter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._coming.cancel()
         self._questions.__exit__(None, None, None)
         await self._limit.__aexit__(kind, error, trace)

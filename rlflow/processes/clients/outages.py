@@ -1,8 +1,8 @@
-"""Seconds in which no service of the run is being started anew. Deadlines of whatever asks services count these seconds alone, so that a
-question waits for a service that comes back.
+"""Seconds in which no service of the run is being started anew. Deadlines of whatever asks services count
+these seconds alone, so that a question waits for a service that comes back.
 
-The run writes into a file when a service went away and until when it may take to come back. Every process that the run starts finds the
-file by a variable of its environment, and reads it.
+The run writes into a file when a service went away and until when it may take to come back. Every process
+that the run starts finds the file by a variable of its environment, and reads it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def clock() -> float:
 
 
 def _read(path: str) -> tuple[float, float, float]:
-    """Seconds of past outages, and of the present one when it began and when it ends at the latest; zeros if there was none, or another
-    machine, whose clock is another, has written the file."""
+    """Seconds of past outages, and of the present one when it began and when it ends at the latest; zeros if
+    there was none, or another machine, whose clock is another, has written the file."""
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         machine, *seconds = file.read().split()
         past, since, until = map(float, seconds)
@@ -50,7 +50,8 @@ class Outages:
         self._past = self._since = self._until = 0.0
 
     def last_until(self, second: float) -> None:
-        """A service is away now and comes back by this second of the monotonic clock; 0 if none is away. Raises OSError."""
+        """A service is away now and comes back by this second of the monotonic clock; 0 if none is away.
+        Raises OSError."""
         now = time.monotonic()
         if self._until and not second:
             self._past += max(min(now, self._until) - self._since, 0.0)

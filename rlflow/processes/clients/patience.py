@@ -14,12 +14,15 @@ from rlflow.processes.clients import outages
 
 T = TypeVar("T")
 
-FIRST, GROWTH, LONGEST = 0.1, 2.0, 5.0  # seconds of the first pause, factor from one to the next, seconds of the longest
+# seconds of the first pause, factor from one to the next, seconds of the longest
+FIRST, GROWTH, LONGEST = 0.1, 2.0, 5.0
 LEAST = 0.05  # seconds: a question with less time left is not asked again, and no pause is shorter
 DEFAULT = 60.0  # seconds of a question whose caller has no deadline
-MARGIN = 0.05  # share of a call's deadline that is left to the caller, so that it hears of the failure and is not killed
+# share of a call's deadline that is left to the caller, so that it hears of the failure and is not killed
+MARGIN = 0.05
 
-_limit: ContextVar[float | None] = ContextVar("limit", default=None)  # second of the clock by which the present call must end
+# second of the clock by which the present call must end
+_limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
 class Unanswered(ConnectionError):
@@ -31,7 +34,8 @@ class Unanswered(ConnectionError):
 
 
 class Passing(Unanswered):
-    """A question has no answer for a reason that may pass. ``after``: the seconds that the server asks to wait, if it does."""
+    """A question has no answer for a reason that may pass. ``after``: the seconds that the server asks to
+    wait, if it does."""
 
     def __init__(self, cause: str, message: str, after: float | None = None) -> None:
         super().__init__(cause, message)
@@ -46,8 +50,9 @@ class Patience:
     pause: Callable[[float], object] = time.sleep
 
     def answer(self, ask: Callable[[float], T], seconds: float) -> T:
-        """What ``ask`` gives, which is called with the seconds that are left of ``seconds`` in all, and again after it raised Passing.
-        Raises Unanswered once no time is left, or the server asks to wait for longer than that."""
+        """What ``ask`` gives, which is called with the seconds that are left of ``seconds`` in all, and again
+        after it raised Passing. Raises Unanswered once no time is left, or the server asks to wait for longer
+        than that."""
         limit, longest, tries = self.clock() + seconds, FIRST, 0
         while True:
             tries += 1
@@ -56,7 +61,10 @@ class Patience:
             except Passing as failure:
                 left = limit - self.clock()
                 if left <= LEAST or (failure.after or 0.0) > left:
-                    raise Unanswered(failure.cause, f"{failure} ({_counted(tries)} in {seconds - left:.3g} of {seconds:g} s)") from failure
+                    raise Unanswered(
+                        failure.cause,
+                        f"{failure} ({_counted(tries)} in {seconds - left:.3g} of {seconds:g} s)",
+                    ) from failure
                 pause = max(failure.after or 0.0, min(longest, left / 2), LEAST)
             self.pause(pause)
             longest = min(longest * GROWTH, LONGEST)
@@ -72,6 +80,7 @@ def within(seconds: float, clock: Callable[[], float] = outages.clock) -> Abstra
 
 
 def left(clock: Callable[[], float] = outages.clock) -> float:
-    """Seconds that a question may take now: what is left of the call that it belongs to, or a default outside of any."""
+    """Seconds that a question may take now: what is left of the call that it belongs to, or a default outside
+    of any."""
     limit = _limit.get()
     return DEFAULT if limit is None else max(limit - clock(), LEAST)

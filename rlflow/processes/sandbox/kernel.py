@@ -1,8 +1,10 @@
-"""Walls that a process asks the kernel to put around it, and that neither it nor its children can take away (Linux).
+"""Walls that a process asks the kernel to put around it, and that neither it nor its children can take away
+(Linux).
 
-Seccomp (Linux 3.5) refuses calls of the kernel by their number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses changes of files
-outside of named folders, or also reads, and looks into other processes, from Linux 6.12 on signals to them too. Both need no rights of
-the user. A wall that the kernel lacks is left out; ``rlflow.processes.sandbox.probe`` says which ones work. The standard library alone.
+Seccomp (Linux 3.5) refuses calls of the kernel by their number, here on x86-64 and ARM64. Landlock (Linux
+5.13) refuses changes of files outside of named folders, or also reads, and looks into other processes, from
+Linux 6.12 on signals to them too. Both need no rights of the user. A wall that the kernel lacks is left out;
+``rlflow.processes.sandbox.probe`` says which ones work. The standard library alone.
 """
 
 from __future__ import annotations
@@ -19,53 +21,225 @@ from typing import NamedTuple
 
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, MODE_FILTER = 22, 38, 2
 
-# -- seccomp: the names of calls, and their numbers on each architecture that is known -------------------------------------------------
+# -- seccomp: the names of calls, and their numbers on each architecture that is known
+# -------------------------------------------------
 
 NETWORK = ("socket", "io_uring_setup")  # io_uring could make sockets too
 PROGRAMS = ("execve", "execveat")
 FORKS = ("fork", "vfork")
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
-PROCESSES = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "prlimit64", "setpriority", "sched_setaffinity",
-             "sched_setscheduler")  # fmt: skip
-SYSTEM = ("bpf", "perf_event_open", "mount", "umount2", "unshare", "setns", "keyctl", "add_key", "request_key", "init_module",
-          "finit_module", "kexec_load", "reboot", "settimeofday", "clock_settime", "open_by_handle_at")  # fmt: skip
-SHARED = ("shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop", "semctl", "semtimedop", "mq_open",
-          "memfd_create")  # memory and queues that no limit of the process counts, of which most stay when it ends
-ATTRIBUTES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
-              "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")  # of files
+PROCESSES = (
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "pidfd_getfd",
+    "prlimit64",
+    "setpriority",
+    "sched_setaffinity",
+    "sched_setscheduler",
+)
+SYSTEM = (
+    "bpf",
+    "perf_event_open",
+    "mount",
+    "umount2",
+    "unshare",
+    "setns",
+    "keyctl",
+    "add_key",
+    "request_key",
+    "init_module",
+    "finit_module",
+    "kexec_load",
+    "reboot",
+    "settimeofday",
+    "clock_settime",
+    "open_by_handle_at",
+)
+SHARED = (
+    "shmget",
+    "shmat",
+    "shmctl",
+    "msgget",
+    "msgsnd",
+    "msgrcv",
+    "msgctl",
+    "semget",
+    "semop",
+    "semctl",
+    "semtimedop",
+    "mq_open",
+    # memory and queues that no limit of the process counts, of which most stay when it ends
+    "memfd_create",
+)
+ATTRIBUTES = (
+    "chmod",
+    "fchmod",
+    "fchmodat",
+    "fchmodat2",
+    "chown",
+    "lchown",
+    "fchown",
+    "fchownat",
+    "utime",
+    "utimes",
+    "futimesat",
+    # of files
+    "utimensat",
+    "setxattr",
+    "lsetxattr",
+    "fsetxattr",
+    "removexattr",
+    "lremovexattr",
+    "fremovexattr",
+)
 
 NUMBERS = {
     "x86_64": {
-        "socket": 41, "io_uring_setup": 425, "execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "clone": 56, "clone3": 435,
-        "kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424,
-        "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438, "prlimit64": 302, "setpriority": 141,
-        "sched_setaffinity": 203, "sched_setscheduler": 144, "bpf": 321, "perf_event_open": 298, "mount": 165, "umount2": 166,
-        "unshare": 272, "setns": 308, "keyctl": 250, "add_key": 248, "request_key": 249, "init_module": 175, "finit_module": 313,
-        "kexec_load": 246, "reboot": 169, "settimeofday": 164, "clock_settime": 227, "chmod": 90, "fchmod": 91, "fchmodat": 268,
-        "fchmodat2": 452, "chown": 92, "lchown": 94, "fchown": 93, "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261,
-        "utimensat": 280, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
-        "fremovexattr": 199, "open_by_handle_at": 304, "shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66,
-        "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "semtimedop": 220, "mq_open": 240, "memfd_create": 319, "prctl": 157,
+        "socket": 41,
+        "io_uring_setup": 425,
+        "execve": 59,
+        "execveat": 322,
+        "fork": 57,
+        "vfork": 58,
+        "clone": 56,
+        "clone3": 435,
+        "kill": 62,
+        "tkill": 200,
+        "tgkill": 234,
+        "rt_sigqueueinfo": 129,
+        "rt_tgsigqueueinfo": 297,
+        "pidfd_send_signal": 424,
+        "ptrace": 101,
+        "process_vm_readv": 310,
+        "process_vm_writev": 311,
+        "pidfd_getfd": 438,
+        "prlimit64": 302,
+        "setpriority": 141,
+        "sched_setaffinity": 203,
+        "sched_setscheduler": 144,
+        "bpf": 321,
+        "perf_event_open": 298,
+        "mount": 165,
+        "umount2": 166,
+        "unshare": 272,
+        "setns": 308,
+        "keyctl": 250,
+        "add_key": 248,
+        "request_key": 249,
+        "init_module": 175,
+        "finit_module": 313,
+        "kexec_load": 246,
+        "reboot": 169,
+        "settimeofday": 164,
+        "clock_settime": 227,
+        "chmod": 90,
+        "fchmod": 91,
+        "fchmodat": 268,
+        "fchmodat2": 452,
+        "chown": 92,
+        "lchown": 94,
+        "fchown": 93,
+        "fchownat": 260,
+        "utime": 132,
+        "utimes": 235,
+        "futimesat": 261,
+        "utimensat": 280,
+        "setxattr": 188,
+        "lsetxattr": 189,
+        "fsetxattr": 190,
+        "removexattr": 197,
+        "lremovexattr": 198,
+        "fremovexattr": 199,
+        "open_by_handle_at": 304,
+        "shmget": 29,
+        "shmat": 30,
+        "shmctl": 31,
+        "semget": 64,
+        "semop": 65,
+        "semctl": 66,
+        "msgget": 68,
+        "msgsnd": 69,
+        "msgrcv": 70,
+        "msgctl": 71,
+        "semtimedop": 220,
+        "mq_open": 240,
+        "memfd_create": 319,
+        "prctl": 157,
         "mmap": 9,
     },
     "aarch64": {
-        "socket": 198, "io_uring_setup": 425, "execve": 221, "execveat": 281, "clone": 220, "clone3": 435, "kill": 129, "tkill": 130,
-        "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424, "ptrace": 117,
-        "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438, "prlimit64": 261, "setpriority": 140,
-        "sched_setaffinity": 122, "sched_setscheduler": 119, "bpf": 280, "perf_event_open": 241, "mount": 40, "umount2": 39,
-        "unshare": 97, "setns": 268, "keyctl": 219, "add_key": 217, "request_key": 218, "init_module": 105, "finit_module": 273,
-        "kexec_load": 104, "reboot": 142, "settimeofday": 170, "clock_settime": 112, "fchmod": 52, "fchmodat": 53, "fchmodat2": 452,
-        "fchown": 55, "fchownat": 54, "utimensat": 88, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14,
-        "lremovexattr": 15, "fremovexattr": 16, "open_by_handle_at": 265, "msgget": 186, "msgctl": 187, "msgrcv": 188, "msgsnd": 189,
-        "semget": 190, "semctl": 191, "semtimedop": 192, "semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "mq_open": 180,
-        "memfd_create": 279, "prctl": 167, "mmap": 222,
+        "socket": 198,
+        "io_uring_setup": 425,
+        "execve": 221,
+        "execveat": 281,
+        "clone": 220,
+        "clone3": 435,
+        "kill": 129,
+        "tkill": 130,
+        "tgkill": 131,
+        "rt_sigqueueinfo": 138,
+        "rt_tgsigqueueinfo": 240,
+        "pidfd_send_signal": 424,
+        "ptrace": 117,
+        "process_vm_readv": 270,
+        "process_vm_writev": 271,
+        "pidfd_getfd": 438,
+        "prlimit64": 261,
+        "setpriority": 140,
+        "sched_setaffinity": 122,
+        "sched_setscheduler": 119,
+        "bpf": 280,
+        "perf_event_open": 241,
+        "mount": 40,
+        "umount2": 39,
+        "unshare": 97,
+        "setns": 268,
+        "keyctl": 219,
+        "add_key": 217,
+        "request_key": 218,
+        "init_module": 105,
+        "finit_module": 273,
+        "kexec_load": 104,
+        "reboot": 142,
+        "settimeofday": 170,
+        "clock_settime": 112,
+        "fchmod": 52,
+        "fchmodat": 53,
+        "fchmodat2": 452,
+        "fchown": 55,
+        "fchownat": 54,
+        "utimensat": 88,
+        "setxattr": 5,
+        "lsetxattr": 6,
+        "fsetxattr": 7,
+        "removexattr": 14,
+        "lremovexattr": 15,
+        "fremovexattr": 16,
+        "open_by_handle_at": 265,
+        "msgget": 186,
+        "msgctl": 187,
+        "msgrcv": 188,
+        "msgsnd": 189,
+        "semget": 190,
+        "semctl": 191,
+        "semtimedop": 192,
+        "semop": 193,
+        "shmget": 194,
+        "shmctl": 195,
+        "shmat": 196,
+        "mq_open": 180,
+        "memfd_create": 279,
+        "prctl": 167,
+        "mmap": 222,
     },
-}  # fmt: skip
+}
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_… in linux/audit.h
 X32 = 0x40000000  # from here on numbers of x86-64 are those of another table
 CLONE_THREAD = 0x00010000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # bytes into what the kernel shows of a call
-LOAD, AND, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
+# instructions of the filter
+LOAD, AND, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
@@ -78,16 +252,19 @@ class Argument(NamedTuple):
     value: int
 
 
-# A process that outlives the one that started it: it would switch off the signal that ends it, or hide its environment from whoever looks.
-OUTLIVING = tuple(Argument("prctl", 0, 0xFFFFFFFF, option) for option in (1, 4, 35))  # PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM
+# A process that outlives the one that started it: it would switch off the signal that ends it, or hide its
+# environment from whoever looks.
+# PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM
+OUTLIVING = tuple(Argument("prctl", 0, 0xFFFFFFFF, option) for option in (1, 4, 35))
 # Memory that RLIMIT_DATA does not count: shared and anonymous, and such that grows down.
 UNCOUNTED = (Argument("mmap", 3, 0x21, 0x21), Argument("mmap", 3, 0x100, 0x100))
 
 
 def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argument] = ()) -> bool:
-    """Have these system calls fail in this thread and in all that it starts. ``forks``: whether it may still start processes.
-    ``arguments``: calls that fail with some arguments only. Gives whether the kernel has put up the wall. Call ``no_new_privileges``
-    first."""
+    """Have these system calls fail in this thread and in all that it starts. ``forks``: whether it may still
+    start processes.
+    ``arguments``: calls that fail with some arguments only. Gives whether the kernel has put up the wall.
+    Call ``no_new_privileges`` first."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in NUMBERS:
         return False
@@ -97,7 +274,9 @@ def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argumen
     return int(_libc().prctl(PR_SET_SECCOMP, MODE_FILTER, program, 0, 0)) == 0
 
 
-def _filter(machine: str, calls: Iterable[str], forks: bool, arguments: Iterable[Argument]) -> Iterable[bytes]:
+def _filter(
+    machine: str, calls: Iterable[str], forks: bool, arguments: Iterable[Argument]
+) -> Iterable[bytes]:
     """The filter's instructions. ``socket`` fails with EACCES, which tells it from other faults."""
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)
@@ -129,11 +308,13 @@ def _filter(machine: str, calls: Iterable[str], forks: bool, arguments: Iterable
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """An instruction. ``yes`` and ``no``: how many instructions to skip after a comparison that holds, or does not."""
+    """An instruction. ``yes`` and ``no``: how many instructions to skip after a comparison that holds, or
+    does not."""
     return struct.pack("HBBI", code, yes, no, value)
 
 
-# -- landlock --------------------------------------------------------------------------------------------------------------------------
+# -- landlock
+# ------------------------------------------------------------------------------------------------------------
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 PATH_BENEATH = 1
@@ -151,15 +332,16 @@ def landlock_version() -> int:
 
 
 def only_change(paths: Iterable[str]) -> bool:
-    """Let this thread and all that it starts change files at ``paths`` and below them only, and look into no process but those behind the
-    same walls. Gives whether the kernel has put up the wall. Call ``no_new_privileges`` first."""
+    """Let this thread and all that it starts change files at ``paths`` and below them only, and look into no
+    process but those behind the same walls. Gives whether the kernel has put up the wall. Call
+    ``no_new_privileges`` first."""
     changes = _changes()
     return _restrict(changes, ((path, changes) for path in paths))
 
 
 def only_read(paths: Iterable[str], listed: Iterable[str]) -> bool:
-    """Let this thread and all that it starts change no file but /dev/null, read those at ``paths`` and below them only, and list the names
-    in folders ``listed`` and below them too. Else as ``only_change``."""
+    """Let this thread and all that it starts change no file but /dev/null, read those at ``paths`` and below
+    them only, and list the names in folders ``listed`` and below them too. Else as ``only_change``."""
     rules = [*((path, READ_FILE | READ_DIR) for path in paths), *((path, READ_DIR) for path in listed)]
     rules += [("/dev/null", _changes() & OF_A_FILE)]
     return _restrict(_changes() | READ_FILE | READ_DIR, rules)
@@ -198,7 +380,8 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def no_new_privileges() -> bool:
-    """Give no program that this process starts more rights than it has, not even a setuid one. Gives whether the kernel has done so."""
+    """Give no program that this process starts more rights than it has, not even a setuid one. Gives whether
+    the kernel has done so."""
     return sys.platform == "linux" and int(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) == 0
 
 
@@ -214,14 +397,15 @@ CAPABILITY_VERSION = 0x20080522
 
 
 def keep_capabilities(allowed: int) -> bool:
-    """Give up all capabilities (the single rights of root) but those of ``allowed``, one bit each. With them a process of root could look
-    into all others. Gives whether the kernel has done so."""
+    """Give up all capabilities (the single rights of root) but those of ``allowed``, one bit each. With them
+    a process of root could look into all others. Gives whether the kernel has done so."""
     if sys.platform != "linux":
         return False
     header, data = struct.pack("Ii", CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
     if _libc().capget(header, data) != 0:
         return False
-    low = [word & allowed for word in struct.unpack("6I", data.raw)[:3]]  # the upper halves have none of these
+    # the upper halves have none of these
+    low = [word & allowed for word in struct.unpack("6I", data.raw)[:3]]
     return int(_libc().capset(header, struct.pack("6I", *low, 0, 0, 0))) == 0
 
 

@@ -1,7 +1,7 @@
 """Finds out which walls work on this machine: a process puts them up and tries to get through each.
 
-Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``, it prints what was refused, as JSON. Kinds are the walls around scorers and
-those around code that models or strangers wrote.
+Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``, it prints what was refused, as JSON. Kinds
+are the walls around scorers and those around code that models or strangers wrote.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from rlflow.processes.sandbox import kernel, limits, walls
 
 SECONDS, MEGABYTES = 60.0, 512
 WALLS = {  # wall → the feature of the kernel that it needs
-    "network": "seccomp", "programs": "seccomp", "signals": "seccomp", "files": "Landlock, from Linux 5.13", "processes": "Landlock",
+    "network": "seccomp",
+    "programs": "seccomp",
+    "signals": "seccomp",
+    "files": "Landlock, from Linux 5.13",
+    "processes": "Landlock",
     "limits": "resource limits",
-}  # fmt: skip
+}
 
 
 OF_CODE = {  # those around code alone
-    "reading": "Landlock, from Linux 5.13", "outliving the server": "seccomp", "shared memory": "seccomp",
-}  # fmt: skip
+    "reading": "Landlock, from Linux 5.13",
+    "outliving the server": "seccomp",
+    "shared memory": "seccomp",
+}
 Kind = Literal["scorers", "code"]
 
 
@@ -44,8 +50,13 @@ def missing(kind: Kind = "scorers") -> tuple[str, ...]:
     with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
         command = [sys.executable, "-P", "-m", "rlflow.processes.sandbox.probe", folder, kind]
         try:
-            process = subprocess.run(command, capture_output=True, env=limits.environment(folder), timeout=SECONDS,
-                                     stdin=subprocess.DEVNULL)  # fmt: skip
+            process = subprocess.run(
+                command,
+                capture_output=True,
+                env=limits.environment(folder),
+                timeout=SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
             refused = json.loads(process.stdout)
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return tuple(around(kind))
@@ -55,9 +66,15 @@ def missing(kind: Kind = "scorers") -> tuple[str, ...]:
 def lines() -> list[str]:
     """A line for each wall: whether it works on this machine."""
     lacks = (*missing(), *(name for name in missing("code") if name in OF_CODE))
-    stand = [f"{name}: {f'open: this machine has no {needs}' if name in lacks else 'walled off'}" for name, needs in around("code").items()]
-    return [*stand, "tasks whose scorers evaluate text " + ("need --unsafe-scorers" if missing() else "can be used"),
-            "rlflow serve code and --env python " + ("need --unsafe" if missing("code") else "can be used")]  # fmt: skip
+    stand = [
+        f"{name}: {f'open: this machine has no {needs}' if name in lacks else 'walled off'}"
+        for name, needs in around("code").items()
+    ]
+    return [
+        *stand,
+        "tasks whose scorers evaluate text " + ("need --unsafe-scorers" if missing() else "can be used"),
+        "rlflow serve code and --env python " + ("need --unsafe" if missing("code") else "can be used"),
+    ]
 
 
 def _refused(action: Callable[[], object]) -> bool:
@@ -89,7 +106,15 @@ def main() -> None:
         "shared memory": lambda: mmap.mmap(-1, mmap.PAGESIZE).close(),
         "limits": lambda: [os.dup(1) for _ in range(walls.OPEN)],
     }
-    print(json.dumps([name for name in attempts if name in around("code" if kind == "code" else "scorers") and _refused(attempts[name])]))
+    print(
+        json.dumps(
+            [
+                name
+                for name in attempts
+                if name in around("code" if kind == "code" else "scorers") and _refused(attempts[name])
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from rlflow.processes.watchdog.stacks import show_stacks
 BEAT_SECONDS = 0.25  # between two heartbeats, which say that the interpreter lets its threads run
 CLOSE_SECONDS = 10.0  # the watchdog may take to end what a run has started
 STARTS = 3  # how often the watchdog is started; it may be killed itself
-CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.dog import main; main()"  # of this package, but of no other of ours
+# of this package, but of no other of ours
+CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.dog import main; main()"
+
 
 class ProcessExit(BaseException):
     """A stage called ``os._exit``. It is no Exception, so that a stage's own handlers do not catch it."""
@@ -32,7 +34,8 @@ class Watchdog:
     """The watchdog of this process. It works on Linux alone; elsewhere nothing is watched."""
 
     def __init__(self) -> None:
-        self.name = secrets.token_hex(8)  # in the mark of processes that this one starts, and in names of its private folders
+        # in the mark of processes that this one starts, and in names of its private folders
+        self.name = secrets.token_hex(8)
         self.pid = os.getpid()
         self.board = Board()  # where nodes under way are written down
         self.signals = -1  # descriptor that takes the number of each signal; -1 where nothing is watched
@@ -45,7 +48,8 @@ class Watchdog:
 
     @classmethod
     def start(cls) -> Watchdog:
-        """Start a watchdog of this process. Where no process, thread or memory can be had for it, the run goes on without one."""
+        """Start a watchdog of this process. Where no process, thread or memory can be had for it, the run
+        goes on without one."""
         dog = cls()
         if sys.platform == "linux":
             try:
@@ -60,7 +64,9 @@ class Watchdog:
         self._files = [self._command_end, self._commands, self._signal_end, self.signals]
         for file in (self._commands, self.signals):
             os.set_blocking(file, False)
-        self._thread = threading.Thread(target=self._beat, args=(self._spawned(),), name="watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=self._beat, args=(self._spawned(),), name="watchdog", daemon=True
+        )
         self._thread.start()
         self.refuse_exits()
 
@@ -75,9 +81,21 @@ class Watchdog:
     def _spawned(self) -> subprocess.Popen[bytes]:
         assert self.board.file is not None
         files = [self.board.file, self._command_end, self._signal_end, launcher.pipe()]
-        arguments = [str(Path(__file__).parents[1]), str(self.pid), kin.started(self.pid), self.name, *map(str, files)]
-        return subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                start_new_session=True, bufsize=0, pass_fds=[file for file in files if file >= 0])  # fmt: skip
+        arguments = [
+            str(Path(__file__).parents[1]),
+            str(self.pid),
+            kin.started(self.pid),
+            self.name,
+            *map(str, files),
+        ]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", CODE, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+            pass_fds=[file for file in files if file >= 0],
+        )
 
     def _beat(self, child: subprocess.Popen[bytes]) -> None:
         """The thread: send heartbeats, and start the watchdog anew where it is killed."""
@@ -96,17 +114,20 @@ class Watchdog:
 
     def watch(self, folder: Path) -> None:
         """Tell the watchdog that a run begins in this folder."""
-        self._run_message = _line({"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}})
+        self._run_message = _line(
+            {"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}}
+        )
         self._say(self._run_message)
 
     def remove_in_the_end(self, folder: Path) -> None:
-        """Remove a private folder however this process ends. Call this before the folder is made; a folder that is not there does no
-        harm."""
+        """Remove a private folder however this process ends. Call this before the folder is made; a folder
+        that is not there does no harm."""
         self._folders.append(folder)
         self._say(_folder(folder))
 
     def close(self) -> None:
-        """End all processes that this one has started with its mark, remove private folders, and end the watchdog."""
+        """End all processes that this one has started with its mark, remove private folders, and end the
+        watchdog."""
         if self._thread is not None:
             self._over.set()
             self._say(_line({"end": True}))
@@ -144,8 +165,8 @@ class Watchdog:
                 os.environ.pop(kin.MARK, None)
 
     def forked(self) -> None:
-        """Called in a child that a stage has forked: tell the watchdog of the child, whose environment may lack the mark, and let signals
-        of the terminal be handled by the run alone."""
+        """Called in a child that a stage has forked: tell the watchdog of the child, whose environment may
+        lack the mark, and let signals of the terminal be handled by the run alone."""
         self._say(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -158,7 +179,8 @@ class Watchdog:
 
 
 def for_worker() -> Watchdog:
-    """The watchdog of a worker process. A worker with the mark of a run is ended by the watchdog of that run and needs none of its own."""
+    """The watchdog of a worker process. A worker with the mark of a run is ended by the watchdog of that run
+    and needs none of its own."""
     if kin.MARK not in os.environ:
         dog = Watchdog.start()
         dog.mark()

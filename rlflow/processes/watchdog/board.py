@@ -1,4 +1,5 @@
-"""The board: shared memory in which a process writes which nodes it runs, and which the watchdog reads without the process's help.
+"""The board: shared memory in which a process writes which nodes it runs, and which the watchdog reads
+without the process's help.
 
 This module imports the standard library alone, since the watchdog loads it."""
 
@@ -42,7 +43,8 @@ class Board:
 
     @classmethod
     def new(cls) -> Board:
-        """A board in new memory, which is freed with the last process that has it open (Linux). Raises OSError."""
+        """A board in new memory, which is freed with the last process that has it open (Linux). Raises
+        OSError."""
         file = os.memfd_create("rlflow-board")
         try:
             os.ftruncate(file, SIZE)
@@ -51,7 +53,8 @@ class Board:
             os.close(file)
             raise
 
-    # -- the process that works ------------------------------------------------------------------------------------------------------
+    # -- the process that works
+    # ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
@@ -91,7 +94,14 @@ class Board:
     def _put(self, place: int, entry: NodeUnderWay) -> None:
         if self._memory is not None:
             name = entry.name.encode()[:NAME]
-            ENTRY.pack_into(self._memory, BEATS.size + place * ENTRY.size, entry.number, entry.seconds, entry.iteration, name)
+            ENTRY.pack_into(
+                self._memory,
+                BEATS.size + place * ENTRY.size,
+                entry.number,
+                entry.seconds,
+                entry.iteration,
+                name,
+            )
 
     def beat(self) -> None:
         """Write a heartbeat: the interpreter lets its threads run."""
@@ -99,7 +109,8 @@ class Board:
         if self._memory is not None:
             BEATS.pack_into(self._memory, 0, self._beats)
 
-    # -- the watchdog ----------------------------------------------------------------------------------------------------------------
+    # -- the watchdog
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def beats(self) -> int:
@@ -111,5 +122,8 @@ class Board:
         """The nodes under way, in the order in which they began."""
         assert self._memory is not None
         slots = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
-        return sorted(NodeUnderWay(number, seconds, iteration, name.rstrip(b"\0").decode(errors="replace"))
-                      for number, seconds, iteration, name in slots if number)  # fmt: skip
+        return sorted(
+            NodeUnderWay(number, seconds, iteration, name.rstrip(b"\0").decode(errors="replace"))
+            for number, seconds, iteration, name in slots
+            if number
+        )

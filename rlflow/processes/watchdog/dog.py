@@ -1,12 +1,14 @@
 """The watchdog's own process. Four times a second it looks at the process beside which it runs.
 
-- It kills a run whose node has passed its deadline, or that was asked to stop, while C code keeps the interpreter's lock: such a run cannot
-  end itself.
+- It kills a run whose node has passed its deadline, or that was asked to stop, while C code keeps the
+  interpreter's lock: such a run cannot end itself.
 - It reports a process that has vanished, on the terminal and in status.json.
-- However the process ends, it ends all processes that the run has started and removes the run's private folders.
+- However the process ends, it ends all processes that the run has started and removes the run's private
+  folders.
 
-It is started by its path and imports the standard library alone (so no psutil), which takes milliseconds; ``beside.py`` starts it and sends
-it messages. Time in which the process is stopped (SIGSTOP, ctrl-Z), or in which the watchdog cannot run, does not count.
+It is started by its path and imports the standard library alone (so no psutil), which takes milliseconds;
+``beside.py`` starts it and sends it messages. Time in which the process is stopped (SIGSTOP, ctrl-Z), or in
+which the watchdog cannot run, does not count.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ SILENT_SECONDS = 1.5  # without a heartbeat, after which C code is taken to keep
 GRACE_SECONDS = 1.5  # after a deadline, in which the run ends by itself if its interpreter runs
 ASKED_SECONDS = 5.0  # how long a run that was asked to stop may keep its interpreter's lock
 AGAIN_SECONDS = 1.0  # the same where it was asked twice
-GONE_SECONDS = 5.0  # how long a killed process may take to be gone, and its forked children to tell of themselves
+# how long a killed process may take to be gone, and its forked children to tell of themselves
+GONE_SECONDS = 5.0
 SHOWN = 4  # most nodes under way that a message names
 RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: what a stack shows ends there
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to stop
 FAILED, INTERRUPTED = 1, 130  # exit codes
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)  # signals that faults of a process's own raise
+# signals that faults of a process's own raise
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class WatchedRun:
 
 @dataclass
 class Dog:
-    """Watches one process: takes its messages and signals, decides when it must be ended, ends it and cleans up."""
+    """Watches one process: takes its messages and signals, decides when it must be ended, ends it and cleans
+    up."""
 
     pid: int  # the watched process
     started: str  # its start, as `kin.started` gives it
@@ -64,18 +69,22 @@ class Dog:
     ended: bool = False  # whether the process has said that all is over
     folders: list[str] = field(default_factory=list)  # private folders, removed in the end
     forks: list[kin.Known] = field(default_factory=list)  # children that stages have forked
-    listen: Callable[[], bool] = lambda: False  # takes in the messages that are there; whether anybody is left who may send more
+    # takes in the messages that are there; whether anybody is left who may send more
+    listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
     beats: int = -1  # heartbeats at the last look
-    ran: dict[int, float] = field(default_factory=dict)  # number of a node under way → seconds in which the process could run
+    # number of a node under way → seconds in which the process could run
+    ran: dict[int, float] = field(default_factory=dict)
     asked: list[float] = field(default_factory=list)  # for each request to stop, the seconds since then
     entries: list[NodeUnderWay] = field(default_factory=list)  # nodes under way at the last look
     warned: bool = False  # whether the user was told that the run will be killed
 
-    # -- messages ------------------------------------------------------------------------------------------------------------------
+    # -- messages
+    # --------------------------------------------------------------------------------------------------------
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Take in a message of the process: that a run begins, a private folder, a forked child, or the end."""
+        """Take in a message of the process: that a run begins, a private folder, a forked child, or the
+        end."""
         if "run" in message:
             self.run = WatchedRun(**message["run"]) if message["run"] else None
         elif "folder" in message:
@@ -86,17 +95,19 @@ class Dog:
         self.ended |= "end" in message
 
     def signalled(self, numbers: bytes) -> None:
-        """Take in signals that the process has received. The first one that asks to stop counts, and a second ctrl-C; two of them at once
-        are one ctrl-C that came over two ways."""
+        """Take in signals that the process has received. The first one that asks to stop counts, and a second
+        ctrl-C; two of them at once are one ctrl-C that came over two ways."""
         for number in numbers:
             again = number == signal.SIGINT and self.asked and self.asked[-1] > 2 * TICK
             if again or (number in STOPPING and not self.asked):
                 self.asked.append(0.0)
 
-    # -- judgement -----------------------------------------------------------------------------------------------------------------
+    # -- judgement
+    # --------------------------------------------------------------------------------------------------------
 
     def look(self, state: str, elapsed: float) -> tuple[int, str] | None:
-        """(exit code, reason) of a run that must be ended; None for others. ``state``: the process's state as the kernel tells it.
+        """(exit code, reason) of a run that must be ended; None for others. ``state``: the process's state as
+        the kernel tells it.
         ``elapsed``: seconds since the last look."""
         elapsed = 0.0 if state in "Tt" else min(elapsed, 2 * TICK)
         beats = self.board.beats
@@ -109,23 +120,35 @@ class Dog:
         return self._past_deadline() or self._unresponsive()
 
     def _past_deadline(self) -> tuple[int, str] | None:
-        late = next((entry for entry in self.entries if self.ran[entry.number] > entry.seconds + GRACE_SECONDS), None)
+        late = next(
+            (entry for entry in self.entries if self.ran[entry.number] > entry.seconds + GRACE_SECONDS), None
+        )
         if late is None:
             return None
-        return FAILED, (f"stage '{late.name}' failed in iteration {late.iteration}: no result after its deadline of {late.seconds:g} s, "
-                        "and its code keeps the interpreter's lock: the run's process was killed")  # fmt: skip
+        return FAILED, (
+            f"stage '{late.name}' failed in iteration {late.iteration}: no result after its deadline of "
+            f"{late.seconds:g} s, "
+            "and its code keeps the interpreter's lock: the run's process was killed"
+        )
 
     def _unresponsive(self) -> tuple[int, str] | None:
         waits = [min(seconds, self.silent) for seconds in self.asked]
         if (waits and waits[0] > ASKED_SECONDS) or (len(waits) > 1 and waits[1] > AGAIN_SECONDS):
-            return INTERRUPTED, f"stopped: {_named(self.entries[0])} kept the interpreter's lock for {self.silent:.0f} s"
+            return (
+                INTERRUPTED,
+                f"stopped: {_named(self.entries[0])} kept the interpreter's lock for {self.silent:.0f} s",
+            )
         if waits and not self.warned:
             self.warned = True
-            say(f"stopping: {_named(self.entries[0])} keeps the interpreter's lock; if it does not let go within "
-                f"{ASKED_SECONDS - waits[0]:.0f} s the run ends as it was last saved")
+            say(
+                f"stopping: {_named(self.entries[0])} keeps the interpreter's lock; if it does not let "
+                "go within "
+                f"{ASKED_SECONDS - waits[0]:.0f} s the run ends as it was last saved"
+            )
         return None
 
-    # -- action --------------------------------------------------------------------------------------------------------------------
+    # -- action
+    # --------------------------------------------------------------------------------------------------------
 
     def stop(self, code: int, why: str) -> None:
         """Kill the process, which cannot end itself, with all that the run has started, and report why."""
@@ -139,7 +162,8 @@ class Dog:
         self._report("failed" if code == FAILED else "interrupted", "\n".join(filter(None, [why, frames])))
 
     def vanished(self, status: kin.Stat | None) -> None:
-        """Clean up and report after a process that has ended without saying so: it was killed, or has called ``os._exit``."""
+        """Clean up and report after a process that has ended without saying so: it was killed, or has called
+        ``os._exit``."""
         self.clear()
         self.entries = self.board.entries()
         if self.run is None or not self._status():
@@ -149,19 +173,24 @@ class Dog:
             ending = f"exited with code {code}" if code >= 0 else f"crashed with {_signal_name(-code)}"
             self._report("failed", f"the run's process {ending}{self._nodes_under_way()}")
         else:  # readers of status.json see by its pid that the process is gone
-            ending = f"was killed by {_signal_name(-code)}" if code is not None else "has ended without a word"
+            ending = (
+                f"was killed by {_signal_name(-code)}" if code is not None else "has ended without a word"
+            )
             say(f"the run's process {ending}{self._nodes_under_way()}\n{self._advice()}")
 
     def clear(self) -> list[int]:
-        """End the processes that the run has started and remove its private folders. Gives the processes that could not be ended."""
+        """End the processes that the run has started and remove its private folders. Gives the processes that
+        could not be ended."""
         left = self._end_all()
-        limit = time.monotonic() + GONE_SECONDS  # a child that was forked as its parent vanished has its message to send yet
+        # a child that was forked as its parent vanished has its message to send yet
+        limit = time.monotonic() + GONE_SECONDS
         while not kin.lives(self.pid, self.started) and self.listen() and time.monotonic() < limit:
             left = self._end_all()
             time.sleep(kin.PAUSE)
         for folder in self.folders:
             private.remove(folder)
-        for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.reward"):  # folders of rewards
+        # folders of rewards
+        for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.reward"):
             shutil.rmtree(path, ignore_errors=True)
         return left
 
@@ -182,7 +211,8 @@ class Dog:
     def _nodes_under_way(self) -> str:
         return f" while {', '.join(map(_named, self.entries[:SHOWN]))} ran" if self.entries else ""
 
-    # -- the report ----------------------------------------------------------------------------------------------------------------
+    # -- the report
+    # --------------------------------------------------------------------------------------------------------
 
     def _report(self, state: str, why: str) -> None:
         advice = self._advice()
@@ -196,14 +226,17 @@ class Dog:
         with contextlib.suppress(OSError):
             folder = os.path.join(self.run.path, "checkpoints")
             steps = [step for name in os.listdir(folder) if (step := STEP.fullmatch(name)) is not None]
-            checkpoints = [step for step in steps if os.path.isfile(os.path.join(folder, step[0], "manifest.json"))]
+            checkpoints = [
+                step for step in steps if os.path.isfile(os.path.join(folder, step[0], "manifest.json"))
+            ]
         if not checkpoints:
             return "no checkpoint was written: start the run again"
         newest = max(checkpoints, key=lambda step: (int(step[1]), int(step[2] or 1)))
         return f"saved as {newest[0]}; go on with: rlflow resume {self.run.folder}"
 
     def _status(self) -> dict[str, Any]:
-        """The content of status.json where it belongs to this process and says that the run goes on; else an empty dictionary."""
+        """The content of status.json where it belongs to this process and says that the run goes on; else an
+        empty dictionary."""
         assert self.run is not None
         try:
             with open(os.path.join(self.run.path, "status.json")) as file:
@@ -220,7 +253,18 @@ class Dog:
         aside = os.path.join(self.run.path, f".status.json.{os.getpid()}")
         try:
             with open(aside, "w") as file:
-                file.write(json.dumps({**status, "state": state, "error": error, "updated": time.time(), "iteration": finished}) + "\n")
+                file.write(
+                    json.dumps(
+                        {
+                            **status,
+                            "state": state,
+                            "error": error,
+                            "updated": time.time(),
+                            "iteration": finished,
+                        }
+                    )
+                    + "\n"
+                )
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, os.path.join(self.run.path, "status.json"))
@@ -240,17 +284,20 @@ def _signal_name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Write to the run's terminal, and show its cursor again, which a live view may have hidden. A closed terminal is no error."""
+    """Write to the run's terminal, and show its cursor again, which a live view may have hidden. A closed
+    terminal is no error."""
     with contextlib.suppress(OSError):
         cursor = "\x1b[?25h\n" if os.isatty(2) else ""
         os.write(2, f"{cursor}{text}\n".encode(errors="backslashreplace"))
 
 
-# -- the process ---------------------------------------------------------------------------------------------------------------
+# -- the process
+# ------------------------------------------------------------------------------------------------------------
 
 
 def watch(dog: Dog, commands: int, signals: int) -> int | None:
-    """Watch until the run is over or its process has ended. Gives the exit code of a run that the watchdog has ended, else None.
+    """Watch until the run is over or its process has ended. Gives the exit code of a run that the watchdog
+    has ended, else None.
 
     ``commands`` and ``signals``: descriptors from which messages and signal numbers are read."""
     poll, last = select.poll(), time.monotonic()
@@ -282,7 +329,8 @@ class Messages:
         self.dog, self.file, self.poll, self.torn = dog, file, poll, b""
 
     def listen(self) -> bool:
-        """Take in the messages that are there. Whether the pipe's other end is open, in the process or in a child that it has forked."""
+        """Take in the messages that are there. Whether the pipe's other end is open, in the process or in a
+        child that it has forked."""
         while data := _read(self.file, self.poll):
             *lines, self.torn = (self.torn + data).split(b"\n")
             for line in lines:
@@ -292,7 +340,8 @@ class Messages:
 
 
 def _read(file: int, poll: select.poll) -> bytes | None:
-    """The bytes that can be read now; None for none. A pipe whose other end is closed gives no bytes, and is taken out of ``poll``."""
+    """The bytes that can be read now; None for none. A pipe whose other end is closed gives no bytes, and is
+    taken out of ``poll``."""
     try:
         data = os.read(file, 1 << 16)
     except BlockingIOError:
@@ -304,8 +353,9 @@ def _read(file: int, poll: select.poll) -> bytes | None:
 
 
 def main() -> None:
-    """Run the watchdog. Arguments: pid and start of the watched process, its name in the mark, and the descriptors of the board, of
-    messages, of signals, and of the launcher's pipe (-1 for none). Standard output is closed when all is done."""
+    """Run the watchdog. Arguments: pid and start of the watched process, its name in the mark, and the
+    descriptors of the board, of messages, of signals, and of the launcher's pipe (-1 for none). Standard
+    output is closed when all is done."""
     if os.fork():  # the watchdog must not be a child of the run, which may end all of its children
         os._exit(0)
     os.chdir("/")

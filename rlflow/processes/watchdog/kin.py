@@ -1,9 +1,9 @@
 """Processes of a run: how they are marked, found and ended, and whether one still lives.
 
-What a run starts inherits a mark, a variable of the environment, through every fork and every new session, also when its parent ends; /proc
-tells which processes have it. Titles of Ray's processes may lie over it; those are known by the run's files that they have open. This
-module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within milliseconds by importing the standard
-library alone.
+What a run starts inherits a mark, a variable of the environment, through every fork and every new session,
+also when its parent ends; /proc tells which processes have it. Titles of Ray's processes may lie over it;
+those are known by the run's files that they have open. This module reads /proc itself instead of using
+psutil, since the watchdog loads it: that starts within milliseconds by importing the standard library alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-MARK = "RLFLOW_RUN"  # the variable: the names of a run and of runs around it, the outermost first, separated by slashes
+# the variable: the names of a run and of runs around it, the outermost first, separated by slashes
+MARK = "RLFLOW_RUN"
 RAY = "ray::"  # begins the titles of processes of Ray
 RAYLET = "RAY_RAYLET_PID"  # the variable in which Ray names the process that starts its workers and agents
-LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # commands that end by themselves, once they have sent or removed all
+# commands that end by themselves, once they have sent or removed all
+LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ROUNDS = 20  # most rounds of killing processes, which may start others meanwhile
 PAUSE = 0.05  # seconds between two rounds
@@ -48,13 +50,15 @@ def stat(pid: int) -> Stat | None:
 
 
 def started(pid: int) -> str:
-    """When a process was started, in clock ticks since the machine's start; empty for a process that has ended, collected or not."""
+    """When a process was started, in clock ticks since the machine's start; empty for a process that has
+    ended, collected or not."""
     status = stat(pid)
     return status.started if status is not None and status.state not in "ZX" else ""
 
 
 def lives(pid: int, start: str) -> bool:
-    """Whether the process that was started at ``start`` runs or is stopped. False where another process has its pid by now."""
+    """Whether the process that was started at ``start`` runs or is stopped. False where another process has
+    its pid by now."""
     return start != "" and started(pid) == start
 
 
@@ -74,18 +78,27 @@ def _pids() -> Iterator[int]:
 
 
 def marked(name: str) -> list[int]:
-    """Pids of the processes that have this name in their mark, except those that end by themselves (``LEFT_ALONE``)."""
+    """Pids of the processes that have this name in their mark, except those that end by themselves
+    (``LEFT_ALONE``)."""
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for pid in _pids():
         environment = _environment(pid)
-        if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
-                                          if item.startswith(prefix)) and not left_alone(pid):  # fmt: skip
+        if (
+            encoded in environment
+            and any(
+                encoded in item[len(prefix) :].split(b"/")
+                for item in environment.split(b"\0")
+                if item.startswith(prefix)
+            )
+            and not left_alone(pid)
+        ):
             pids.append(pid)
     return pids
 
 
 def of_ray(folders: Iterable[str]) -> list[int]:
-    """Pids of processes of Ray that have files below these folders open, whether their titles have left them a mark or not."""
+    """Pids of processes of Ray that have files below these folders open, whether their titles have left them
+    a mark or not."""
     below = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
     return [pid for pid in _pids() if command(pid).startswith(RAY) and _has_open(pid, below)]
 
@@ -111,7 +124,8 @@ def _environment(pid: int) -> bytes:
         status = stat(pid)
         if environment or status is None or status.state in "ZX" or status.parent != os.getpid():
             return environment
-        time.sleep(PAUSE)  # a child of ours within its exec: the kernel shows the new environment a moment after it closes pipes
+        # a child of ours within its exec: the kernel shows the new environment a moment after it closes pipes
+        time.sleep(PAUSE)
     return b""
 
 
@@ -150,8 +164,8 @@ def still(processes: list[Known]) -> list[int]:
 
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
-    """Kill the processes that ``find`` finds, again and again until it finds none. Gives the pids of those that are left after
-    ``ROUNDS``."""
+    """Kill the processes that ``find`` finds, again and again until it finds none. Gives the pids of those
+    that are left after ``ROUNDS``."""
     survivors = running(find())
     for _ in range(ROUNDS):
         if not survivors:
@@ -170,15 +184,16 @@ def running(pids: list[int]) -> list[int]:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends, even while this process is stopped (Linux)."""
+    """Have the kernel kill this process when its parent ends, however that ends, even while this process is
+    stopped (Linux)."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
 
 
 def die_with_raylet() -> None:
-    """The same for a process that Ray starts, whose parent is the raylet or a process that ends with it. A raylet that has ended before
-    we asked is known by its pid."""
+    """The same for a process that Ray starts, whose parent is the raylet or a process that ends with it. A
+    raylet that has ended before we asked is known by its pid."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and not started(int(os.environ.get(RAYLET, os.getppid()))):
         os._exit(1)
@@ -198,8 +213,8 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def here_alone() -> Iterator[None]:
-    """Keep forked children inside: a child that is forked inside and leaves it, by a return or an exception, exits there. It must not go on
-    with its parent's work and answer in the parent's place."""
+    """Keep forked children inside: a child that is forked inside and leaves it, by a return or an exception,
+    exits there. It must not go on with its parent's work and answer in the parent's place."""
     pid = os.getpid()
     try:
         yield

@@ -1,7 +1,9 @@
-"""The launcher: the process that a shell waits for, above the one that runs. It gives the shell the right exit code of the run.
+"""The launcher: the process that a shell waits for, above the one that runs. It gives the shell the right
+exit code of the run.
 
-A run that is killed because its interpreter hangs has no exit code of its own, and one that C code ends with code 0 has a wrong one. So the
-command that starts a run forks before anything is loaded: the child runs, the parent passes signals on and waits.
+A run that is killed because its interpreter hangs has no exit code of its own, and one that C code ends with
+code 0 has a wrong one. So the command that starts a run forks before anything is loaded: the child runs, the
+parent passes signals on and waits.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ HEAVY = "torch"  # once this is loaded there are threads, which no child would h
 CLOSE_SECONDS = 15.0  # the watchdog may take, once the run has ended, to end what is left of it
 SEEN_SECONDS = 0.2  # within which the run reports that it has received a ctrl-C itself
 VANISHED = 1  # exit code for a run that ended with 0 without reporting that it was done
-SEEN, DONE, VERDICT = b"i", b"d", b"v"  # messages: a SIGINT was received; the code of an exit; the code of a run that was killed
+# messages: a SIGINT was received; the code of an exit; the code of a run that was killed
+SEEN, DONE, VERDICT = b"i", b"d", b"v"
 
 _pipe: int | None = None  # the writing end, in the process that runs
 _at_once = False
@@ -33,7 +36,8 @@ def pipe() -> int:
 
 
 def leave_at_once() -> None:
-    """Have this process exit without the exit handlers of libraries, which would wait for processes that are gone."""
+    """Have this process exit without the exit handlers of libraries, which would wait for processes that are
+    gone."""
     global _at_once
     _at_once = True
 
@@ -63,8 +67,8 @@ def _tell(kind: bytes, value: int = 0) -> None:
 def apart() -> int | None:
     """Fork: the child goes on with the command, and this process waits for it as its launcher.
 
-    Gives None in the child, and here, once the child has ended, its exit code. Gives None without a fork in a process that has threads
-    already, and on a system that is not Linux."""
+    Gives None in the child, and here, once the child has ended, its exit code. Gives None without a fork in a
+    process that has threads already, and on a system that is not Linux."""
     global _pipe
     if sys.platform != "linux" or HEAVY in sys.modules or threading.active_count() > 1:
         return None
@@ -95,23 +99,31 @@ class Launcher:
     def __init__(self, child: int, pipe_end: int) -> None:
         self.child, self._pipe_end = child, pipe_end
         self._messages: list[tuple[bytes, int]] = []
-        self._passed_on = [number for number in PASSED_ON if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]  # nohup
+        # nohup
+        self._passed_on = [
+            number
+            for number in PASSED_ON
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+        ]
         kin.adopt()
 
     def wait(self) -> int:
-        """Wait for the child, and give its exit code. Where a signal killed the child, this process kills itself with it too."""
+        """Wait for the child, and give its exit code. Where a signal killed the child, this process kills
+        itself with it too."""
         while not self._ended():
             info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
             if info.si_signo in self._passed_on and not self._received_too(info):
                 os.kill(self.child, info.si_signo)
         self._read_to_the_end()
         status = os.waitpid(self.child, 0)[1]
-        kin.end_all(lambda: [pid for pid in kin.still(kin.descendants(os.getpid())) if not kin.left_alone(pid)])
+        kin.end_all(
+            lambda: [pid for pid in kin.still(kin.descendants(os.getpid())) if not kin.left_alone(pid)]
+        )
         return self._code(status)
 
     def _ended(self) -> bool:
-        """Whether the child has ended. It is not collected yet, so that the watchdog can look at it; other children, whose parents have
-        ended, are."""
+        """Whether the child has ended. It is not collected yet, so that the watchdog can look at it; other
+        children, whose parents have ended, are."""
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if info.si_pid == self.child:
                 return True
@@ -119,8 +131,8 @@ class Launcher:
         return False
 
     def _received_too(self, info: signal.struct_siginfo) -> bool:
-        """Whether the child has received this signal itself: a terminal sends it to both processes, and so may another process. It matters
-        for ctrl-C alone, since a second one means more than the first."""
+        """Whether the child has received this signal itself: a terminal sends it to both processes, and so
+        may another process. It matters for ctrl-C alone, since a second one means more than the first."""
         if info.si_signo != signal.SIGINT:
             return False
         limit = time.monotonic() + SEEN_SECONDS
@@ -139,8 +151,8 @@ class Launcher:
         return bool(data)
 
     def _read_to_the_end(self) -> None:
-        """Take in messages until the child and the watchdog have closed the pipe, or CLOSE_SECONDS have passed: a forked process may keep
-        it open."""
+        """Take in messages until the child and the watchdog have closed the pipe, or CLOSE_SECONDS have
+        passed: a forked process may keep it open."""
         limit = time.monotonic() + CLOSE_SECONDS
         while self._read(limit - time.monotonic()) and time.monotonic() < limit:
             pass

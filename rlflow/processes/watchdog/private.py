@@ -1,4 +1,5 @@
-"""Private folders in places that all users write to, such as /tmp. A folder of another user is never used, and no link is followed.
+"""Private folders in places that all users write to, such as /tmp. A folder of another user is never used,
+and no link is followed.
 
 This module imports the standard library alone, since the watchdog loads it.
 """
@@ -22,16 +23,16 @@ class NotPrivate(PermissionError):
 
 
 def create(path: str | os.PathLike[str]) -> None:
-    """Make a new private folder. Raises FileExistsError where anything has that name, even a broken link, and NotPrivate where another user
-    could replace the folder."""
+    """Make a new private folder. Raises FileExistsError where anything has that name, even a broken link, and
+    NotPrivate where another user could replace the folder."""
     check_place(os.path.dirname(os.path.abspath(path)))
     os.mkdir(path, MODE)
     check(path)
 
 
 def share(path: str | os.PathLike[str]) -> None:
-    """Make a private folder, or use the one that another process of this user has made. Raises NotPrivate for anything else of that
-    name."""
+    """Make a private folder, or use the one that another process of this user has made. Raises NotPrivate for
+    anything else of that name."""
     try:
         create(path)
     except FileExistsError:
@@ -42,28 +43,43 @@ def check(path: str | os.PathLike[str]) -> None:
     """Raises NotPrivate for a path that is no folder which this user alone owns and can enter."""
     status, user = os.lstat(path), os.geteuid()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotPrivate(f"{os.fspath(path)}: found {'a link' if stat.S_ISLNK(status.st_mode) else 'no folder'}, expected a folder")
+        raise NotPrivate(
+            f"{os.fspath(path)}: found {'a link' if stat.S_ISLNK(status.st_mode) else 'no folder'}, "
+            "expected a folder"
+        )
     if status.st_uid != user:
-        raise NotPrivate(f"{os.fspath(path)}: found a folder of user {status.st_uid}, expected one of user {user}")
+        raise NotPrivate(
+            f"{os.fspath(path)}: found a folder of user {status.st_uid}, expected one of user {user}"
+        )
     if status.st_mode & 0o077:
-        raise NotPrivate(f"{os.fspath(path)}: found rights {stat.S_IMODE(status.st_mode):o}, expected {MODE:o}")
+        raise NotPrivate(
+            f"{os.fspath(path)}: found rights {stat.S_IMODE(status.st_mode):o}, expected {MODE:o}"
+        )
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:
-    """Raises NotPrivate for a folder in which other users may rename or remove entries of this user: one that they may write to and that
-    has no sticky bit, or one that another user owns. Members of this user's own group may write to it."""
+    """Raises NotPrivate for a folder in which other users may rename or remove entries of this user: one that
+    they may write to and that has no sticky bit, or one that another user owns. Members of this user's own
+    group may write to it."""
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):
-        raise NotPrivate(f"{os.fspath(folder)}: found a folder of user {status.st_uid}, expected one of this user or of root")
+        raise NotPrivate(
+            f"{os.fspath(folder)}: found a folder of user {status.st_uid}, expected one of this user or "
+            "of root"
+        )
     writers = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
     if status.st_mode & writers and not status.st_mode & stat.S_ISVTX:
-        raise NotPrivate(f"{os.fspath(folder)}: found rights {stat.S_IMODE(status.st_mode):o}, with which others may replace what "
-                         "lies in it, expected its sticky bit")
+        raise NotPrivate(
+            f"{os.fspath(folder)}: found rights {stat.S_IMODE(status.st_mode):o}, with which others may "
+            "replace what "
+            "lies in it, expected its sticky bit"
+        )
 
 
 def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
-    """The first folder for temporary files in which no other user can replace what this user makes, out of ``first``, the folder of TMPDIR,
-    and the system's. ``longest``: most bytes of its path. Raises NotPrivate with what is wrong with each."""
+    """The first folder for temporary files in which no other user can replace what this user makes, out of
+    ``first``, the folder of TMPDIR, and the system's. ``longest``: most bytes of its path. Raises NotPrivate
+    with what is wrong with each."""
     problems = []
     for folder in dict.fromkeys([*first, tempfile.gettempdir(), *PLACES]):
         try:
@@ -80,8 +96,8 @@ def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a folder of this user with all in it, as far as possible, and the run's private folder around it if that is empty then. A link
-    and a folder of another user stay."""
+    """Remove a folder of this user with all in it, as far as possible, and the run's private folder around it
+    if that is empty then. A link and a folder of another user stay."""
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():

@@ -1,5 +1,5 @@
-"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal. The first one ends the run at a point from which it can be
-resumed; a second ctrl-C ends it at once."""
+"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal. The first one ends the run at a
+point from which it can be resumed; a second ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ ASKING = launcher.PASSED_ON  # the launcher above the run passes on what asks th
 
 
 class StopSignals:
-    """While inside, the first SIGINT, SIGTERM or SIGHUP calls ``ask``, and a ctrl-C after it raises KeyboardInterrupt. Without effect
-    outside the main thread, where Python takes no signals. ``wakeup``: a descriptor to which the number of each signal is written, even
-    while C code keeps the interpreter's lock; -1 for none."""
+    """While inside, the first SIGINT, SIGTERM or SIGHUP calls ``ask``, and a ctrl-C after it raises
+    KeyboardInterrupt. Without effect outside the main thread, where Python takes no signals. ``wakeup``: a
+    descriptor to which the number of each signal is written, even while C code keeps the interpreter's lock;
+    -1 for none."""
 
     def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
         self._ask, self._wakeup = ask, wakeup
@@ -34,7 +35,9 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._received) for number in stopping()}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._before and self._wakeup >= 0:
             signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
@@ -51,8 +54,8 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """While inside, each signal that asks to stop raises KeyboardInterrupt, for what has nothing to save: a run that is being prepared, a
-    wait for others. Without effect outside the main thread."""
+    """While inside, each signal that asks to stop raises KeyboardInterrupt, for what has nothing to save: a
+    run that is being prepared, a wait for others. Without effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -71,8 +74,8 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """Use around calls of a library whose native code takes SIGTERM, in whichever thread. Afterwards the handler from before has it again.
-    Without effect outside the main thread."""
+    """Use around calls of a library whose native code takes SIGTERM, in whichever thread. Afterwards the
+    handler from before has it again. Without effect outside the main thread."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -83,4 +86,6 @@ def own_terminations() -> Iterator[None]:
 
 def stopping() -> list[signal.Signals]:
     """The signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
-    return [number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    return [
+        number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]

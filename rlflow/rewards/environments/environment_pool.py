@@ -1,5 +1,5 @@
-"""EnvironmentPool: processes that hold episodes. A call that hangs or ends its process fails its own episode alone; the others of the
-process are played again in another one, with the same words, and go on."""
+"""EnvironmentPool: processes that hold episodes. A call that hangs or ends its process fails its own episode
+alone; the others of the process are played again in another one, with the same words, and go on."""
 
 from __future__ import annotations
 
@@ -20,25 +20,41 @@ from rlflow.errors import PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 from rlflow.rewards.values import LARGEST, NOT_HELD
-from rlflow.rewards.worker_pool import GRACE, START, TRIES, Died, Hear, Idle, Load, RewardLate, Slot, WorkerPool, WorkerProcess
+from rlflow.rewards.worker_pool import (
+    GRACE,
+    START,
+    TRIES,
+    Died,
+    Hear,
+    Idle,
+    Load,
+    RewardLate,
+    Slot,
+    WorkerPool,
+    WorkerProcess,
+)
 
 HELPERS = 8  # processes among which the other calls of a process are dealt out, once one of them has hung
-CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")  # why an episode failed; see Failure
+# why an episode failed; see Failure
+CAUSES = ("raised", "type", "overflow", "timeout", "died", "diverged", "lost")
 
 
 class Failure(NamedTuple):
     """Why an episode failed."""
 
-    # raised; type (an answer that is none); overflow (a number that float32 cannot hold); timeout; died; diverged (played again, it
-    # answered otherwise); lost (its process ended, and it cannot be played again)
+    # raised; type (an answer that is none); overflow (a number that float32 cannot hold); timeout; died;
+    # diverged (played again, it answered otherwise); lost (its process ended, and it cannot be played again)
     cause: str
     message: str
 
     @staticmethod
     def of_sum(score: float) -> Failure | None:
-        """Why an episode has no score, where float32 cannot hold the sum of its turns' rewards; None where it can."""
+        """Why an episode has no score, where float32 cannot hold the sum of its turns' rewards; None where it
+        can."""
         held = abs(score) <= LARGEST
-        return None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
+        return (
+            None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
+        )
 
 
 Answer = Mapping[str, Any] | Failure  # of a call, as the worker's ``checked`` gives it
@@ -46,7 +62,8 @@ Answer = Mapping[str, Any] | Failure  # of a call, as the worker's ``checked`` g
 
 @dataclass(eq=False)
 class Episode:
-    """One row's episode: what its process was called with, and what it answered, so that it can be played again."""
+    """One row's episode: what its process was called with, and what it answered, so that it can be played
+    again."""
 
     number: int
     slot: int
@@ -57,41 +74,70 @@ class Episode:
 
 
 class EnvironmentPool(WorkerPool["_Calls"]):
-    """Up to ``spec.bounds.parallel`` processes with episodes of one environment. The first episodes start them. ``confinement``: what the
-    user's code may do. ``clock``: gives the seconds that deadlines of calls count. Several threads may use the pool at once."""
+    """Up to ``spec.bounds.parallel`` processes with episodes of one environment. The first episodes start
+    them. ``confinement``: what the user's code may do. ``clock``: gives the seconds that deadlines of calls
+    count. Several threads may use the pool at once."""
 
     def __init__(
-        self, spec: EnvironmentSpec, confinement: Confinement = STRICT, hear: Hear = lambda data: None,
+        self,
+        spec: EnvironmentSpec,
+        confinement: Confinement = STRICT,
+        hear: Hear = lambda data: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("environment", "the processes of the environment are closed", "rlflow.rewards.environments.environment_worker", confinement,
-                         hear, clock)
-        self.spec, self.load = spec, Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
+        super().__init__(
+            "environment",
+            "the processes of the environment are closed",
+            "rlflow.rewards.environments.environment_worker",
+            confinement,
+            hear,
+            clock,
+        )
+        self.spec, self.load = (
+            spec,
+            Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}"),
+        )
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
         self.failures: dict[str, str] = {}  # cause → message of the first failure
         self.failed: Counter[str] = Counter()  # cause → how many episodes
         self._numbers = itertools.count()
         self._homes: list[_EnvironmentSlot] = []  # the slots of episodes, by Episode.slot
 
-    def open(self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> tuple[list[Episode], list[Answer]]:
-        """Begin an episode for each row, with its columns by name, and its seed. Gives what each says first."""
+    def open(
+        self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+    ) -> tuple[list[Episode], list[Answer]]:
+        """Begin an episode for each row, with its columns by name, and its seed. Gives what each says
+        first."""
         self._start(min(self.processes, max(len(rows), 1)))
         count = min(self.processes, max(len(rows), 1))
         numbers = [next(self._numbers) for _ in rows]
         episodes = [Episode(number, place % count) for place, number in enumerate(numbers)]
         if not self.spec.source.opens:
             return episodes, [{"says": ""} for _ in rows]
-        calls = [["open", episode.number, dict(row), seed] for episode, row, seed in zip(episodes, rows, seeds, strict=True)]
+        calls = [
+            ["open", episode.number, dict(row), seed]
+            for episode, row, seed in zip(episodes, rows, seeds, strict=True)
+        ]
         return episodes, self.call(episodes, calls)
 
     def step(self, episodes: Sequence[Episode], replies: Sequence[str]) -> list[Answer]:
         """The answers of episodes to what their models said."""
-        return self.call(episodes, [["step", episode.number, text] for episode, text in zip(episodes, replies, strict=True)])
+        return self.call(
+            episodes,
+            [["step", episode.number, text] for episode, text in zip(episodes, replies, strict=True)],
+        )
 
-    def tools(self, episodes: Sequence[Episode], calls: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]) -> list[Answer]:
+    def tools(
+        self, episodes: Sequence[Episode], calls: Sequence[Sequence[tuple[str, Mapping[str, Any]]]]
+    ) -> list[Answer]:
         """The results of the tools that each episode's model called."""
-        return self.call(episodes, [["tools", episode.number, [list(each) for each in own]]
-                                    for episode, own in zip(episodes, calls, strict=True)])  # fmt: skip
+        return self.call(
+            episodes,
+            [
+                ["tools", episode.number, [list(each) for each in own]]
+                for episode, own in zip(episodes, calls, strict=True)
+            ],
+        )
 
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
         """End episodes. Gives the score of each that has one."""
@@ -102,12 +148,16 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
     def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Carry out a call of each episode. Raises PlanError where the class cannot be loaded, RuntimeError for a closed pool."""
+        """Carry out a call of each episode. Raises PlanError where the class cannot be loaded, RuntimeError
+        for a closed pool."""
         answers: list[Answer | None] = [None] * len(episodes)
         places: dict[int, list[int]] = {}
         for place, episode in enumerate(episodes):
             places.setdefault(episode.slot, []).append(place)
-        waiting = {slot: self._homes[slot].submit([(episodes[place], calls[place]) for place in own]) for slot, own in places.items()}
+        waiting = {
+            slot: self._homes[slot].submit([(episodes[place], calls[place]) for place in own])
+            for slot, own in places.items()
+        }
         for slot, future in waiting.items():
             for place, answer in zip(places[slot], future.result(), strict=True):
                 answers[place] = answer
@@ -172,7 +222,9 @@ class _EnvironmentSlot(Slot[_Calls]):
                 self._bring([calls[place][0] for place in left])
                 portion = [place for place in left if calls[place][0].failure is None]
                 portion = portion if together else portion[:1]
-                replied, culprit = self._fed([calls[place] for place in portion], len(portion) > 1 and self.spec.source.later)
+                replied, culprit = self._fed(
+                    [calls[place] for place in portion], len(portion) > 1 and self.spec.source.later
+                )
             except Idle as stopped:
                 idle += 1
                 if idle == TRIES:
@@ -180,20 +232,31 @@ class _EnvironmentSlot(Slot[_Calls]):
                 continue
             answers |= zip(portion, replied, strict=False)
             if culprit is not None and self.spec.source.later and len(portion) > 1:
-                together = False  # any of those that waited side by side may be the one: each is called by itself
+                # any of those that waited side by side may be the one: each is called by itself
+                together = False
             elif culprit is not None:
                 answers[portion[len(replied)]] = calls[portion[len(replied)]][0].failure = culprit
             left = [place for place in left if place not in answers and calls[place][0].failure is None]
-            if culprit is not None and culprit.cause == "timeout" and len(left) > 1 and self.spec.source.repeatable and not self._helps:
+            if (
+                culprit is not None
+                and culprit.cause == "timeout"
+                and len(left) > 1
+                and self.spec.source.repeatable
+                and not self._helps
+            ):
                 helped = self._helped(calls, left)
                 left = []
-        return [helped[place] if place in helped else self._kept(episode, call, answers.get(place))
-                for place, (episode, call) in enumerate(calls)]
+        return [
+            helped[place] if place in helped else self._kept(episode, call, answers.get(place))
+            for place, (episode, call) in enumerate(calls)
+        ]
 
-    def _helped(self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]) -> dict[int, Answer]:
-        """The answers to the calls that are left after one that hung, by their places, noted with their episodes. Others may hang too: so
-        that each does not wait for the deadline of the one before, they are dealt out among processes of their own, in which their episodes
-        are played again."""
+    def _helped(
+        self, calls: Sequence[tuple[Episode, Sequence[Any]]], left: Sequence[int]
+    ) -> dict[int, Answer]:
+        """The answers to the calls that are left after one that hung, by their places, noted with their
+        episodes. Others may hang too: so that each does not wait for the deadline of the one before, they are
+        dealt out among processes of their own, in which their episodes are played again."""
         pool = self._environments
         helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
         with pool.lock:
@@ -201,9 +264,15 @@ class _EnvironmentSlot(Slot[_Calls]):
                 pool.begin(helper)
         try:
             shares = [left[number :: len(helpers)] for number in range(len(helpers))]
-            futures = [helper.submit([calls[place] for place in share]) for helper, share in zip(helpers, shares, strict=True)]
-            return {place: answer for share, future in zip(shares, futures, strict=True)
-                    for place, answer in zip(share, future.result(), strict=True)}
+            futures = [
+                helper.submit([calls[place] for place in share])
+                for helper, share in zip(helpers, shares, strict=True)
+            ]
+            return {
+                place: answer
+                for share, future in zip(shares, futures, strict=True)
+                for place, answer in zip(share, future.result(), strict=True)
+            }
         finally:
             with pool.lock:
                 pool.slots = [slot for slot in pool.slots if slot not in helpers]
@@ -222,17 +291,23 @@ class _EnvironmentSlot(Slot[_Calls]):
         episode.answers.append(answer)
         return answer
 
-    def _fed(self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool) -> tuple[list[Answer], Failure | None]:
-        """The answers to calls, up to one at which the process died or was late, and that failure. Raises Idle where it ended before it
-        took them."""
+    def _fed(
+        self, calls: Sequence[tuple[Episode, Sequence[Any]]], side_by_side: bool
+    ) -> tuple[list[Answer], Failure | None]:
+        """The answers to calls, up to one at which the process died or was late, and that failure. Raises
+        Idle where it ended before it took them."""
         if not calls:
             return [], None
         bounds, answers = self.spec.bounds, list[Answer]()
         over, self._over = self._over, []
         request = {"calls": [list(call) for _, call in calls], "seconds": bounds.seconds, "over": over}
         try:
-            for answer in self.feed(self._environments.load, request, bounds.seconds + GRACE * side_by_side,
-                                    (partial(_answer, call=call) for _, call in calls)):
+            for answer in self.feed(
+                self._environments.load,
+                request,
+                bounds.seconds + GRACE * side_by_side,
+                (partial(_answer, call=call) for _, call in calls),
+            ):
                 calls[len(answers)][0].process = self.processes[False]
                 answers.append(answer)
         except (Died, RewardLate) as stopped:
@@ -240,27 +315,42 @@ class _EnvironmentSlot(Slot[_Calls]):
         return answers, None
 
     def _bring(self, episodes: Sequence[Episode]) -> None:
-        """Play again, in the process that is there now, those of some episodes that an earlier process had. One that ends the process
-        fails, and the others are brought anew."""
-        while episode := next((each for each in episodes if each.failure is None and each.calls and not self._has(each)), None):
+        """Play again, in the process that is there now, those of some episodes that an earlier process had.
+        One that ends the process fails, and the others are brought anew."""
+        while episode := next(
+            (each for each in episodes if each.failure is None and each.calls and not self._has(each)), None
+        ):
             if not self.spec.source.repeatable:
-                episode.failure = Failure("lost", "the process of its episode ended by another's fault, and the environment says that an "
-                                                  "episode cannot be played again (repeatable = False)")
+                episode.failure = Failure(
+                    "lost",
+                    "the process of its episode ended by another's fault, and the environment says that an "
+                    "episode cannot be played again (repeatable = False)",
+                )
                 continue
             again, culprit = self._fed([(episode, call) for call in episode.calls], False)
             if culprit is not None:
-                episode.failure = Failure("diverged", f"played again, it did not answer as before: {culprit.message}")
+                episode.failure = Failure(
+                    "diverged", f"played again, it did not answer as before: {culprit.message}"
+                )
             elif again != episode.answers:
-                where = next(place for place, (one, two) in enumerate(zip(again, episode.answers, strict=True)) if one != two)
-                episode.failure = Failure("diverged", f"played again, answer {where} was another: {_short(again[where])} in place of "
-                                                      f"{_short(episode.answers[where])}")
+                where = next(
+                    place
+                    for place, (one, two) in enumerate(zip(again, episode.answers, strict=True))
+                    if one != two
+                )
+                episode.failure = Failure(
+                    "diverged",
+                    f"played again, answer {where} was another: {_short(again[where])} in place of "
+                    f"{_short(episode.answers[where])}",
+                )
 
     def _has(self, episode: Episode) -> bool:
         return episode.process is not None and episode.process is self.processes.get(False)
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """The reply where it can be one of an environment. Raises Died for any other, which the worker cannot have sent."""
+    """The reply where it can be one of an environment. Raises Died for any other, which the worker cannot
+    have sent."""
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return Failure(*reply)
     if isinstance(reply, dict) and _sound(reply, call):
@@ -272,10 +362,19 @@ def _sound(reply: Mapping[Any, Any], call: Sequence[Any]) -> bool:
     numbers = [reply.get(name, 0.0) for name in ("reward", "score", *CHANGES)]
     numbers += [*(reply["log"].values() if isinstance(reply.get("log"), dict) else ())]
     texts = [reply.get("says", ""), *(reply["results"] if isinstance(reply.get("results"), list) else ())]
-    known = {"open": {"says"}, "step": {"says", "reward", "done", "log"}, "tools": {"results"}, "end": {"score"}}[call[0]]
+    known = {
+        "open": {"says"},
+        "step": {"says", "reward", "done", "log"},
+        "tools": {"results"},
+        "end": {"score"},
+    }[call[0]]
     lacking = known - reply.keys() if call[0] != "end" else set()
-    return reply.keys() <= {*known, *CHANGES} and not lacking and all(map(_is_said, texts)) and all(
-        isinstance(number, float) and math.isfinite(number) for number in numbers)
+    return (
+        reply.keys() <= {*known, *CHANGES}
+        and not lacking
+        and all(map(_is_said, texts))
+        and all(isinstance(number, float) and math.isfinite(number) for number in numbers)
+    )
 
 
 def _is_said(value: Any) -> bool:
@@ -294,5 +393,10 @@ def _short(answer: Any) -> str:
 
 
 def _cannot_start(spec: EnvironmentSpec, why: str) -> PlanError:
-    return PlanError.of("env-load", f"the process of the environment {spec.name} does not start, {TRIES} times in a row: "
-                        f"{why or f'no answer after {START:g} s'}", place=spec.place, expected="a process that loads the class and answers")
+    return PlanError.of(
+        "env-load",
+        f"the process of the environment {spec.name} does not start, {TRIES} times in a row: "
+        f"{why or f'no answer after {START:g} s'}",
+        place=spec.place,
+        expected="a process that loads the class and answers",
+    )

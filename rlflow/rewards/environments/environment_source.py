@@ -39,38 +39,66 @@ class ClassSource:
     optional: tuple[str, ...] = ()  # columns that it takes where rows have them
     rest: bool = False  # whether it takes all fields of the data
     tools: tuple[Tool, ...] = ()  # methods that a model may call, of a class without ``step``
-    repeatable: bool = True  # whether an episode that is played again with the same words gives the same answers
-    scores: bool = False  # whether the class gives rewards of its own: it has ``score``, or a turn with a reward
+    # whether an episode that is played again with the same words gives the same answers
+    repeatable: bool = True
+    # whether the class gives rewards of its own: it has ``score``, or a turn with a reward
+    scores: bool = False
     later: bool = False  # whether a method is async, so that episodes of one process can wait side by side
     opens: bool = True  # whether it has ``reset``; without, an episode begins with its first turn
     ends: bool = True  # whether it has ``score`` or ``close``; without, nothing is called at an episode's end
 
 
 def read_class(file: str, name: str) -> ClassSource:
-    """The class of a file. Raises PlanError where the file cannot be read, or has no such class, or the class can be no environment."""
+    """The class of a file. Raises PlanError where the file cannot be read, or has no such class, or the class
+    can be no environment."""
     tree = text.tree(file, "environment")
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name not in classes:
         shown = str(Place(file, 1)).removesuffix(":1")
-        raise PlanError.of("env-class", f"{shown} defines no class '{name}' at its top level", place=Place(file, 1), found=listed(classes),
-                           expected="a class with reset and step, or with tools", nearest=nearest(name, classes),
-                           remedy=f"--env {shown}:{nearest(name, classes) or next(iter(classes), 'CLASS')}")
+        raise PlanError.of(
+            "env-class",
+            f"{shown} defines no class '{name}' at its top level",
+            place=Place(file, 1),
+            found=listed(classes),
+            expected="a class with reset and step, or with tools",
+            nearest=nearest(name, classes),
+            remedy=f"--env {shown}:{nearest(name, classes) or next(iter(classes), 'CLASS')}",
+        )
     node, known = classes[name], _lineage(classes[name], classes)
-    methods = {method.name: method for each in reversed(known) for method in each.body if isinstance(method, Def)}
+    methods = {
+        method.name: method for each in reversed(known) for method in each.body if isinstance(method, Def)
+    }
     whole = len(known) == 1 + sum(len(each.bases) for each in known)  # no base that is defined elsewhere
     place = Place(file, node.lineno)
-    public = [method for key, method in methods.items() if not key.startswith("_") and key not in OWN and not method.decorator_list]
+    public = [
+        method
+        for key, method in methods.items()
+        if not key.startswith("_") and key not in OWN and not method.decorator_list
+    ]
     tools = tuple(tool_of(method, file) for method in public) if "step" not in methods else ()
     if whole and "step" not in methods and not tools:
-        raise PlanError.of("env-class", f"the class '{name}' is no environment: it has neither step nor tools", place=place,
-                           found=listed(methods), expected="step(self, said) -> Turn, or public methods that a model may call",
-                           remedy="def step(self, said): return Turn(says=…)")
+        raise PlanError.of(
+            "env-class",
+            f"the class '{name}' is no environment: it has neither step nor tools",
+            place=place,
+            found=listed(methods),
+            expected="step(self, said) -> Turn, or public methods that a model may call",
+            remedy="def step(self, said): return Turn(says=…)",
+        )
     required, optional, rest = _columns(methods.get("reset"), file)
     return ClassSource(
-        place, text.source(file, "environment"), _settings(methods.get("__init__"), file), required, optional, rest, tools,
-        _flag(known, "repeatable", True), "score" in methods or _rewards(methods.values()),
+        place,
+        text.source(file, "environment"),
+        _settings(methods.get("__init__"), file),
+        required,
+        optional,
+        rest,
+        tools,
+        _flag(known, "repeatable", True),
+        "score" in methods or _rewards(methods.values()),
         any(isinstance(method, ast.AsyncFunctionDef) for method in methods.values()),
-        not whole or "reset" in methods, not whole or "score" in methods or "close" in methods,
+        not whole or "reset" in methods,
+        not whole or "score" in methods or "close" in methods,
     )
 
 
@@ -89,22 +117,33 @@ def _lineage(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[as
 
 
 def _parameters(method: Def, file: str) -> Iterator[tuple[ast.arg, ast.expr | None]]:
-    """The parameters after ``self``, each with its default. Raises PlanError for ``*arguments`` and positional-only ones."""
+    """The parameters after ``self``, each with its default. Raises PlanError for ``*arguments`` and
+    positional-only ones."""
     arguments = method.args
     if arguments.posonlyargs or arguments.vararg:
-        raise PlanError.of("env-parameters", f"'{method.name}' has positional-only parameters or *arguments",
-                           place=Place(file, method.lineno), expected="parameters that are passed by name",
-                           remedy=f"def {method.name}(self, *, …)")
+        raise PlanError.of(
+            "env-parameters",
+            f"'{method.name}' has positional-only parameters or *arguments",
+            place=Place(file, method.lineno),
+            expected="parameters that are passed by name",
+            remedy=f"def {method.name}(self, *, …)",
+        )
     plain = arguments.args[1:]
-    yield from zip(plain, [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults], strict=True)
+    yield from zip(
+        plain, [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults], strict=True
+    )
     yield from zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
 
 
 def _settings(method: Def | None, file: str) -> dict[str, EnvironmentSetting]:
     if method is None:
         return {}
-    return {parameter.arg: EnvironmentSetting(annotated(parameter.annotation) if parameter.annotation else Any, _value(default))
-            for parameter, default in _parameters(method, file)}  # fmt: skip
+    return {
+        parameter.arg: EnvironmentSetting(
+            annotated(parameter.annotation) if parameter.annotation else Any, _value(default)
+        )
+        for parameter, default in _parameters(method, file)
+    }
 
 
 def _value(default: ast.expr | None) -> Any:
@@ -119,7 +158,9 @@ def _value(default: ast.expr | None) -> Any:
 def _columns(method: Def | None, file: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     if method is None:
         return (), (), False
-    names = {parameter.arg: default for parameter, default in _parameters(method, file) if parameter.arg != SEED}
+    names = {
+        parameter.arg: default for parameter, default in _parameters(method, file) if parameter.arg != SEED
+    }
     required = tuple(name for name, default in names.items() if default is None)
     return required, tuple(name for name in names if name not in required), method.args.kwarg is not None
 
@@ -129,9 +170,13 @@ def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
     for each in known:
         for statement in each.body:
             match statement:
-                case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=value)) if target == name:
+                case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=value)) if (
+                    target == name
+                ):
                     return bool(value)
-                case ast.AnnAssign(target=ast.Name(id=target), value=ast.Constant(value=value)) if target == name:
+                case ast.AnnAssign(target=ast.Name(id=target), value=ast.Constant(value=value)) if (
+                    target == name
+                ):
                     return bool(value)
     return default
 
@@ -139,5 +184,9 @@ def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
 def _rewards(methods: Any) -> bool:
     """Whether any method makes a Turn with a reward, or with keywords that the text does not tell."""
     calls = (node for method in methods for node in ast.walk(method) if isinstance(node, ast.Call))
-    named = (node for node in calls if (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "Turn")
-    return any(len(node.args) > 1 or any(word.arg in ("reward", None) for word in node.keywords) for node in named)
+    named = (
+        node for node in calls if (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "Turn"
+    )
+    return any(
+        len(node.args) > 1 or any(word.arg in ("reward", None) for word in node.keywords) for node in named
+    )

@@ -1,7 +1,8 @@
-"""A worker of environments: one process that holds episodes and answers calls of theirs. It sends one reply for each call, in their order,
-and ends with its parent.
+"""A worker of environments: one process that holds episodes and answers calls of theirs. It sends one reply
+for each call, in their order, and ends with its parent.
 
-Run as ``python -m rlflow.rewards.environments.environment_worker PARENT REPLIES WALLS``, as workers of rewards are.
+Run as ``python -m rlflow.rewards.environments.environment_worker PARENT REPLIES WALLS``, as workers of
+rewards are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from rlflow.rewards.together import SideBySide
 LONGEST = 1 << 17  # characters that an environment says in a turn: longer text is cut
 LOGGED = 32  # most numbers of a turn's log
 
-Call = Sequence[Any]  # ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]
+# ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]
+Call = Sequence[Any]
 
 
 def main() -> None:
@@ -60,8 +62,10 @@ class EnvironmentWorker(RequestWorker):
     def load(self, key: str, packed: dict[str, Any]) -> None:
         """Load the class, with its settings."""
         kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
-        settings = {name: Path(value) if name in packed["paths"] else from_environment(value)
-                    for name, value in packed["settings"].items()}  # fmt: skip
+        settings = {
+            name: Path(value) if name in packed["paths"] else from_environment(value)
+            for name, value in packed["settings"].items()
+        }
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
@@ -69,7 +73,11 @@ class EnvironmentWorker(RequestWorker):
         for over in request["over"]:
             self._episodes.pop(over, None)
         calls, seconds = request["calls"], request["seconds"]
-        return self._together.results([self._awaited(call, seconds) for call in calls]) if self._later else self._in_turn(calls, seconds)
+        return (
+            self._together.results([self._awaited(call, seconds) for call in calls])
+            if self._later
+            else self._in_turn(calls, seconds)
+        )
 
     def _in_turn(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
         for call in calls:
@@ -114,7 +122,11 @@ class EnvironmentWorker(RequestWorker):
             columns, seed = rest
             self._episodes[number] = self._make()
             reset = getattr(self._episodes[number], "reset", None)
-            return reset(**given_back(columns), **({"seed": seed} if _takes_seed(reset) else {})) if reset is not None else None
+            return (
+                reset(**given_back(columns), **({"seed": seed} if _takes_seed(reset) else {}))
+                if reset is not None
+                else None
+            )
         if number not in self._episodes:  # it has no ``reset``
             self._episodes[number] = self._make()
         if kind == "step":
@@ -124,11 +136,20 @@ class EnvironmentWorker(RequestWorker):
         return self._ended(self._episodes.pop(number))
 
     async def _used_later(self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        return [await used if inspect.isawaitable(used := _use(episode, name, arguments)) else used for name, arguments in calls]
+        return [
+            await used if inspect.isawaitable(used := _use(episode, name, arguments)) else used
+            for name, arguments in calls
+        ]
 
-    def _used(self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str] | Awaitable[list[str]]:
+    def _used(
+        self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> list[str] | Awaitable[list[str]]:
         """Use tools. Gives their results as text, in the order of the calls."""
-        return self._used_later(episode, calls) if self._later else [_use(episode, name, arguments) for name, arguments in calls]
+        return (
+            self._used_later(episode, calls)
+            if self._later
+            else [_use(episode, name, arguments) for name, arguments in calls]
+        )
 
     def _ended(self, episode: Any) -> Any:
         """The episode's own score, where it has one, or an awaitable of it; its ``close`` is called."""
@@ -153,12 +174,15 @@ def _close(episode: Any) -> Any:
 
 def _takes_seed(reset: Callable[..., Any]) -> bool:
     parameters = inspect.signature(reset).parameters
-    return "seed" in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return "seed" in parameters or any(
+        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
+    )
 
 
 def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Use a tool. Gives its result: text as it is, anything else as JSON shows it. The text of an error that it raises is a result too,
-    since the model may call the tool in another way; but for an error of a service, which is none of the model's making."""
+    """Use a tool. Gives its result: text as it is, anything else as JSON shows it. The text of an error that
+    it raises is a result too, since the model may call the tool in another way; but for an error of a
+    service, which is none of the model's making."""
     try:
         result = getattr(episode, name)(**arguments)
     except Exception as error:
@@ -180,9 +204,12 @@ async def _awaited_tool(result: Awaitable[Any]) -> str:
 
 
 def is_service_error(error: BaseException) -> bool:
-    """Whether an error says that a service does not answer: of the network, also where a library has wrapped it in an error of its own, or
-    one that the author declares by ``service = True`` on its class."""
-    return any(getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError) for each in hints.causes(error))
+    """Whether an error says that a service does not answer: of the network, also where a library has wrapped
+    it in an error of its own, or one that the author declares by ``service = True`` on its class."""
+    return any(
+        getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError)
+        for each in hints.causes(error)
+    )
 
 
 def as_result(error: Exception) -> str:
@@ -214,23 +241,36 @@ def checked(call: Call, answer: Any) -> dict[str, Any]:
         results = [_said(result, "a tool") for result in answer]
         return {"results": [said for said, _ in results], **_together([changes for _, changes in results])}
     if answer is None:
-        raise Refused("step returned None, as a method without a return does: return rlflow.Turn(…), and Turn(done=True) at the end")
+        raise Refused(
+            "step returned None, as a method without a return does: return rlflow.Turn(…), and "
+            "Turn(done=True) at the end"
+        )
     if not isinstance(answer, Turn):
-        raise Refused(f"step returned {type(answer).__name__}, not a rlflow.Turn: Turn(says=…, reward=…, done=…)")
+        raise Refused(
+            f"step returned {type(answer).__name__}, not a rlflow.Turn: Turn(says=…, reward=…, done=…)"
+        )
     if answer.done not in (True, False):
         raise Refused(f"Turn.done: found {answer.done!r}, expected True or False")
-    log = {str(name): float(value) for name, value in list(answer.log.items())[:LOGGED]
-           if isinstance(value, numbers.Real) and values.KEY.fullmatch(str(name)) and math.isfinite(value)}  # fmt: skip
+    log = {
+        str(name): float(value)
+        for name, value in list(answer.log.items())[:LOGGED]
+        if isinstance(value, numbers.Real) and values.KEY.fullmatch(str(name)) and math.isfinite(value)
+    }
     (says, changes), reward = _said(answer.says, "Turn.says"), _number(answer.reward, "Turn.reward is")
     return {"says": says, "reward": reward, "done": bool(answer.done), "log": log, **changes}
 
 
 def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(each.get(name, 0.0) for each in changes) for name in CHANGES if any(name in each for each in changes)}
+    return {
+        name: sum(each.get(name, 0.0) for each in changes)
+        for name in CHANGES
+        if any(name in each for each in changes)
+    }
 
 
 def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
-    """Text, or messages, as a tokenizer takes them, and what was changed for that, as in CHANGES. Raises Refused for anything else."""
+    """Text, or messages, as a tokenizer takes them, and what was changed for that, as in CHANGES. Raises
+    Refused for anything else."""
     value, replaced = mended(value)
     changes = {"replaced": float(replaced)} if replaced else {}
     if is_messages(value):
@@ -238,7 +278,10 @@ def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
         if (over := len(packed(messages)) - LONGEST) > 0:
             content = messages[-1].get("content") or ""
             if len(content) < over:
-                raise Refused(f"{what}: found messages of more than {LONGEST} characters, of which the last has too few to be cut")
+                raise Refused(
+                    f"{what}: found messages of more than {LONGEST} characters, of which the last has "
+                    "too few to be cut"
+                )
             messages[-1]["content"], changes["cut"] = content[: len(content) - over], 1.0
         return messages, changes
     if not isinstance(value, str):

@@ -1,4 +1,5 @@
-"""Tools: typed, documented methods of an environment that a model may call, as JSON schemas of a chat template."""
+"""Tools: typed, documented methods of an environment that a model may call, as JSON schemas of a chat
+template."""
 
 from __future__ import annotations
 
@@ -11,9 +12,17 @@ from typing import Any
 
 from rlflow.errors import Place, PlanError
 
-SIMPLE = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
+SIMPLE = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+}
 HEADING = re.compile(r"^\s*(?:Args|Arguments|Parameters|Returns|Raises|:return)")
-ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")  # of a docstring: "name: text", ":param name: text"
+# of a docstring: "name: text", ":param name: text"
+ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 
 
 @dataclass(frozen=True)
@@ -36,28 +45,52 @@ class Tool:
 
 
 def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
-    """The tool that a method is. Raises PlanError for one without a docstring, and for a parameter without a type that JSON has."""
+    """The tool that a method is. Raises PlanError for one without a docstring, and for a parameter without a
+    type that JSON has."""
     place, docstring = Place(file, method.lineno), ast.get_docstring(method)
     if not docstring:
-        raise PlanError.of("env-tool", f"the tool '{method.name}' has no docstring, so no model is told what it does", place=place,
-                           found="no docstring", expected="a sentence that says what the tool does",
-                           remedy=f"write one, or name the method _{method.name} if it is no tool")
+        raise PlanError.of(
+            "env-tool",
+            f"the tool '{method.name}' has no docstring, so no model is told what it does",
+            place=place,
+            found="no docstring",
+            expected="a sentence that says what the tool does",
+            remedy=f"write one, or name the method _{method.name} if it is no tool",
+        )
     arguments = method.args
     every = [*arguments.posonlyargs, *arguments.args][1:] + arguments.kwonlyargs
     defaults = len(arguments.defaults)
-    free = {argument.arg for argument in [*arguments.posonlyargs, *arguments.args][-defaults:]} if defaults else set()
-    free |= {argument.arg for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is not None}
+    free = (
+        {argument.arg for argument in [*arguments.posonlyargs, *arguments.args][-defaults:]}
+        if defaults
+        else set()
+    )
+    free |= {
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is not None
+    }
     descriptions = _described(docstring)
     properties = {}
     for argument in every:
         kind = _schema(argument.annotation)
         if kind is None:
-            raise PlanError.of("env-tool", f"the parameter '{argument.arg}' of the tool '{method.name}' has no type that JSON has",
-                               place=Place(file, argument.lineno),
-                               found=ast.unparse(argument.annotation) if argument.annotation else "no annotation",
-                               expected=f"one of {', '.join(SIMPLE)}, list[…] or Literal[…]", remedy=f"{argument.arg}: str")
-        properties[argument.arg] = kind | ({"description": descriptions[argument.arg]} if argument.arg in descriptions else {})
-    parameters = {"type": "object", "properties": properties, "required": [argument.arg for argument in every if argument.arg not in free]}
+            raise PlanError.of(
+                "env-tool",
+                f"the parameter '{argument.arg}' of the tool '{method.name}' has no type that JSON has",
+                place=Place(file, argument.lineno),
+                found=ast.unparse(argument.annotation) if argument.annotation else "no annotation",
+                expected=f"one of {', '.join(SIMPLE)}, list[…] or Literal[…]",
+                remedy=f"{argument.arg}: str",
+            )
+        properties[argument.arg] = kind | (
+            {"description": descriptions[argument.arg]} if argument.arg in descriptions else {}
+        )
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": [argument.arg for argument in every if argument.arg not in free],
+    }
     function = {"name": method.name, "description": _summary(docstring), "parameters": parameters}
     return Tool(method.name, {"type": "function", "function": function})
 
@@ -86,8 +119,13 @@ def _schema(annotation: ast.expr | None) -> dict[str, Any] | None:
         case ast.Subscript(value=ast.Name(id="dict")):
             return {"type": "object"}
         case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-            values = [ast.literal_eval(each) for each in (choices.elts if isinstance(choices, ast.Tuple) else [choices])]
-            return {"enum": values} | ({"type": "string"} if all(isinstance(value, str) for value in values) else {})
+            values = [
+                ast.literal_eval(each)
+                for each in (choices.elts if isinstance(choices, ast.Tuple) else [choices])
+            ]
+            return {"enum": values} | (
+                {"type": "string"} if all(isinstance(value, str) for value in values) else {}
+            )
         case ast.BinOp(left=left, op=ast.BitOr(), right=ast.Constant(value=None)):
             kind = _schema(left)
             return None if kind is None else {**kind, "nullable": True}

@@ -29,18 +29,31 @@ class Claim:
         return printable(f"{self.verdict:<9}  {where}{self.subject}: {self.sentence}{measured}")
 
 
-def judged(name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None) -> Claim:
+def judged(
+    name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None
+) -> Claim:
     """A claim that holds or is falsified, with the sentence for either."""
-    return Claim(name, subject, "proved" if holds else "falsified", sentences[0] if holds else sentences[1], number, place)
+    return Claim(
+        name,
+        subject,
+        "proved" if holds else "falsified",
+        sentences[0] if holds else sentences[1],
+        number,
+        place,
+    )
 
 
 def encoded(claims: list[Claim]) -> bytes:
-    """The claims as JSON: ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …, "place": "path:line"}]}``."""
+    """The claims as JSON: ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …,
+    "place": "path:line"}]}``."""
     plain = [{**vars(claim), "place": str(claim.place) if claim.place else None} for claim in claims]
     return (json.dumps({"claims": plain}, indent=1) + "\n").encode()
 
 
 def summary(claims: list[Claim]) -> str:
     """How many claims ended how, in a line."""
-    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in ("proved", "falsified", "unproved")}
+    counts = {
+        verdict: sum(claim.verdict == verdict for claim in claims)
+        for verdict in ("proved", "falsified", "unproved")
+    }
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

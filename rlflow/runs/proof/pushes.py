@@ -1,5 +1,5 @@
-"""Gradients of the losses of an update by the quantities that the model computes: how strongly it is pushed to make each row's tokens
-likelier. The model's own quantities are used, and no weights."""
+"""Gradients of the losses of an update by the quantities that the model computes: how strongly it is pushed
+to make each row's tokens likelier. The model's own quantities are used, and no weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of 
 
 @dataclass(frozen=True)
 class Push:
-    """The push of one update: minus the gradient of its objective by each quantity of the model, over the rows that it learns from."""
+    """The push of one update: minus the gradient of its objective by each quantity of the model, over the
+    rows that it learns from."""
 
     rows: Batch  # that are learned from, with their columns
     by: Mapping[str, Tensor]  # quantity → [rows, T] or [rows]
@@ -40,25 +41,40 @@ class Push:
         return push.sum(1) / counts if push.dim() == 2 else push
 
     def felt(self, new: New) -> tuple[float, float]:
-        """Two shares of the push, from 0 to 1: what is left after pushes on rows with equal tokens are added up, and what is left after
-        each token's push is also multiplied by 1 - p, since a token of which the model is certain moves no weight. ``new``: the model's
-        quantities. Without any push both are 1."""
+        """Two shares of the push, from 0 to 1: what is left after pushes on rows with equal tokens are added
+        up, and what is left after each token's push is also multiplied by 1 - p, since a token of which the
+        model is certain moves no weight. ``new``: the model's quantities. Without any push both are 1."""
         rows, numbers = keys(self.rows), dict[Row, int]()
         index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
         total, left, followed = 0.0, 0.0, 0.0
         for push in map(Tensor.double, self.by.values()):
-            doubt = -torch.expm1(new.logprobs.double()) if new.logprobs is not None and push.dim() == 2 else 1.0  # 1 - p
+            # 1 - p
+            doubt = (
+                -torch.expm1(new.logprobs.double()) if new.logprobs is not None and push.dim() == 2 else 1.0
+            )
             sums = torch.zeros(len(numbers), *push.shape[1:], dtype=torch.float64).index_add(0, index, push)
             certain = torch.zeros_like(sums).index_add(0, index, push * doubt)
-            total, left, followed = total + float(push.abs().sum()), left + float(sums.abs().sum()), followed + float(certain.abs().sum())
+            total, left, followed = (
+                total + float(push.abs().sum()),
+                left + float(sums.abs().sum()),
+                followed + float(certain.abs().sum()),
+            )
         return (left / total, followed / total) if total else (1.0, 1.0)
 
     def apart(self, other: Push) -> float:
         """How far the two are apart, over the size of the first; infinite where they push other rows."""
-        if len(self.rows) != len(other.rows) or self.main.shape != other.main.shape or keys(self.rows) != keys(other.rows):
+        if (
+            len(self.rows) != len(other.rows)
+            or self.main.shape != other.main.shape
+            or keys(self.rows) != keys(other.rows)
+        ):
             return float("inf")
         size = self.main.double().norm()
-        return float((self.main.double() - other.main.double()).norm() / size) if size else float(bool(other.main.any()))
+        return (
+            float((self.main.double() - other.main.double()).norm() / size)
+            if size
+            else float(bool(other.main.any()))
+        )
 
 
 def keys(batch: Batch) -> list[Row]:
@@ -74,8 +90,8 @@ def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
 
 
 def objective(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The number that an update minimises in one step over all of its rows, 0-d float64, as the trainer averages it. ``also``: columns in
-    place of the rows' own."""
+    """The number that an update minimises in one step over all of its rows, 0-d float64, as the trainer
+    averages it. ``also``: columns in place of the rows' own."""
     batch = update.batch
     counts, mask = mask_counts(batch), (also or {}).get("mask", batch["mask"])
     if also and "mask" in also:
@@ -99,15 +115,33 @@ def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tenso
     values = loss_columns(batch, loss, torch.device("cpu"))  # type: ignore[arg-type]
     values = [also.get(name, value) for name, value in zip(names, values, strict=True)]
     everything = len(index) == len(batch)
-    return [value if everything or value is None or isinstance(value, Tensor) and value.dim() == 0 else
-            value[index] if isinstance(value, Tensor) else [value[i] for i in index.tolist()] for value in values]  # fmt: skip
+    return [
+        value
+        if everything or value is None or isinstance(value, Tensor) and value.dim() == 0
+        else value[index]
+        if isinstance(value, Tensor)
+        else [value[i] for i in index.tolist()]
+        for value in values
+    ]
 
 
 def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Push:
     """The push of an update where the model computes ``new``."""
-    leaves = New(**{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()})
+    leaves = New(
+        **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
+    )
     wanted = {name: x for name in update.loss.new if (x := getattr(leaves, name)) is not None}
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         value = objective(update, leaves, also)
-        slopes = torch.autograd.grad(value, list(wanted.values()), allow_unused=True) if value.requires_grad else [None] * len(wanted)
-    return Push(update.batch, {name: torch.zeros_like(x) if g is None else -g for (name, x), g in zip(wanted.items(), slopes, strict=True)})
+        slopes = (
+            torch.autograd.grad(value, list(wanted.values()), allow_unused=True)
+            if value.requires_grad
+            else [None] * len(wanted)
+        )
+    return Push(
+        update.batch,
+        {
+            name: torch.zeros_like(x) if g is None else -g
+            for (name, x), g in zip(wanted.items(), slopes, strict=True)
+        },
+    )

@@ -1,6 +1,7 @@
-"""A rehearsal: one iteration of the run's own plan on a few prompts, with scores that are made in place of the reward's, in which no
-weights change. Each update is recorded with the rows and columns that it would have learned from. A rehearsal ends before the first stage
-with side effects, which is for the run itself to call."""
+"""A rehearsal: one iteration of the run's own plan on a few prompts, with scores that are made in place of
+the reward's, in which no weights change. Each update is recorded with the rows and columns that it would have
+learned from. A rehearsal ends before the first stage with side effects, which is for the run itself to
+call."""
 
 from __future__ import annotations
 
@@ -30,14 +31,15 @@ from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.board import Board
 from rlflow.training.protocols import Sampling
 
-POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)  # of made scores, so that means of groups differ; half of the sets reach 1 in each
+# of made scores, so that means of groups differ; half of the sets reach 1 in each
+POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)
 Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
 
 
 @dataclass(frozen=True)
 class RecordedUpdate:
-    """An update that was not made: its node's name, role, rows with the columns that it reads, loss, the loss's settings, number of the
-    call, and options."""
+    """An update that was not made: its node's name, role, rows with the columns that it reads, loss, the
+    loss's settings, number of the call, and options."""
 
     node: str
     role: str
@@ -64,8 +66,8 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """The scores of the run's own reward for some rows, each [rows]: asked for once, again, and with the rows in another order; each row's
-    score stands at its place in the first order."""
+    """The scores of the run's own reward for some rows, each [rows]: asked for once, again, and with the rows
+    in another order; each row's score stands at its place in the first order."""
 
     node: str
     once: Tensor
@@ -90,26 +92,33 @@ class Rehearsing(Engine):
     record: RehearsalRecord
     longest: int
     fill: float
-    shift: Mapping[str, float]  # by node that is no trained role's forward: by how much its even rows are raised
+    # by node that is no trained role's forward: by how much its even rows are raised
+    shift: Mapping[str, float]
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
     asks: bool  # whether the run's own rewards are asked too
 
-    def generate(self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE) -> Batch:
+    def generate(
+        self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
+    ) -> Batch:
         """Sample at most ``longest`` tokens, and the same rows again for the same prompts."""
         key = (call, id(prompts.axis))
         if key not in self.sampled:
             most = min(sampling.max_tokens, self.longest)
             least = sampling.min_tokens if sampling.min_tokens <= most else 0
-            short = replace(sampling, max_tokens=most, min_tokens=least, lengths=())  # a recorded list has rows as long as it says
+            # a recorded list has rows as long as it says
+            short = replace(sampling, max_tokens=most, min_tokens=least, lengths=())
             self.sampled[key] = prompts, super().generate(role, prompts, short, call, terms)
         return self.sampled[key][1]
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """The run's own forward, raised on every other row where that is asked for, and never kept for an update."""
+        """The run's own forward, raised on every other row where that is asked for, and never kept for an
+        update."""
         rows = super().forward(role, want, batch, replace(terms, ahead=False))
         if terms.node not in self.shift:
             return rows
-        columns = {name: raised(data, self.shift[terms.node]) for name, data in self.gather(rows).data.items()}
+        columns = {
+            name: raised(data, self.shift[terms.node]) for name, data in self.gather(rows).data.items()
+        }
         return self.spread(Batch(rows.axis, columns), self.near(batch, terms))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
@@ -126,8 +135,13 @@ class Rehearsing(Engine):
 
     def judged(self, role: str, batch: Batch, terms: CallOptions) -> JudgedRows:
         """Ask the run's own reward about the rows three times."""
-        order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node)))
-        asked = [self.gather(super(Rehearsing, self).reward(role, rows, terms)[0])["scores"] for rows in (batch, batch, batch.rows(order))]
+        order = torch.randperm(
+            len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
+        )
+        asked = [
+            self.gather(super(Rehearsing, self).reward(role, rows, terms)[0])["scores"]
+            for rows in (batch, batch, batch.rows(order))
+        ]
         return JudgedRows(terms.node, asked[0], asked[1], asked[2][order.argsort()])
 
     def stage(
@@ -138,12 +152,22 @@ class Rehearsing(Engine):
             return super().stage(stage, batch, settings, call, terms)
 
     def update(
-        self, role: str, batch: Batch, loss: Loss, options: UpdateOptions, settings: Mapping[str, Any], call: int,
+        self,
+        role: str,
+        batch: Batch,
+        loss: Loss,
+        options: UpdateOptions,
+        settings: Mapping[str, Any],
+        call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Record the update in place of making it."""
-        self.record.updates.append(RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options))
-        return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), loss.signature.column_names, waits=True)
+        self.record.updates.append(
+            RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options)
+        )
+        return {}, UpdateRows(
+            torch.zeros(len(batch), dtype=torch.int64), loss.signature.column_names, waits=True
+        )
 
 
 def raised(data: Data, by: float) -> Data:
@@ -156,8 +180,8 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class Rehearsals:
-    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``impure``: the stage with side effects
-    before which they end; ``plan`` is then of what comes before it."""
+    """Where rehearsals are held: the run's engine, threads and plan, and a few of its prompts. ``impure``:
+    the stage with side effects before which they end; ``plan`` is then of what comes before it."""
 
     engine: Engine
     lanes: Lanes
@@ -165,7 +189,8 @@ class Rehearsals:
     prompts: Batch
     fresh: Callable[[int], Batch]  # gives further prompts
     longest: int = 16
-    board: Board = field(default_factory=Board)  # where nodes under way are noted, by which processes that a stage starts end with the run
+    # where nodes under way are noted, by which processes that a stage starts end with the run
+    board: Board = field(default_factory=Board)
 
     def __post_init__(self) -> None:
         self._sampled: dict[tuple[int, int], tuple[Batch, Batch]] = {}
@@ -177,14 +202,27 @@ class Rehearsals:
         self._sound = type(self.engine) is LocalEngine  # rows on workers are gone after each iteration
 
     def rehearse(
-        self, scoring: Scoring | None, fill: float = 0.0, shift: Mapping[str, float] | None = None, asks: bool = False
+        self,
+        scoring: Scoring | None,
+        fill: float = 0.0,
+        shift: Mapping[str, float] | None = None,
+        asks: bool = False,
     ) -> RehearsalRecord:
-        """One iteration with these scores, or with those of the run's own rewards. ``asks``: whether these are asked about its rows in any
-        case."""
+        """One iteration with these scores, or with those of the run's own rewards. ``asks``: whether these
+        are asked about its rows in any case."""
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (Rehearsing, type(engine)), {})
-        engine.record, engine.scoring, engine.longest, engine.fill = RehearsalRecord(), scoring, self.longest, fill
-        engine.sampled, engine.shift, engine.fresh = self._sampled if self._sound else {}, shift or {}, self._prompts()
+        engine.record, engine.scoring, engine.longest, engine.fill = (
+            RehearsalRecord(),
+            scoring,
+            self.longest,
+            fill,
+        )
+        engine.sampled, engine.shift, engine.fresh = (
+            self._sampled if self._sound else {},
+            shift or {},
+            self._prompts(),
+        )
         engine.asks = asks
         executor = Executor(engine, self.lanes)
         executor.board = self.board
@@ -219,13 +257,18 @@ def zero_or_one(node: str, axis: Axis) -> Tensor:
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
-    """Seeded scores from 0 to 1, no two equal within a group, or over all rows where there are no groups, in an order of their own and with
-    another mean in each. ``only``: the node whose scores have this seed, while those of others have the seed ``base``."""
+    """Seeded scores from 0 to 1, no two equal within a group, or over all rows where there are no groups, in
+    an order of their own and with another mean in each. ``only``: the node whose scores have this seed, while
+    those of others have the seed ``base``."""
 
     def scores(node: str, axis: Axis) -> Tensor:
         own = seed if only in (None, node) else base
         chance = torch.Generator().manual_seed(derived(own, "proof", node))
-        groups = axis.slots if axis.grouped and axis.groups < len(axis) else torch.zeros(len(axis), dtype=torch.int64)
+        groups = (
+            axis.slots
+            if axis.grouped and axis.groups < len(axis)
+            else torch.zeros(len(axis), dtype=torch.int64)
+        )
         values = torch.zeros(len(axis))
         for group in range(int(groups.max()) + 1 if len(axis) else 0):
             rows = (groups == group).nonzero()[:, 0]

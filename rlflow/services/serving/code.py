@@ -1,9 +1,10 @@
 """`rlflow serve code`: runs Python that strangers or models wrote, in SandboxFusion's form.
 
-``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB": …, "files": {name: base64}}``
-gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …, "run_result": {"status", "return_code", "stdout", "stderr",
-"execution_time"}, …}``. Each request has a process of its own behind walls: no network, no program, no other process, no change of a file,
-and none to read but the request's own, the interpreter's and its packages.
+``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB":
+…, "files": {name: base64}}`` gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …,
+"run_result": {"status", "return_code", "stdout", "stderr", "execution_time"}, …}``. Each request has a
+process of its own behind walls: no network, no program, no other process, no change of a file, and none to
+read but the request's own, the interpreter's and its packages.
 """
 
 from __future__ import annotations
@@ -50,17 +51,26 @@ class Code(BaseModel):
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
-    """The application that runs code, ``parallel`` processes at a time. Raises PlanError if this machine lacks a wall,
-    unless ``unsafe``."""
+    """The application that runs code, ``parallel`` processes at a time. Raises PlanError if this machine
+    lacks a wall, unless ``unsafe``."""
     lacks = probe.missing("code")
     if lacks and not unsafe:
-        raise PlanError.of("serve-unsafe", "code of strangers cannot be isolated here", found=f"no wall around {listed(lacks)}",
-                           expected="all that rlflow doctor lists under isolation",
-                           remedy="a newer Linux, or --unsafe: in a container that holds nothing else")
+        raise PlanError.of(
+            "serve-unsafe",
+            "code of strangers cannot be isolated here",
+            found=f"no wall around {listed(lacks)}",
+            expected="all that rlflow doctor lists under isolation",
+            remedy="a newer Linux, or --unsafe: in a container that holds nothing else",
+        )
     workers = require("anyio.to_thread", EXTRA)
     folder = Folder()
     isolation = {name: name not in lacks for name in probe.around("code")}
-    app = application("code", lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel}, BODY, folder.remove)
+    app = application(
+        "code",
+        lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel},
+        BODY,
+        folder.remove,
+    )
     turns = require("anyio", EXTRA).CapacityLimiter(parallel)  # of threads: who waits for a turn holds none
 
     async def run_code(asked: Code) -> dict[str, Any]:
@@ -72,8 +82,8 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
 
 
 class Folder:
-    """A server's folder for those of its requests. It is locked as long as the server lives, so that the next one removes it where this one
-    was killed."""
+    """A server's folder for those of its requests. It is locked as long as the server lives, so that the next
+    one removes it where this one was killed."""
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -103,7 +113,8 @@ def _remove_left(path: Path) -> None:
 
 
 def answered(asked: Code, where: str | None = None) -> dict[str, Any]:
-    """Run the code of a request; SandboxFusion's answer. ``where``: the folder in which the request's own is made."""
+    """Run the code of a request; SandboxFusion's answer. ``where``: the folder in which the request's own is
+    made."""
     refused = unsupported(asked)
     if refused:
         return _answer("SandboxError", refused, None)
@@ -128,11 +139,19 @@ def unsupported(asked: Code) -> str:
 
 
 def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {"status": status, "message": message, "compile_result": None, "run_result": result, "executor_pod_name": None, "files": {}}
+    return {
+        "status": status,
+        "message": message,
+        "compile_result": None,
+        "run_result": result,
+        "executor_pod_name": None,
+        "files": {},
+    }
 
 
 def _place(files: Mapping[str, str | None], folder: Path) -> None:
-    """Write the files of a request. Raises ValueError and OSError for names that lead elsewhere and contents that are no base64."""
+    """Write the files of a request. Raises ValueError and OSError for names that lead elsewhere and contents
+    that are no base64."""
     for name, content in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -149,5 +168,10 @@ def _run(asked: Code, folder: str) -> dict[str, Any]:
     memory = min(asked.memory_limit_MB, MOST_MEGABYTES) if asked.memory_limit_MB > 0 else MEGABYTES
     seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
     done = sandboxed.ended(asked.code, folder, memory, seconds, asked.stdin or "")
-    return {"status": "TimeLimitExceeded" if done.late else "Finished", "execution_time": round(done.seconds, 3),
-            "return_code": None if done.late else done.code, "stdout": done.stdout, "stderr": done.stderr}  # fmt: skip
+    return {
+        "status": "TimeLimitExceeded" if done.late else "Finished",
+        "execution_time": round(done.seconds, 3),
+        "return_code": None if done.late else done.code,
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+    }

@@ -1,8 +1,10 @@
-"""`rlflow serve retrieve CORPUS`: passages that fit queries, as verl's and SkyRL-gym's clients of search ask for them.
+"""`rlflow serve retrieve CORPUS`: passages that fit queries, as verl's and SkyRL-gym's clients of search ask
+for them.
 
-``POST /retrieve`` with ``{"queries": […]}``, or ``{"query": "…"}`` for one, and if wanted ``topk`` and ``return_scores``, gives
-``{"result": [[…], …]}``, a list of documents for each query, the best one first: ``{"id": …, "contents": "…", "text": "…"}``, in whose
-``contents`` a title has a line of its own; with ``return_scores`` within ``{"document": …, "score": …}``.
+``POST /retrieve`` with ``{"queries": […]}``, or ``{"query": "…"}`` for one, and if wanted ``topk`` and
+``return_scores``, gives ``{"result": [[…], …]}``, a list of documents for each query, the best one first:
+``{"id": …, "contents": "…", "text": "…"}``, in whose ``contents`` a title has a line of its own; with
+``return_scores`` within ``{"document": …, "score": …}``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ READ_TOKENS = 256  # tokens of a text that are read
 
 
 class Vectors:
-    """The mean of a model's last hidden states over a text's tokens, of length 1; the inner product of two is their score."""
+    """The mean of a model's last hidden states over a text's tokens, of length 1; the inner product of two is
+    their score."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
         """``folder``: a Hugging Face folder of a model with a tokenizer. Raises PlanError."""
@@ -38,7 +41,9 @@ class Vectors:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model = pretrained.read_model(AutoModel, folder).eval()
         self._turn = threading.Lock()  # one text at a time: threads of requests share the model's cores
-        vectors = torch.cat([self._encoded(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)])
+        vectors = torch.cat(
+            [self._encoded(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
+        )
         self._index: Any = self._faiss.IndexFlatIP(vectors.shape[1])
         self._index.add(vectors.numpy())
         self._count = len(texts)
@@ -52,14 +57,19 @@ class Vectors:
     @torch.inference_mode()
     def _encoded(self, texts: Sequence[str]) -> torch.Tensor:
         """float32 [texts, width], each of length 1."""
-        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt")
+        tokens = self._tokenizer(
+            list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
+        )
         mask = tokens["attention_mask"].unsqueeze(-1)
-        hidden = self._model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state.float()
+        hidden = self._model(
+            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
+        ).last_hidden_state.float()
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=-1)
 
 
 MOST = 1000  # queries of a request, and documents of a query
-LONGEST = 1 << 18  # characters of all queries of a request: to cut more into words takes seconds, in which others wait
+# characters of all queries of a request: to cut more into words takes seconds, in which others wait
+LONGEST = 1 << 18
 
 
 class Index(Protocol):
@@ -90,14 +100,22 @@ class Query(BaseModel):
 
 
 def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
-    """The application that searches a corpus: by BM25, or by the vectors of a local ``encoder``. ``topk``: passages of a query that names
-    no number. Raises PlanError."""
+    """The application that searches a corpus: by BM25, or by the vectors of a local ``encoder``. ``topk``:
+    passages of a query that names no number. Raises PlanError."""
     passages = Passages.of(corpus)
     index = _index(passages, encoder)
-    app = application("retrieve", lambda: {"passages": len(passages.texts), "index": "bm25" if encoder is None else "vectors"})
+    app = application(
+        "retrieve",
+        lambda: {"passages": len(passages.texts), "index": "bm25" if encoder is None else "vectors"},
+    )
 
     def retrieve(asked: Query) -> dict[str, Any]:
-        return {"result": [_documents(passages, index.ranked(query, asked.topk or topk), asked.return_scores) for query in asked.all]}
+        return {
+            "result": [
+                _documents(passages, index.ranked(query, asked.topk or topk), asked.return_scores)
+                for query in asked.all
+            ]
+        }
 
     app.add_api_route("/retrieve", retrieve, methods=["POST"])
     return app
@@ -105,7 +123,6 @@ def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
 
 def _index(passages: Passages, encoder: Path | None) -> Index:
     if encoder is not None:
-
         return Vectors(passages.texts, encoder)
     from rlflow.rewards.environments.shipped.passages import BM25
 
@@ -113,6 +130,15 @@ def _index(passages: Passages, encoder: Path | None) -> Index:
 
 
 def _documents(passages: Passages, ranked: list[tuple[int, float]], scores: bool) -> list[dict[str, Any]]:
-    documents = [({"id": passages.ids[number], "contents": passages.contents[number], "text": passages.texts[number]}, score)
-                 for number, score in ranked]  # fmt: skip
+    documents = [
+        (
+            {
+                "id": passages.ids[number],
+                "contents": passages.contents[number],
+                "text": passages.texts[number],
+            },
+            score,
+        )
+        for number, score in ranked
+    ]
     return [{"document": document, "score": score} if scores else document for document, score in documents]

@@ -1,9 +1,11 @@
-"""`rlflow serve reward`: rewards over HTTP, as OpenRLHF's remote reward models and the reward server of SkyPilot's job groups are asked.
+"""`rlflow serve reward`: rewards over HTTP, as OpenRLHF's remote reward models and the reward server of
+SkyPilot's job groups are asked.
 
-``POST /get_reward`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt with its completion, gives
-``{"rewards": […]}``: the weighted sum of all rewards for each row, and null for a row that has none. ``missing`` counts these by cause.
-So asks `--reward URL`. ``POST /batch_reward`` with ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` gives
-``{"rewards": [{"reward", "correct"}, …], "accuracy"}``.
+``POST /get_reward`` with ``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt with
+its completion, gives ``{"rewards": […]}``: the weighted sum of all rewards for each row, and null for a row
+that has none. ``missing`` counts these by cause. So asks `--reward URL`. ``POST /batch_reward`` with
+``{"items": [{"prompt", "response", "ground_truth"}, …]}`` gives ``{"rewards": [{"reward", "correct"}, …],
+"accuracy"}``.
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ class Question(BaseModel):
     labels: list[Any] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the request, with the columns that rewards read. Raises ValueError where lists differ in length."""
+        """The rows of the request, with the columns that rewards read. Raises ValueError where lists differ
+        in length."""
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
             counts = f"query {len(self.query)}, prompts {len(self.prompts)}, labels {len(labels)}"
             raise ValueError(f"expected as many rows in each list, found {counts}")
-        return [_row(prompt, query.removeprefix(prompt), label)
-                for query, prompt, label in zip(self.query, self.prompts, labels, strict=True)]  # fmt: skip
+        return [
+            _row(prompt, query.removeprefix(prompt), label)
+            for query, prompt, label in zip(self.query, self.prompts, labels, strict=True)
+        ]
 
 
 class JudgedItem(BaseModel):
@@ -81,7 +86,9 @@ class Judge(Protocol):
 class Judges:
     """The rewards of a server; ``close`` ends their processes."""
 
-    def __init__(self, specs: Sequence[RewardSpec], pool: RewardPool, timeout: float, device: str = "cpu") -> None:
+    def __init__(
+        self, specs: Sequence[RewardSpec], pool: RewardPool, timeout: float, device: str = "cpu"
+    ) -> None:
         """``timeout``: seconds for a row. Raises PlanError for a reward that reads what requests have not."""
         texts = bind([spec for spec in specs if spec.judges_text], pool, DataShape({}, MATCH), timeout)
         for reward in texts:
@@ -96,7 +103,10 @@ class Judges:
             scores, lacking = judge.scores(rows)
             missing.update(lacking)
             total = [sum_ + judge.weight * score for sum_, score in zip(total, scores, strict=True)]
-        return {"rewards": [score if math.isfinite(score) else None for score in total], "missing": dict(missing)}
+        return {
+            "rewards": [score if math.isfinite(score) else None for score in total],
+            "missing": dict(missing),
+        }
 
 
 class _Text:
@@ -109,12 +119,15 @@ class _Text:
         """See ``Judge``."""
         names = [name for name in (*self._reward.reads, *self._reward.optional) if name in GIVEN]
         values = [[row[name] for name in names] for row in rows]
-        results = self._reward.judged(self._reward.pool.submit(self._reward.scorer, names, values, self._reward.timeout))
+        results = self._reward.judged(
+            self._reward.pool.submit(self._reward.scorer, names, values, self._reward.timeout)
+        )
         return list(results.values), results.missing
 
 
 class _Model:
-    """A reward model. Text is encoded anew, prompt and completion each by itself, so that a token stands for one of them alone."""
+    """A reward model. Text is encoded anew, prompt and completion each by itself, so that a token stands for
+    one of them alone."""
 
     def __init__(self, spec: RewardSpec, device: str) -> None:
         kind = half_class("local", "trainer")
@@ -124,13 +137,22 @@ class _Model:
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
         """See ``Judge``."""
         prompts = self._encoder.prompts([row["prompt"] for row in rows])
-        completions = [self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows]
+        completions = [
+            self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows
+        ]
         usable = [number for number in range(len(rows)) if prompts[number] and completions[number]]
         scores = [math.nan] * len(rows)
         for start in range(0, len(usable), ROWS):
             part = usable[start : start + ROWS]
-            batch = Batch.of(prompt_tokens=[prompts[number] for number in part], tokens=[completions[number] for number in part])
-            for number, score in zip(part, torch.as_tensor(self._trainer.forward(batch, ("scores",))["scores"]).tolist(), strict=True):
+            batch = Batch.of(
+                prompt_tokens=[prompts[number] for number in part],
+                tokens=[completions[number] for number in part],
+            )
+            for number, score in zip(
+                part,
+                torch.as_tensor(self._trainer.forward(batch, ("scores",))["scores"]).tolist(),
+                strict=True,
+            ):
                 scores[number] = score
         lacking = len(rows) - len(usable)
         return scores, {"empty": lacking} if lacking else {}
@@ -139,9 +161,14 @@ class _Model:
 def _check(reward: Reward) -> None:
     lacking = [name for name in reward.reads if name not in GIVEN]
     if lacking:
-        raise PlanError.of("serve-reward", f"the reward '{reward.name}' reads '{lacking[0]}', which requests have not", place=reward.place,
-                           found=listed(reward.reads), expected=f"columns among {listed(GIVEN)}",
-                           remedy="give the parameter a default, or let the run judge by itself: --reward without a server")
+        raise PlanError.of(
+            "serve-reward",
+            f"the reward '{reward.name}' reads '{lacking[0]}', which requests have not",
+            place=reward.place,
+            found=listed(reward.reads),
+            expected=f"columns among {listed(GIVEN)}",
+            remedy="give the parameter a default, or let the run judge by itself: --reward without a server",
+        )
 
 
 def judge(judges: Judges, names: Sequence[str]) -> Any:
@@ -158,9 +185,14 @@ def judge(judges: Judges, names: Sequence[str]) -> Any:
         return judges.rewards(rows)
 
     def batch_reward(question: JudgedItems) -> dict[str, Any]:
-        judged = judges.rewards([_row(each.prompt, each.response, each.ground_truth) for each in question.items])
+        judged = judges.rewards(
+            [_row(each.prompt, each.response, each.ground_truth) for each in question.items]
+        )
         correct = [score == 1.0 for score in judged["rewards"]]
-        rewards = [{"reward": score, "correct": right} for score, right in zip(judged["rewards"], correct, strict=True)]
+        rewards = [
+            {"reward": score, "correct": right}
+            for score, right in zip(judged["rewards"], correct, strict=True)
+        ]
         return {**judged, "rewards": rewards, "accuracy": sum(correct) / max(len(correct), 1)}
 
     app.add_api_route("/get_reward", get_reward, methods=["POST"])

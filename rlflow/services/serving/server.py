@@ -1,4 +1,5 @@
-"""What all servers have in common: where they listen and who may ask, `/health`, and `/metrics` for Prometheus."""
+"""What all servers have in common: where they listen and who may ask, `/health`, and `/metrics` for
+Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from typing import Any
 
 from rlflow.errors import PlanError
 from rlflow.extras import require
-from rlflow.processes.clients.http import TOKEN, token  # a variable and no flag, since other users see the flags of processes
+
+# a variable and no flag, since other users see the flags of processes
+from rlflow.processes.clients.http import TOKEN, token
 from rlflow.processes.declare import PORT
 
 DEFAULT_PORT = 8000
@@ -23,11 +26,14 @@ LONGEST = 64 << 20  # bytes of a request's body
 
 
 def application(
-    name: str, health: Callable[[], Mapping[str, Any]], longest: int = LONGEST, end: Callable[[], object] = lambda: None
+    name: str,
+    health: Callable[[], Mapping[str, Any]],
+    longest: int = LONGEST,
+    end: Callable[[], object] = lambda: None,
 ) -> Any:
-    """A FastAPI application with `/health`, which says what ``health`` gives, at once, and `/metrics`. Where the variable TOKEN is set, all
-    but `/health` wants it as ``Authorization: Bearer``. ``longest``: bytes of a request's body. ``end`` is called when the server ends.
-    Raises PlanError where a package is missing."""
+    """A FastAPI application with `/health`, which says what ``health`` gives, at once, and `/metrics`. Where
+    the variable TOKEN is set, all but `/health` wants it as ``Authorization: Bearer``. ``longest``: bytes of
+    a request's body. ``end`` is called when the server ends. Raises PlanError where a package is missing."""
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
 
@@ -38,8 +44,12 @@ def application(
 
     app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None, lifespan=living)
     registry = prometheus.CollectorRegistry()
-    asked = prometheus.Counter("rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry)
-    seconds = prometheus.Histogram("rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry)
+    asked = prometheus.Counter(
+        "rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry
+    )
+    seconds = prometheus.Histogram(
+        "rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry
+    )
     wanted = token()
 
     async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -62,11 +72,16 @@ def application(
         return {"status": "ok", "server": name, **health()}
 
     async def metrics() -> Any:
-        return fastapi.Response(prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+        return fastapi.Response(
+            prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST
+        )
 
     app.middleware("http")(counted)
-    app.add_middleware(_Bounded, longest=longest, refusal=responses.JSONResponse(
-        {"detail": f"found a body of more than {longest} bytes"}, 413))  # fmt: skip
+    app.add_middleware(
+        _Bounded,
+        longest=longest,
+        refusal=responses.JSONResponse({"detail": f"found a body of more than {longest} bytes"}, 413),
+    )
     app.add_exception_handler(exceptions.RequestValidationError, malformed)
     app.add_api_route("/health", healthy, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
@@ -75,7 +90,8 @@ def application(
 
 
 class _Bounded:
-    """Refuses bodies of more than ``longest`` bytes before they are read, or once so much has come where their length is not said."""
+    """Refuses bodies of more than ``longest`` bytes before they are read, or once so much has come where
+    their length is not said."""
 
     def __init__(self, app: Any, longest: int, refusal: Any) -> None:
         self._app, self._longest, self._refusal = app, longest, refusal
@@ -118,24 +134,39 @@ def allowed(header: str, token: str) -> bool:
 
 
 def check_host(host: str) -> None:
-    """Raises PlanError for an address that others than this machine may reach, where no token is asked for."""
+    """Raises PlanError for an address that others than this machine may reach, where no token is asked
+    for."""
     try:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         inside = False
     if not inside and not token():
-        found = f"no token but blanks in the variable {TOKEN}" if os.environ.get(TOKEN) else f"no variable {TOKEN}"
-        raise PlanError.of("serve-token", f"others could ask a server at {host}", found=found,
-                           expected="an address of loopback, or a token that clients must send",
-                           remedy=f"leave out --host, or set {TOKEN}: clients send it as 'Authorization: Bearer …'")
+        found = (
+            f"no token but blanks in the variable {TOKEN}"
+            if os.environ.get(TOKEN)
+            else f"no variable {TOKEN}"
+        )
+        raise PlanError.of(
+            "serve-token",
+            f"others could ask a server at {host}",
+            found=found,
+            expected="an address of loopback, or a token that clients must send",
+            remedy=f"leave out --host, or set {TOKEN}: clients send it as 'Authorization: Bearer …'",
+        )
 
 
 def chosen_port(port: int | None) -> int:
-    """The port that is named, else that of the variable PORT, as services of a run get it, else 8000. Raises PlanError for no port."""
+    """The port that is named, else that of the variable PORT, as services of a run get it, else 8000. Raises
+    PlanError for no port."""
     written = os.environ.get(PORT, "")
     if port is None and written and not (written.isdigit() and 0 < int(written) < 1 << 16):
-        raise PlanError.of("serve-port", f"the variable {PORT} is no port", found=written, expected="a number from 1 to 65535",
-                           remedy="--port NUMBER")
+        raise PlanError.of(
+            "serve-port",
+            f"the variable {PORT} is no port",
+            found=written,
+            expected="a number from 1 to 65535",
+            remedy="--port NUMBER",
+        )
     return port if port is not None else int(written or DEFAULT_PORT)
 
 

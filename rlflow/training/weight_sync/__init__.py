@@ -1,12 +1,14 @@
-"""Moving weights from the layout in which they are trained to the one in which they sample, by a plan made before anything moves.
+"""Moving weights from the layout in which they are trained to the one in which they sample, by a plan made
+before anything moves.
 
-Here: layouts, the plan, transports, proofs and digests, for one process or the ranks of a torch group.
-Not here: pools and roles, and when a transfer is due (`rlflow.cluster.weights.sharded_models`, `rlflow.execution.engine`).
+Here: layouts, the plan, transports, proofs and digests, for one process or the ranks of a torch group. Not
+here: pools and roles, and when a transfer is due (`rlflow.cluster.weights.sharded_models`,
+`rlflow.execution.engine`).
 
-    source, target = join(gathered), join(gathered)               # what every rank holds and needs: ``layout.Held`` by name
-    plan = make_plan(source, target, node_of, bucket)             # pure, and the same on every rank
-    resharder = Resharder(plan, rank, pieces, views, transport)   # bound once to this rank's live memory
-    resharder.run(version)                                        # after every update
+    source, target = join(gathered), join(gathered)               # what every rank holds and needs:
+    ``layout.Held`` by name plan = make_plan(source, target, node_of, bucket)             # pure, and the same
+    on every rank resharder = Resharder(plan, rank, pieces, views, transport)   # bound once to this rank's
+    live memory resharder.run(version)                                        # after every update
     resharder.close()
 
 Names and coordinates are those of the Hugging Face checkpoint, whatever engine holds the bytes.

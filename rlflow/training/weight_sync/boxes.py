@@ -30,7 +30,9 @@ def overlap(one: Box, other: Box) -> Box:
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:
     """Slices that select ``inner`` from a tensor that holds just the elements of ``outer``."""
-    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True))
+    return tuple(
+        slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True)
+    )
 
 
 def contains(outer: Box, inner: Box) -> bool:
@@ -39,7 +41,8 @@ def contains(outer: Box, inner: Box) -> bool:
 
 
 def flat_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
-    """The elements ``start`` to ``stop`` of a tensor in row-major order, as at most 2 ndim - 1 boxes, each of them contiguous there."""
+    """The elements ``start`` to ``stop`` of a tensor in row-major order, as at most 2 ndim - 1 boxes, each of
+    them contiguous there."""
     if stop <= start:
         return []
     if len(shape) <= 1:

@@ -1,5 +1,5 @@
-"""What ranks tell each other over their group, as plain values: lengths first, then JSON, bounded and checked. Who gets at a group's
-sockets, which know no secret, has no pickle to send."""
+"""What ranks tell each other over their group, as plain values: lengths first, then JSON, bounded and
+checked. Who gets at a group's sockets, which know no secret, has no pickle to send."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """All-gather of plain values: what each rank of the group passed as ``own``, in rank order. Every rank of the group has to call it.
-    Raises TransferError for a value that is too long or not of this kind."""
+    """All-gather of plain values: what each rank of the group passed as ``own``, in rank order. Every rank of
+    the group has to call it. Raises TransferError for a value that is too long or not of this kind."""
     return [_decoded(rank, raw, kind) for rank, raw in enumerate(_gathered(kind.dump_json(own), group))]
 
 
@@ -27,7 +27,9 @@ def _gathered(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     dist.all_gather(list(lengths.view(-1, 1).unbind()), torch.tensor([len(own)]), group=group)
     for rank, length in enumerate(lengths.tolist()):
         if not 0 < length <= LARGEST:
-            raise TransferError(f"rank {rank} tells {length} bytes, expected at least one and at most {LARGEST}")
+            raise TransferError(
+                f"rank {rank} tells {length} bytes, expected at least one and at most {LARGEST}"
+            )
     longest = int(lengths.max())
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
@@ -41,4 +43,6 @@ def _decoded(rank: int, raw: bytes, kind: TypeAdapter[T]) -> T:
         return kind.validate_json(raw, strict=True)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise TransferError(f"rank {rank} tells what it should not: {where + ': ' if where else ''}{error.errors()[0]['msg']}") from None
+        raise TransferError(
+            f"rank {rank} tells what it should not: {where + ': ' if where else ''}{error.errors()[0]['msg']}"
+        ) from None

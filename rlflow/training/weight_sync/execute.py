@@ -37,20 +37,34 @@ class Copies:
 
 
 class Resharder:
-    """Moves the weights of ``source`` on all ranks into the ``target`` of all ranks. Every rank makes one from the same plan, and calls
-    the same methods in the same order.
+    """Moves the weights of ``source`` on all ranks into the ``target`` of all ranks. Every rank makes one
+    from the same plan, and calls the same methods in the same order.
 
-    source: what this rank holds; target: where what it needs is to lie. Both stay bound: memory that moves needs a new Resharder.
-    buffers: 2 packs a bucket while the last one is on its way, 1 takes half the memory. verify_every: every so many runs digests of
-    what lies on all ranks are compared (0: never).
+    source: what this rank holds; target: where what it needs is to lie. Both stay bound: memory that moves
+    needs a new Resharder.
+    buffers: 2 packs a bucket while the last one is on its way, 1 takes half the memory. verify_every: every
+    so many runs digests of what lies on all ranks are compared (0: never).
     """
 
     def __init__(
-        self, plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews], transport: Transport,
-        *, buffers: int = 2, verify_every: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        plan: TransferPlan,
+        rank: int,
+        source: Mapping[str, TensorViews],
+        target: Mapping[str, TensorViews],
+        transport: Transport,
+        *,
+        buffers: int = 2,
+        verify_every: int = 0,
+    ) -> None:
         _check_bound(plan, rank, source, target)
-        self.plan, self.rank, self.transport, self.buffers, self.verify_every = plan, rank, transport, buffers, verify_every
+        self.plan, self.rank, self.transport, self.buffers, self.verify_every = (
+            plan,
+            rank,
+            transport,
+            buffers,
+            verify_every,
+        )
         self.source, self.target, self.version, self.runs = source, target, -1, 0
         self.rounds = [plan.round(index, rank) for index in range(len(plan.buckets))]
         self.verifier = Verifier(plan, rank, source, target)
@@ -61,11 +75,12 @@ class Resharder:
             sent, received = (int(side[rank]) for side in plan.stats.largest)
             transport.open(sent, received, buffers)
 
-    # -- a whole transfer --------------------------------------------------------------------------------------------------------
+    # -- a whole transfer
+    # --------------------------------------------------------------------------------------------------------
 
     def run(self, version: int) -> None:
-        """Bring every destination to the trainers' weights. Raises TransferError where ranks are at different versions, where another
-        number of bytes came than was planned, and where a digest differs."""
+        """Bring every destination to the trainers' weights. Raises TransferError where ranks are at different
+        versions, where another number of bytes came than was planned, and where a digest differs."""
         before = self.transport.received
         if self.rounds:
             self._exchange(version)
@@ -105,7 +120,8 @@ class Resharder:
             raise TransferError(f"rank {self.rank} takes version {version}, but ranks send others: {other}")
 
     def verify(self) -> None:
-        """Compare digests of what lies in all destinations with those of what the trainers hold. All ranks."""
+        """Compare digests of what lies in all destinations with those of what the trainers hold. All
+        ranks."""
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:
@@ -113,15 +129,16 @@ class Resharder:
         self._bound.clear()
         self.transport.close()
 
-    # -- its steps, for a transport that is not called from here -------------------------------------------------------------------
+    # -- its steps, for a transport that is not called from here
+    # -------------------------------------------------------------------
 
     def copy_local(self) -> None:
         """Copy the elements that this rank needs and holds itself."""
         self._local.make()
 
     def pack(self, index: int) -> dict[int, Tensor]:
-        """Bucket ``index`` as messages, one for all ranks that get the same, by the first of them (``Round.first``): uint8, in memory that
-        the bucket takes which comes ``buffers`` later."""
+        """Bucket ``index`` as messages, one for all ranks that get the same, by the first of them
+        (``Round.first``): uint8, in memory that the bucket takes which comes ``buffers`` later."""
         bucket, slot = self.rounds[index], index % self.buffers
         if (index, slot, True) not in self._bound:
             departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
@@ -138,33 +155,44 @@ class Resharder:
         self._local = self._own()
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
-        """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a message is missing or has
-        another length."""
+        """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a
+        message is missing or has another length."""
         expected = {peer: size for peer, size in enumerate(self.rounds[index].received) if size}
         if (sizes := {peer: message.numel() for peer, message in messages.items()}) != expected:
-            raise TransferError(f"rank {self.rank} received bytes {sizes} by sender in bucket {index}, the plan says {expected}")
+            raise TransferError(
+                f"rank {self.rank} received bytes {sizes} by sender in bucket {index}, the plan says "
+                f"{expected}"
+            )
         Copies.of(self._arrivals(self.rounds[index], messages)).make()
 
     def finish(self, version: int, received: int) -> None:
-        """All is there; ``received`` bytes of it came from other ranks. Raises TransferError where the plan says another number."""
+        """All is there; ``received`` bytes of it came from other ranks. Raises TransferError where the plan
+        says another number."""
         if received != (expected := int(self.plan.stats.inbound[self.rank])):
             raise TransferError(f"rank {self.rank} received {received} bytes, the plan says {expected}")
         self.version, self.runs = version, self.runs + 1
 
-    # -- what is copied where ----------------------------------------------------------------------------------------------------
+    # -- what is copied where
+    # ----------------------------------------------------------------------------------------------------
 
     def _pack(self, index: int, slot: int) -> Copies:
         if (index, slot, True) not in self._bound:
-            self._bound[index, slot, True] = Copies.of(self._departures(self.rounds[index], self.transport.outbox(slot)))
+            self._bound[index, slot, True] = Copies.of(
+                self._departures(self.rounds[index], self.transport.outbox(slot))
+            )
         return self._bound[index, slot, True]
 
     def _unpack(self, index: int, slot: int) -> Copies:
         if (index, slot, False) not in self._bound:
             bucket = self.rounds[index]
-            self._bound[index, slot, False] = Copies.of(self._arrivals(bucket, self.transport.inbox(slot, bucket)))
+            self._bound[index, slot, False] = Copies.of(
+                self._arrivals(bucket, self.transport.inbox(slot, bucket))
+            )
         return self._bound[index, slot, False]
 
-    def _departures(self, bucket: Round, outbox: Tensor, to: Container[int] | None = None) -> Iterable[tuple[Tensor, Tensor]]:
+    def _departures(
+        self, bucket: Round, outbox: Tensor, to: Container[int] | None = None
+    ) -> Iterable[tuple[Tensor, Tensor]]:
         """to: the ranks whose messages are wanted; None: all."""
         flat = outbox[: sum(bucket.sent)].view(getattr(torch, bucket.dtype))
         for view, leg in zip(_views(flat, bucket.sends), bucket.sends, strict=True):
@@ -180,7 +208,9 @@ class Resharder:
 
     def _own(self) -> Copies:
         """The copies of elements that this rank needs and holds itself."""
-        return Copies.of(pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box))
+        return Copies.of(
+            pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box)
+        )
 
     def _straight(self, name: str, box: Box) -> Iterable[tuple[Tensor, Tensor]]:
         return ((piece.at(box), self._held(name, box)) for piece in self.target[name].around(box))
@@ -192,17 +222,24 @@ class Resharder:
 def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
     """The place of each box in a message."""
     sizes = [volume(leg.box) for leg in legs]
-    return (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True)) if legs else ()
+    return (
+        (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True))
+        if legs
+        else ()
+    )
 
 
-def _check_bound(plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
+def _check_bound(
+    plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]
+) -> None:
     for side, layout, pieces in (("holds", plan.source, source), ("needs", plan.target, target)):
         for name, expected in layout.of(rank).items():
             bound = pieces[name].held() if name in pieces else TensorShard(expected.shape, expected.dtype, ())
             if bound != expected:
                 raise PlanError.of(
-                    "reshard-bound", f"rank {rank} {side} {name!r} otherwise than it said when the plan was made",
-                    found=str(bound), expected=str(expected), remedy="make the plan from the layouts of the tensors that are bound",
-                )  # fmt: skip
-
-
+                    "reshard-bound",
+                    f"rank {rank} {side} {name!r} otherwise than it said when the plan was made",
+                    found=str(bound),
+                    expected=str(expected),
+                    remedy="make the plan from the layouts of the tensors that are bound",
+                )

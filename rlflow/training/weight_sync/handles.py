@@ -1,9 +1,10 @@
-"""Memory of GPUs shared between the processes of one machine (CUDA IPC): each rank packs into a buffer of its own device, and the others
-copy straight out of it, on the same device or from one to another.
+"""Memory of GPUs shared between the processes of one machine (CUDA IPC): each rank packs into a buffer of its
+own device, and the others copy straight out of it, on the same device or from one to another.
 
-What opens a buffer of another process is torch's own, as ``torch.multiprocessing`` sends tensors. A buffer is free when its owner and all
-who opened it have closed it, which torch looks for when it closes another, or when memory is short; and with its owner's process. torch
-counts them in a small file of /dev/shm, which goes with the last of them, and stays where all are killed.
+What opens a buffer of another process is torch's own, as ``torch.multiprocessing`` sends tensors. A buffer is
+free when its owner and all who opened it have closed it, which torch looks for when it closes another, or
+when memory is short; and with its owner's process. torch counts them in a small file of /dev/shm, which goes
+with the last of them, and stays where all are killed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from rlflow.errors import PlanError
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.segment import HEAD, Segment, check_machines, machine
 
-LENT = TypeAdapter(tuple[str, str, str])  # machine, a name for the exchange of handles, and what is wrong, if anything is
+# machine, a name for the exchange of handles, and what is wrong, if anything is
+LENT = TypeAdapter(tuple[str, str, str])
 
 
 class Handles(Segment):
-    """group: the ranks, all on one machine, with gloo for what lies on the host. device: where their buffers lie.
+    """group: the ranks, all on one machine, with gloo for what lies on the host. device: where their buffers
+    lie.
 
-    A device runs behind its host. So a rank waits for its own device before it tells the others that a bucket is packed, or read.
+    A device runs behind its host. So a rank waits for its own device before it tells the others that a bucket
+    is packed, or read.
     """
 
     name = "handles"
@@ -39,7 +43,8 @@ class Handles(Segment):
         self.device = torch.device(device)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Raises PlanError, on all ranks alike, where they are on several machines, or a buffer cannot be made or opened."""
+        """Raises PlanError, on all ranks alike, where they are on several machines, or a buffer cannot be
+        made or opened."""
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
         memory, handles, problem = self._lent(size)
@@ -54,16 +59,25 @@ class Handles(Segment):
             raise
 
     def _lent(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
-        """A buffer, and a handle of it for each rank, since each that opens one is counted; or what is wrong."""
+        """A buffer, and a handle of it for each rank, since each that opens one is counted; or what is
+        wrong."""
         try:
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
-            return memory, [bytes(ForkingPickler.dumps(memory)) if rank != self.rank else b"" for rank in range(self.ranks)], ""
-        except (RuntimeError, AssertionError, OSError) as error:  # an assertion is what a build without CUDA says
+            return (
+                memory,
+                [
+                    bytes(ForkingPickler.dumps(memory)) if rank != self.rank else b""
+                    for rank in range(self.ranks)
+                ],
+                "",
+            )
+        # an assertion is what a build without CUDA says
+        except (RuntimeError, AssertionError, OSError) as error:
             return None, [], _line(error)
 
     def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
-        """The handle for this rank from each rank. Handles are pickles, and so go through the store in which the group has met: on one
-        machine a file of this user alone, where sockets are open to others."""
+        """The handle for this rank from each rank. Handles are pickles, and so go through the store in which
+        the group has met: on one machine a file of this user alone, where sockets are open to others."""
         store: Any = cast(Any, dist).distributed_c10d._get_default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
@@ -73,7 +87,10 @@ class Handles(Segment):
         """Open the buffers of all others; what is wrong, if anything is."""
         assert memory is not None
         try:
-            self._memory = [memory if rank == self.rank else ForkingPickler.loads(handle) for rank, handle in enumerate(handles)]
+            self._memory = [
+                memory if rank == self.rank else ForkingPickler.loads(handle)
+                for rank, handle in enumerate(handles)
+            ]
         except (RuntimeError, OSError) as error:
             return _line(error)
         return ""
@@ -101,14 +118,18 @@ class Handles(Segment):
 
 
 def check_shared(problems: Mapping[int, str]) -> None:
-    """Raise PlanError where a rank cannot share memory. problems: rank → message, empty where nothing is wrong."""
+    """Raise PlanError where a rank cannot share memory. problems: rank → message, empty where nothing is
+    wrong."""
     lines = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
-            "reshard-handles", "these processes cannot share the memory of their GPUs", found="; ".join(lines),
-            expected="processes that may open each other's memory (CUDA IPC), and room for two buckets of each rank",
+            "reshard-handles",
+            "these processes cannot share the memory of their GPUs",
+            found="; ".join(lines),
+            expected="processes that may open each other's memory (CUDA IPC), and room for two buckets "
+            "of each rank",
             remedy="--weights alltoall",
-        )  # fmt: skip
+        )
 
 
 def _line(error: Exception) -> str:

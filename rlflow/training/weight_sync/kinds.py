@@ -23,15 +23,18 @@ class Cut:
 
 
 def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:
-    """Each cut is made in what the one before has left: tensor parallel first, then FSDP, as on a 2-D mesh. No cut at all: replicated
-    over ``ranks``."""
+    """Each cut is made in what the one before has left: tensor parallel first, then FSDP, as on a 2-D mesh.
+    No cut at all: replicated over ``ranks``."""
     ranks = len(cuts[0].place) if cuts else ranks
     spreads: dict[tuple[object, ...], Spread] = {}
     tensors = {}
     for name, shape in shapes.items():
         dims = tuple(cut.dim(name, shape) if shape else None for cut in cuts)
         if (shape, dims) not in spreads:
-            boxes = tuple(_boxes(shape, [(cut, dim, rank) for cut, dim in zip(cuts, dims, strict=True)]) for rank in range(ranks))
+            boxes = tuple(
+                _boxes(shape, [(cut, dim, rank) for cut, dim in zip(cuts, dims, strict=True)])
+                for rank in range(ranks)
+            )
             spreads[shape, dims] = Spread(shape, dtype, boxes)
         tensors[name] = spreads[shape, dims]
     return WeightLayout(ranks, tensors)
@@ -53,7 +56,8 @@ def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 
 
 def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """DeepSpeed ZeRO-3: each tensor flattened, ceil(numel / ranks) elements for each rank (Rajbhandari et al. 2020)."""
+    """DeepSpeed ZeRO-3: each tensor flattened, ceil(numel / ranks) elements for each rank (Rajbhandari et al.
+    2020)."""
     spreads: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
         if shape not in spreads:
@@ -63,8 +67,9 @@ def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 
 
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
-    """How tensor parallelism cuts a dense decoder (Shoeybi et al. 2019): o_proj and down_proj along their inputs, other matrices along
-    their outputs or vocabulary, vectors not at all. For estimates; what an engine really does is traced."""
+    """How tensor parallelism cuts a dense decoder (Shoeybi et al. 2019): o_proj and down_proj along their
+    inputs, other matrices along their outputs or vocabulary, vectors not at all. For estimates; what an
+    engine really does is traced."""
     if len(shape) < 2:
         return None
     return 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0

@@ -13,9 +13,19 @@ from rlflow.errors import PlanError, listed
 from rlflow.training.weight_sync.boxes import Box, contains, overlap, volume, whole
 
 WIDTHS = {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Every tensor by its Hugging Face name, in the order in which they are to move. Hashable: plans are kept by it."""
+    """Every tensor by its Hugging Face name, in the order in which they are to move. Hashable: plans are kept
+    by it."""
 
     ranks: int
     tensors: Mapping[str, Spread] = field(hash=False)
@@ -73,42 +84,55 @@ class WeightLayout:
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """This layout on the ranks of one pool among the ranks of several: ``before`` ranks in front and ``after`` behind hold nothing."""
+        """This layout on the ranks of one pool among the ranks of several: ``before`` ranks in front and
+        ``after`` behind hold nothing."""
         padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
-        wider = {name: Spread(spread.shape, spread.dtype, padded[spread.boxes]) for name, spread in self.tensors.items()}
+        wider = {
+            name: Spread(spread.shape, spread.dtype, padded[spread.boxes])
+            for name, spread in self.tensors.items()
+        }
         return WeightLayout(before + self.ranks + after, wider)
 
     def of(self, rank: int) -> dict[str, TensorShard]:
         """The shards of one rank, by tensor name."""
-        return {name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
+        return {
+            name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank])
+            for name, spread in self.tensors.items()
+        }
 
 
 def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
-    """One layout of what each rank says of itself. A rank may lack a name. Raises PlanError where ranks differ in shape or dtype."""
+    """One layout of what each rank says of itself. A rank may lack a name. Raises PlanError where ranks
+    differ in shape or dtype."""
     first: dict[str, tuple[int, TensorShard]] = {}
     for rank, shards in enumerate(ranks):
         for name, shard in shards.items():
             _check_alike(name, rank, shard, *first.setdefault(name, (rank, shard)))
     boxes = {name: tuple(shards[name].boxes if name in shards else () for shards in ranks) for name in first}
-    return WeightLayout(len(ranks), {name: Spread(one.shape, one.dtype, boxes[name]) for name, (_, one) in first.items()})
+    return WeightLayout(
+        len(ranks), {name: Spread(one.shape, one.dtype, boxes[name]) for name, (_, one) in first.items()}
+    )
 
 
 def _check_alike(name: str, rank: int, shard: TensorShard, other: int, other_shard: TensorShard) -> None:
     if (shard.shape, shard.dtype) != (other_shard.shape, other_shard.dtype):
         raise PlanError.of(
-            "reshard-layout", f"ranks {other} and {rank} do not agree on tensor {name!r}",
+            "reshard-layout",
+            f"ranks {other} and {rank} do not agree on tensor {name!r}",
             found=f"{shard.dtype} {list(shard.shape)} on rank {rank}",
             expected=f"{other_shard.dtype} {list(other_shard.shape)} as on rank {other}",
             remedy="report the shape of the whole tensor in the checkpoint's coordinates on every rank",
-        )  # fmt: skip
+        )
 
 
 def width(dtype: str) -> int:
     """Bytes of an element. Raises PlanError for a dtype that cannot be moved."""
     if dtype not in WIDTHS:
-        raise PlanError.of("reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS))
+        raise PlanError.of(
+            "reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS)
+        )
     return WIDTHS[dtype]
 
 
@@ -117,18 +141,27 @@ def check_tiles(name: str, spread: Spread) -> None:
     holders = spread.holders()
     for box, ranks in holders.items():
         if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):
-            raise _untiled(name, spread, f"box {list(box)} of rank {ranks[0]} is not inside the shape {list(spread.shape)}")
+            raise _untiled(
+                name,
+                spread,
+                f"box {list(box)} of rank {ranks[0]} is not inside the shape {list(spread.shape)}",
+            )
     covered = sum(map(volume, holders))
     if clash := _first_clash(sorted(holders)):
         one, other = clash
-        raise _untiled(name, spread, f"ranks {holders[one][0]} and {holders[other][0]} hold boxes {list(one)} and {list(other)}")
+        raise _untiled(
+            name,
+            spread,
+            f"ranks {holders[one][0]} and {holders[other][0]} hold boxes {list(one)} and {list(other)}",
+        )
     if covered != math.prod(spread.shape):
         with_some = sorted({rank for ranks in holders.values() for rank in ranks})
         raise _untiled(name, spread, f"{covered} of {math.prod(spread.shape)} elements, on ranks {with_some}")
 
 
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two boxes that overlap. They come sorted, so that one is compared with those only that begin before it ends."""
+    """Two boxes that overlap. They come sorted, so that one is compared with those only that begin before it
+    ends."""
     for i, one in enumerate(boxes):
         for other in boxes[i + 1 :]:
             if one and other[0][0] >= one[0][1]:
@@ -140,7 +173,10 @@ def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
 
 def _untiled(name: str, spread: Spread, problem: str) -> PlanError:
     return PlanError.of(
-        "reshard-tiles", f"the shards of tensor {name!r} do not make it up exactly", found=problem,
-        expected=f"each element of {list(spread.shape)} in exactly one distinct box, which any number of ranks may hold",
+        "reshard-tiles",
+        f"the shards of tensor {name!r} do not make it up exactly",
+        found=problem,
+        expected=f"each element of {list(spread.shape)} in exactly one distinct box, which any number of "
+        "ranks may hold",
         remedy="let every rank that trains report what it holds, once",
-    )  # fmt: skip
+    )

@@ -1,7 +1,9 @@
-"""Shared memory of one machine between ranks that have no group in common: a sender packs into a file of its own, and whoever drives the
-transfer tells receivers when a bucket is there, and the sender when its place may be taken again.
+"""Shared memory of one machine between ranks that have no group in common: a sender packs into a file of its
+own, and whoever drives the transfer tells receivers when a bucket is there, and the sender when its place may
+be taken again.
 
-The file is unlinked as soon as all receivers have opened it (``hide``): memory goes with its last process, however that ends.
+The file is unlinked as soon as all receivers have opened it (``hide``): memory goes with its last process,
+however that ends.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from rlflow.training.weight_sync.transport import Parcels
 
 
 class Mailbox(Parcels):
-    """A sender's. run: names the file, and lets the next ``open`` of the run remove what the dead have left."""
+    """A sender's. run: names the file, and lets the next ``open`` of the run remove what the dead have
+    left."""
 
     def __init__(self, run: str, root: Path = ROOT) -> None:
         super().__init__()

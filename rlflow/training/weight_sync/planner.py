@@ -1,9 +1,10 @@
 """Who sends what to whom: every missing byte from exactly one rank that holds it, in bounded buckets.
 
-A piece is what a box that one rank needs has in common with a box that others hold. A rank takes what it holds itself from itself;
-anything else comes from a holder on its node if there is one, and of these from the least loaded. What moves is already of the narrower
-dtype. Tensors with one shape and layout are planned once, so that the time does not grow with the depth of a model. Nothing depends on
-timing, hashes or the rank that asks: all ranks make the same plan.
+A piece is what a box that one rank needs has in common with a box that others hold. A rank takes what it
+holds itself from itself; anything else comes from a holder on its node if there is one, and of these from the
+least loaded. What moves is already of the narrower dtype. Tensors with one shape and layout are planned once,
+so that the time does not grow with the depth of a model. Nothing depends on timing, hashes or the rank that
+asks: all ranks make the same plan.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import numpy as np
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.training.weight_sync.boxes import Box, overlap, volume
 from rlflow.training.weight_sync.layout import Spread, WeightLayout, check_tiles, width
-from rlflow.training.weight_sync.transfer_plan import Bucket, Item, Moves, Numbers, Template, TransferPlan, by_rank
+from rlflow.training.weight_sync.transfer_plan import (
+    Bucket,
+    Item,
+    Moves,
+    Numbers,
+    Template,
+    TransferPlan,
+    by_rank,
+)
 
 BUCKET = 64 << 20  # bytes
 SHARE = 4  # a piece or part above 1 / SHARE of a bucket is cut, so that buckets fill well
@@ -26,10 +35,14 @@ KEPT = 8  # plans that are remembered
 _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 
 
-def make_plan(source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET) -> TransferPlan:
-    """node_of: the machine of each rank (None: all on one); bucket: the most bytes that a rank sends, or receives, at once.
+def make_plan(
+    source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET
+) -> TransferPlan:
+    """node_of: the machine of each rank (None: all on one); bucket: the most bytes that a rank sends, or
+    receives, at once.
 
-    Raises PlanError where a tensor that is needed is held by nobody, its shapes differ, or the shards do not make up the tensor.
+    Raises PlanError where a tensor that is needed is held by nobody, its shapes differ, or the shards do not
+    make up the tensor.
     """
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
     key = (source, target, nodes, bucket)
@@ -47,14 +60,18 @@ def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bu
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, wanted in target.tensors.items():
         have = _source(name, wanted, source)
-        groups.setdefault((have.shape, wire(have.dtype, wanted.dtype), have.boxes, wanted.boxes), []).append(name)
+        groups.setdefault((have.shape, wire(have.dtype, wanted.dtype), have.boxes, wanted.boxes), []).append(
+            name
+        )
     names: dict[str, tuple[int, str]] = {}
     templates: list[Template] = []
     load = np.zeros(source.ranks, np.int64)
     for index, alike in enumerate(groups.values()):
         have, wanted = source.tensors[alike[0]], target.tensors[alike[0]]
         dtype = wire(have.dtype, wanted.dtype)
-        templates.append(_template(alike[0], have, wanted, np.array(nodes), bucket, width(dtype), len(alike), load))
+        templates.append(
+            _template(alike[0], have, wanted, np.array(nodes), bucket, width(dtype), len(alike), load)
+        )
         load += sum(templates[-1].outbound, np.zeros_like(load)) * width(dtype) * len(alike)
         names |= dict.fromkeys(alike, (index, dtype))
     names = {name: names[name] for name in target.tensors}
@@ -64,51 +81,65 @@ def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bu
 
 
 def wire(source: str, wanted: str) -> str:
-    """The dtype that travels: the wanted one unless the held one is narrower. Both ways the receiver has the same bits."""
+    """The dtype that travels: the wanted one unless the held one is narrower. Both ways the receiver has the
+    same bits."""
     return source if width(source) < width(wanted) else wanted
 
 
 def _check_ranks(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...]) -> None:
     if not source.ranks == target.ranks == len(nodes):
         raise PlanError.of(
-            "reshard-ranks", "the layouts are not over the same ranks",
-            found=f"{source.ranks} ranks in the source, {target.ranks} in the target, {len(nodes)} with a node",
-            expected="all ranks of trainers and generators in each; those that hold or need nothing have no boxes",
-        )  # fmt: skip
+            "reshard-ranks",
+            "the layouts are not over the same ranks",
+            found=f"{source.ranks} ranks in the source, {target.ranks} in the target, {len(nodes)} with "
+            "a node",
+            expected="all ranks of trainers and generators in each; those that hold or need nothing have "
+            "no boxes",
+        )
 
 
 def _check_bucket(bucket: int, target: WeightLayout) -> None:
     widest = max((width(spread.dtype) for spread in target.tensors.values()), default=1)
     if bucket < widest:
         raise PlanError.of(
-            "reshard-bucket", "a bucket cannot hold one element", found=f"{bucket} bytes", expected=f"at least {widest}",
+            "reshard-bucket",
+            "a bucket cannot hold one element",
+            found=f"{bucket} bytes",
+            expected=f"at least {widest}",
             remedy=f"leave it at {BUCKET >> 20} MiB",
-        )  # fmt: skip
+        )
 
 
 def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
     have = source.tensors.get(name)
     if have is None:
         raise PlanError.of(
-            "reshard-name", f"the generator needs tensor {name!r}, which no trainer holds", found=listed(source.tensors),
-            nearest=nearest(name, source.tensors), remedy="let the trainer report tied weights under each of their checkpoint names",
-        )  # fmt: skip
+            "reshard-name",
+            f"the generator needs tensor {name!r}, which no trainer holds",
+            found=listed(source.tensors),
+            nearest=nearest(name, source.tensors),
+            remedy="let the trainer report tied weights under each of their checkpoint names",
+        )
     if have.shape != wanted.shape:
         raise PlanError.of(
-            "reshard-shape", f"trainer and generator do not agree on the shape of {name!r}", found=f"{list(wanted.shape)} in the generator",
-            expected=f"{list(have.shape)} as in the trainer", remedy="give both the same model folder",
-        )  # fmt: skip
+            "reshard-shape",
+            f"trainer and generator do not agree on the shape of {name!r}",
+            found=f"{list(wanted.shape)} in the generator",
+            expected=f"{list(have.shape)} as in the trainer",
+            remedy="give both the same model folder",
+        )
     return have
 
 
-# -- one shape and layout --------------------------------------------------------------------------------------------------------
+# -- one shape and layout
+# --------------------------------------------------------------------------------------------------------
 
 
 def _template(
     name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
 ) -> Template:
-    """The moves of ``count`` tensors that lie alike, of which ``name`` is the first. load: elements that each rank already sends of
-    other tensors."""
+    """The moves of ``count`` tensors that lie alike, of which ``name`` is the first. load: elements that each
+    rank already sends of other tensors."""
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
     holds = np.zeros((len(holders), ranks), bool)
@@ -121,7 +152,9 @@ def _template(
     missing = by_rank(moves.receiver, moves.elements, ranks)
     parts = _parts(moves, bucket // size)
     outbound = tuple(by_rank(part.sender, part.elements, ranks) for part in parts)
-    return Template(parts, local, missing, outbound, tuple(by_rank(part.receiver, part.elements, ranks) for part in parts))
+    return Template(
+        parts, local, missing, outbound, tuple(by_rank(part.receiver, part.elements, ranks) for part in parts)
+    )
 
 
 def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
@@ -131,32 +164,50 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
     """Ranks and boxes of all that is needed, each box once a rank."""
-    needs = [(rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)]
+    needs = [
+        (rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)
+    ]
     for rank, boxes in enumerate(wanted.boxes):
         _check_apart(name, rank, list(dict.fromkeys(boxes)))
-    return np.array([rank for rank, _ in needs], np.int64), _table([box for _, box in needs], len(wanted.shape))
+    return np.array([rank for rank, _ in needs], np.int64), _table(
+        [box for _, box in needs], len(wanted.shape)
+    )
 
 
 def _check_apart(name: str, rank: int, boxes: list[Box]) -> None:
-    clashes = [(one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :] if volume(overlap(one, other))]
+    clashes = [
+        (one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :] if volume(overlap(one, other))
+    ]
     if clashes:
         raise PlanError.of(
-            "reshard-overlap", f"rank {rank} needs boxes of {name!r} that overlap",
+            "reshard-overlap",
+            f"rank {rank} needs boxes of {name!r} that overlap",
             found=" and ".join(str(list(box)) for box in clashes[0]),
-            expected="boxes that are equal or disjoint", remedy="let the engine reload the module of this parameter by itself",
-        )  # fmt: skip
+            expected="boxes that are equal or disjoint",
+            remedy="let the engine reload the module of this parameter by itself",
+        )
 
 
 def _overlaps(sources: Numbers, receiver: Numbers, needed: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """(source box, receiver, what they have in common) wherever that is anything, by what is needed and then by source."""
+    """(source box, receiver, what they have in common) wherever that is anything, by what is needed and then
+    by source."""
     low = np.maximum(needed[:, None, :, 0], sources[None, :, :, 0])
     high = np.minimum(needed[:, None, :, 1], sources[None, :, :, 1])
     need, source = np.nonzero((low < high).all(axis=2))
     return source, receiver[need], np.stack([low[need, source], high[need, source]], axis=-1)
 
 
-def _sent(holds: np.ndarray, box: Numbers, receiver: Numbers, boxes: Numbers, node: Numbers, size: int, load: Numbers) -> Moves:
-    """A sender for each piece. Pieces with one holder need no choice, and are most of those of sharded trainers."""
+def _sent(
+    holds: np.ndarray,
+    box: Numbers,
+    receiver: Numbers,
+    boxes: Numbers,
+    node: Numbers,
+    size: int,
+    load: Numbers,
+) -> Moves:
+    """A sender for each piece. Pieces with one holder need no choice, and are most of those of sharded
+    trainers."""
     single = holds.sum(axis=1)[box] == 1
     moves = Moves(holds.argmax(axis=1)[box], receiver, boxes)
     if single.all():
@@ -164,14 +215,28 @@ def _sent(holds: np.ndarray, box: Numbers, receiver: Numbers, boxes: Numbers, no
     sure = moves.take(np.nonzero(single)[0])
     load += by_rank(sure.sender, sure.elements, len(load)) * size
     chosen = _balanced(holds, box[~single], moves.take(np.nonzero(~single)[0]), node, size, load)
-    return Moves(*(np.concatenate(columns) for columns in
-                   zip((sure.sender, sure.receiver, sure.boxes), (chosen.sender, chosen.receiver, chosen.boxes), strict=True)))  # fmt: skip
+    return Moves(
+        *(
+            np.concatenate(columns)
+            for columns in zip(
+                (sure.sender, sure.receiver, sure.boxes),
+                (chosen.sender, chosen.receiver, chosen.boxes),
+                strict=True,
+            )
+        )
+    )
 
 
-def _balanced(holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers) -> Moves:
-    """Large pieces are cut among those that could send them, and each goes to the least loaded; the lowest rank where several are."""
+def _balanced(
+    holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers
+) -> Moves:
+    """Large pieces are cut among those that could send them, and each goes to the least loaded; the lowest
+    rank where several are."""
     near: dict[tuple[int, int], list[int]] = {}
-    could = [_candidates(near, holds, int(i), int(where), node) for i, where in zip(box, node[moves.receiver], strict=True)]
+    could = [
+        _candidates(near, holds, int(i), int(where), node)
+        for i, where in zip(box, node[moves.receiver], strict=True)
+    ]
     counts = np.minimum([len(ranks) for ranks in could], np.maximum(moves.elements * size // SPLIT, 1))
     boxes, origin = cut(moves.boxes, counts)
     pieces = Moves(np.zeros(len(origin), np.int64), moves.receiver[origin], boxes)
@@ -183,7 +248,9 @@ def _balanced(holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size
     return pieces
 
 
-def _candidates(known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers) -> list[int]:
+def _candidates(
+    known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers
+) -> list[int]:
     """The holders of a box on a node, or all of them where it has none."""
     if (box, where) not in known:
         holders = np.nonzero(holds[box])[0]
@@ -192,12 +259,13 @@ def _candidates(known: dict[tuple[int, int], list[int]], holds: np.ndarray, box:
     return known[box, where]
 
 
-# -- bounded pieces, parts and buckets -------------------------------------------------------------------------------------------
+# -- bounded pieces, parts and buckets
+# -------------------------------------------------------------------------------------------
 
 
 def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Each box in ``counts`` pieces along its first dimension, or its longest where that one is too short; and whose piece each is.
-    A box has at most as many pieces as its longest dimension."""
+    """Each box in ``counts`` pieces along its first dimension, or its longest where that one is too short;
+    and whose piece each is. A box has at most as many pieces as its longest dimension."""
     if not boxes.shape[1]:
         return boxes, np.arange(len(boxes))
     sizes = boxes[:, :, 1] - boxes[:, :, 0]
@@ -213,14 +281,16 @@ def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
-    """The pieces in parts of which no rank sends or receives more than ``limit`` elements. If all are too many for a fraction of a
-    bucket, pieces are cut small and those of every rank take turns, so that each part loads all ranks alike."""
+    """The pieces in parts of which no rank sends or receives more than ``limit`` elements. If all are too
+    many for a fraction of a bucket, pieces are cut small and those of every rank take turns, so that each
+    part loads all ranks alike."""
     if not len(moves):
         return ()
     if _most(moves) <= max(limit // SHARE, 1):
         return (moves,)
     small, place = _small(moves, max(limit // (2 * SHARE), 1))
-    ring = (small.sender - small.receiver) % (1 + max(small.sender.max(), small.receiver.max()))  # one peer of every rank after another
+    # one peer of every rank after another
+    ring = (small.sender - small.receiver) % (1 + max(small.sender.max(), small.receiver.max()))
     order = np.lexsort((ring, place))
     return tuple(_windows(small.take(order), max(limit // SHARE, 1)))
 
@@ -234,7 +304,9 @@ def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
     """Pieces of at most ``most`` elements, and which fraction of its own piece comes before each."""
     place, share = np.zeros(len(moves)), np.ones(len(moves))
     while (moves.elements > most).any():
-        counts = np.minimum(-(-moves.elements // most), (moves.boxes[:, :, 1] - moves.boxes[:, :, 0]).max(axis=1))
+        counts = np.minimum(
+            -(-moves.elements // most), (moves.boxes[:, :, 1] - moves.boxes[:, :, 0]).max(axis=1)
+        )
         boxes, origin = cut(moves.boxes, counts)
         step = np.arange(len(origin)) - (np.cumsum(counts) - counts)[origin]
         place, share = place[origin] + share[origin] * step / counts[origin], (share / counts)[origin]
@@ -267,11 +339,15 @@ def _running(rank: Numbers, elements: Numbers) -> Numbers:
     return running
 
 
-def _buckets(names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int) -> Iterable[Bucket]:
+def _buckets(
+    names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int
+) -> Iterable[Bucket]:
     """Parts in the order of the target; of one dtype, so that nothing in a bucket is out of line."""
     for dtype in sorted({dtype for _, dtype in names.values()}, key=lambda dtype: (-width(dtype), dtype)):
         alike = [(name, index) for name, (index, dtype_of) in names.items() if dtype_of == dtype]
-        items = [Item(name, index, part) for name, index in alike for part in range(len(templates[index].parts))]
+        items = [
+            Item(name, index, part) for name, index in alike for part in range(len(templates[index].parts))
+        ]
         yield from (Bucket(dtype, tuple(run)) for run in _runs(items, templates, limit // width(dtype)))
 
 

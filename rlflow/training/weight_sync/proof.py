@@ -1,8 +1,10 @@
-"""The proof at the start that writing straight into an engine's memory does what its own reload does, bit for bit.
+"""The proof at the start that writing straight into an engine's memory does what its own reload does, bit for
+bit.
 
-What a trace cannot see are tensors that an engine derives after loading: packed, quantised or absorbed weights. So the engine first loads a
-pattern by itself; then another one, over which the first is written straight. Whatever then differs in any parameter or buffer is in a
-module that is loaded by the engine from now on.
+What a trace cannot see are tensors that an engine derives after loading: packed, quantised or absorbed
+weights. So the engine first loads a pattern by itself; then another one, over which the first is written
+straight. Whatever then differs in any parameter or buffer is in a module that is loaded by the engine from
+now on.
 """
 
 from __future__ import annotations
@@ -38,10 +40,15 @@ class Destinations:
 
 
 def prove(
-    model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload, ties: Mapping[str, str] | None = None
+    model: nn.Module,
+    traced: Traced,
+    tensors: Mapping[str, Spread],
+    reload: Reload,
+    ties: Mapping[str, str] | None = None,
 ) -> Destinations:
-    """reload: the engine's own reload, of all tensors or of those of some modules; ties: names of the trainer's that are one tensor
-    (``shards.ties_of``). The weights are patterns afterwards. It takes the memory of the engine's weights once more while it runs."""
+    """reload: the engine's own reload, of all tensors or of those of some modules; ties: names of the
+    trainer's that are one tensor (``shards.ties_of``). The weights are patterns afterwards. It takes the
+    memory of the engine's weights once more while it runs."""
     alike = together(traced.ties, ties or {})
     reload(patterns(tensors, 1, alike))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
@@ -52,7 +59,9 @@ def prove(
         if not (differing := _differing(model, expected)):
             return places
         for name in differing:
-            traced.fallback.setdefault(name.rpartition(".")[0], f"{name} differs from the engine's own reload")
+            traced.fallback.setdefault(
+                name.rpartition(".")[0], f"{name} differs from the engine's own reload"
+            )
         reload(patterns(tensors, 2, alike))
     places = destinations(traced, tensors)
     _write(places, tensors, alike, reload)
@@ -63,29 +72,48 @@ def prove(
 
 def _all_by_engine(places: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
     """The engine cannot load parts: it gets the whole model."""
-    why = places.why | {name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine" for name in differing}
+    why = places.why | {
+        name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine"
+        for name in differing
+    }
     staged = _stage(tensors, places.device)
-    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why, places.device)
+    return Destinations(
+        {name: from_plain(tensor) for name, tensor in staged.items()}, staged, why, places.device
+    )
 
 
 def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device=device) for name, spread in tensors.items()}
+    return {
+        name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device=device)
+        for name, spread in tensors.items()
+    }
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
     """Views of the engine's memory for all that can be written straight, memory of our own for the rest."""
     by_engine = traced.loaded_by_engine()
-    device = next((piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu"))
+    device = next(
+        (piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu")
+    )
     staged = _stage({name: spread for name, spread in tensors.items() if name in by_engine}, device)
     straight = {name: pieces for name, pieces in traced.pieces.items() if name not in by_engine}
-    return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback), device)
+    return Destinations(
+        straight | {name: from_plain(tensor) for name, tensor in staged.items()},
+        staged,
+        dict(traced.fallback),
+        device,
+    )
 
 
-def _write(places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload) -> None:
+def _write(
+    places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload
+) -> None:
     """Pattern 1, as a Resharder would."""
     for name, values in patterns({name: tensors[name] for name in places.pieces}, 1, ties):
         for piece in places.pieces[name].pieces:
-            piece.view.copy_(values[tuple(slice(low, high) for low, high in piece.box)] if piece.box else values)
+            piece.view.copy_(
+                values[tuple(slice(low, high) for low, high in piece.box)] if piece.box else values
+            )
     places.finish(reload)
 
 
@@ -102,7 +130,9 @@ def _differing(model: nn.Module, expected: Mapping[str, Tensor]) -> list[str]:
 def _same(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(
+        one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8)
+    )
 
 
 def together(*ties: Mapping[str, str]) -> dict[str, str]:
@@ -111,8 +141,11 @@ def together(*ties: Mapping[str, str]) -> dict[str, str]:
     return {name: min(names) for names in nx.connected_components(pairs) for name in names}
 
 
-def patterns(tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Small whole numbers that follow from the name and the place of each element; tied tensors have the same."""
+def patterns(
+    tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Small whole numbers that follow from the name and the place of each element; tied tensors have the
+    same."""
     for name, spread in tensors.items():
         start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())

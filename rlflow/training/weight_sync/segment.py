@@ -1,8 +1,10 @@
-"""Shared memory of one machine: each rank packs into a segment of its own, and the others copy straight out of it.
+"""Shared memory of one machine: each rank packs into a segment of its own, and the others copy straight out
+of it.
 
-What moves is written once and read once. The files are unlinked as soon as all ranks have opened them, so that memory goes with its last
-process, however that ends. Only a death within ``open`` can leave a file: its name carries the run and the process with its start time,
-and the next ``open`` of the run removes what belongs to no living process.
+What moves is written once and read once. The files are unlinked as soon as all ranks have opened them, so
+that memory goes with its last process, however that ends. Only a death within ``open`` can leave a file: its
+name carries the run and the process with its start time, and the next ``open`` of the run removes what
+belongs to no living process.
 """
 
 from __future__ import annotations
@@ -40,14 +42,15 @@ class SharedFile(NamedTuple):
 
     @classmethod
     def named(cls, run: str, size: int, root: Path = ROOT) -> SharedFile:
-        """A file of this process that is not there yet. Those that the dead of this run have left are removed."""
+        """A file of this process that is not there yet. Those that the dead of this run have left are
+        removed."""
         name = re.sub(r"[^A-Za-z0-9]", "-", run)
         sweep(name, root)
         return cls(str(root / f"rlflow-{name}-{secrets.token_hex(4)}-{Process.this().tag()}"), size)
 
     def create(self) -> str:
-        """Make it for this user alone, its memory taken at once: a full disk of shared memory would else kill the process that writes.
-        What is wrong, if anything is, since all ranks have to know."""
+        """Make it for this user alone, its memory taken at once: a full disk of shared memory would else kill
+        the process that writes. What is wrong, if anything is, since all ranks have to know."""
         try:
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
@@ -68,8 +71,8 @@ class SharedFile(NamedTuple):
 
 
 class Segment:
-    """run: names the files; group: the ranks, all on one machine, over gloo (None: the default group). A barrier of the group stands
-    between packing and copying, and its timeout is the deadline."""
+    """run: names the files; group: the ranks, all on one machine, over gloo (None: the default group). A
+    barrier of the group stands between packing and copying, and its timeout is the deadline."""
 
     name = "segment"
     copies = False
@@ -83,7 +86,8 @@ class Segment:
         self._version = -1
         self._heard: dict[int, int] = {}
 
-    # -- buffers -----------------------------------------------------------------------------------------------------------------
+    # -- buffers
+    # --------------------------------------------------------------------------------------------------------
 
     def open(self, send: int, receive: int, slots: int) -> None:
         """Raises PlanError where the ranks are on several machines, or shared memory is too small."""
@@ -109,28 +113,36 @@ class Segment:
         return self._memory[rank][8 * slot : 8 * slot + 8].view(torch.int64)
 
     def outbox(self, slot: int) -> Tensor:
-        """The memory into which this rank packs its messages of a slot, uint8. It is shared, and receivers read it there."""
+        """The memory into which this rank packs its messages of a slot, uint8. It is shared, and receivers
+        read it there."""
         return self._slot(self.rank, slot)
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
         """The messages of a bucket by sender, uint8."""
         sizes = zip(bucket.offsets, bucket.received, strict=True)
-        return {peer: self._slot(peer, slot)[start : start + size] for peer, (start, size) in enumerate(sizes) if size}
+        return {
+            peer: self._slot(peer, slot)[start : start + size]
+            for peer, (start, size) in enumerate(sizes)
+            if size
+        }
 
-    # -- a transfer --------------------------------------------------------------------------------------------------------------
+    # -- a transfer
+    # --------------------------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
         """Begin a transfer of weights of this version."""
         self._version, self._heard = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Stamp the packed bucket with its version: shared memory needs no sending, and others read it after ``wait``. The version lies
-        with the slot, since a rank that is ahead may have begun the next transfer while others still read this one."""
+        """Stamp the packed bucket with its version: shared memory needs no sending, and others read it after
+        ``wait``. The version lies with the slot, since a rank that is ahead may have begun the next transfer
+        while others still read this one."""
         self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
 
     def wait(self) -> None:
-        """Wait until all ranks have packed, and note the version that each sender has stamped on its message."""
+        """Wait until all ranks have packed, and note the version that each sender has stamped on its
+        message."""
         dist.barrier(self.group)
         assert self._last is not None
         messages = self.inbox(*self._last)
@@ -164,30 +176,34 @@ def check_machines(machines: Iterable[str]) -> None:
     distinct = set(machines)
     if len(distinct) > 1:
         raise PlanError.of(
-            "reshard-machines", "shared memory reaches no other machine",
+            "reshard-machines",
+            "shared memory reaches no other machine",
             found=f"ranks on {sorted({name.split()[0] for name in distinct})}",
-            expected="all ranks on one machine", remedy="--weights auto, or alltoall",
-        )  # fmt: skip
+            expected="all ranks on one machine",
+            remedy="--weights auto, or alltoall",
+        )
 
 
 def check_room(problems: Mapping[str, str]) -> None:
-    """Raise PlanError where there is no room for shared memory. problems: process → message, empty where nothing is wrong."""
+    """Raise PlanError where there is no room for shared memory. problems: process → message, empty where
+    nothing is wrong."""
     lines = [f"{who}: {problem}" for who, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
-            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(lines),
-            expected="room for two buckets of each rank", remedy="make /dev/shm larger (docker run --shm-size), or buckets smaller",
-        )  # fmt: skip
+            "reshard-memory",
+            "shared memory is too small for a bucket",
+            found="; ".join(lines),
+            expected="room for two buckets of each rank",
+            remedy="make /dev/shm larger (docker run --shm-size), or buckets smaller",
+        )
 
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
-    """Remove the files that dead processes of this run have left in ``root``. Gives their paths. A file of a process that cannot be seen
-    from here, in another container, stays."""
+    """Remove the files that dead processes of this run have left in ``root``. Gives their paths. A file of a
+    process that cannot be seen from here, in another container, stays."""
     owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
     abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
     for path in abandoned:
         with contextlib.suppress(OSError):
             path.unlink()
     return abandoned
-
-

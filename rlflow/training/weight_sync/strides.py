@@ -18,7 +18,8 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class StridedAxis:
-    """One dimension of a copy: how far a step goes in the tensor that is read and in the one that is written, in elements."""
+    """One dimension of a copy: how far a step goes in the tensor that is read and in the one that is written,
+    in elements."""
 
     size: int
     read: int
@@ -34,17 +35,23 @@ class CopiedBox:
     offset: int
 
 
-def places(shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int) -> Iterator[CopiedBox]:
-    """The boxes that a strided copy reads and writes: from element ``offset`` on of a contiguous tensor of ``shape``, to element
-    ``written`` on of another tensor. A loader may have narrowed, transposed, split or joined dimensions, or repeated a tensor. Raises
-    Untraceable."""
+def places(
+    shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int
+) -> Iterator[CopiedBox]:
+    """The boxes that a strided copy reads and writes: from element ``offset`` on of a contiguous tensor of
+    ``shape``, to element ``written`` on of another tensor. A loader may have narrowed, transposed, split or
+    joined dimensions, or repeated a tensor. Raises Untraceable."""
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
     runs: list[StridedAxis] = [StridedAxis(1, row, 0) for row in rows]
     outer: list[StridedAxis] = []
     for dim, axis in _by_dimension(shape, rows, start, axes):
         if dim is not None and _continues(runs[dim], axis):
-            runs[dim] = StridedAxis(runs[dim].size * axis.size, rows[dim], runs[dim].written if runs[dim].size > 1 else axis.written)
+            runs[dim] = StridedAxis(
+                runs[dim].size * axis.size,
+                rows[dim],
+                runs[dim].written if runs[dim].size > 1 else axis.written,
+            )
         else:
             outer.append(axis)
     if math.prod(axis.size for axis in outer) > MOST:
@@ -53,7 +60,11 @@ def places(shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], writt
         first = offset + sum(step * axis.read for step, axis in zip(steps, outer, strict=True))
         low = [first // row % size for row, size in zip(rows, shape, strict=True)]
         box = tuple((at, at + run.size) for at, run in zip(low, runs, strict=True))
-        yield CopiedBox(box, tuple(run.written for run in runs), written + sum(s * a.written for s, a in zip(steps, outer, strict=True)))
+        yield CopiedBox(
+            box,
+            tuple(run.written for run in runs),
+            written + sum(s * a.written for s, a in zip(steps, outer, strict=True)),
+        )
 
 
 def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
@@ -64,7 +75,8 @@ def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
 def _by_dimension(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[StridedAxis]
 ) -> Iterator[tuple[int | None, StridedAxis]]:
-    """The axes, each within one dimension of the tensor, the short steps first; those that repeat a tensor have none."""
+    """The axes, each within one dimension of the tensor, the short steps first; those that repeat a tensor
+    have none."""
     by_dimension: list[tuple[int | None, StridedAxis]] = []
     for axis in axes:
         if axis.size > 1:
@@ -72,7 +84,9 @@ def _by_dimension(
     yield from sorted(by_dimension, key=lambda pair: pair[1].read)
 
 
-def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis) -> Iterator[tuple[int, StridedAxis]]:
+def _split(
+    shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis
+) -> Iterator[tuple[int, StridedAxis]]:
     """An axis that was made by joining dimensions, as one for each of them."""
     dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read)
     step, rest = divmod(axis.read, rows[dim])
@@ -83,6 +97,10 @@ def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis
         return
     whole = shape[dim] // step
     if start[dim] or shape[dim] % step or axis.size % whole:
-        raise Untraceable(f"{axis.size} elements over the end of dimension {dim} of a tensor of shape {list(shape)}")
+        raise Untraceable(
+            f"{axis.size} elements over the end of dimension {dim} of a tensor of shape {list(shape)}"
+        )
     yield dim, StridedAxis(whole, axis.read, axis.written)
-    yield from _split(shape, rows, start, StridedAxis(axis.size // whole, axis.read * whole, axis.written * whole))
+    yield from _split(
+        shape, rows, start, StridedAxis(axis.size // whole, axis.read * whole, axis.written * whole)
+    )

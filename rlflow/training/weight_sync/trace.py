@@ -1,8 +1,9 @@
 """Where an engine puts the weights that it is given, found out by watching its own ``load_weights``.
 
-The engine is given meta tensors, which have a shape and no memory. Views of them keep storage, offset and strides, so whatever a loader
-narrows, transposes or splits can be read off the copy that it makes at the end; the copy itself is left out. So there is no table of
-architectures, and fused, replicated and padded parameters need no case of their own.
+The engine is given meta tensors, which have a shape and no memory. Views of them keep storage, offset and
+strides, so whatever a loader narrows, transposes or splits can be read off the copy that it makes at the end;
+the copy itself is left out. So there is no table of architectures, and fused, replicated and padded
+parameters need no case of their own.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 class Traced:
     """The record of a weight loader's copies: which tensors it wrote from which."""
 
-    pieces: dict[str, TensorViews] = field(default_factory=dict)  # Hugging Face tensor that the engine copies → where
-    modules: dict[str, set[str]] = field(default_factory=dict)  # tensor → modules of the engine that it goes to
+    # Hugging Face tensor that the engine copies → where
+    pieces: dict[str, TensorViews] = field(default_factory=dict)
+    # tensor → modules of the engine that it goes to
+    modules: dict[str, set[str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # tensor that could not be followed → why
-    fallback: dict[str, str] = field(default_factory=dict)  # module that only the engine itself can load → why
+    # module that only the engine itself can load → why
+    fallback: dict[str, str] = field(default_factory=dict)
     #: tensor that goes where another one goes later → that other; they have the same values in any checkpoint
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
-        """The tensors that the engine has to be given whole: those of modules in ``fallback``, of modules that share a tensor with
-        these, and so on."""
+        """The tensors that the engine has to be given whole: those of modules in ``fallback``, of modules
+        that share a tensor with these, and so on."""
         names, modules = set(self.failed), set(self.fallback)
         while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
             names |= more
@@ -46,14 +50,17 @@ class Traced:
 
 
 def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
-    """Destinations on this rank for the tensors that the trainers have (their shapes and dtypes). load: the model's ``load_weights``
-    unless given. No memory of the model is written. Raises PlanError for a parameter of the engine that nothing reaches."""
+    """Destinations on this rank for the tensors that the trainers have (their shapes and dtypes). load: the
+    model's ``load_weights`` unless given. No memory of the model is written. Raises PlanError for a parameter
+    of the engine that nothing reaches."""
     load = load or model.load_weights  # type: ignore[assignment]
     memory = {name: parameter.data for name, parameter in model.named_parameters()}
     traced = Traced()
     while True:
         recorder = _Recorder(model, tensors)
-        problem = _attempt(load, recorder, {name: spread for name, spread in tensors.items() if name not in traced.failed})
+        problem = _attempt(
+            load, recorder, {name: spread for name, spread in tensors.items() if name not in traced.failed}
+        )
         _restore(model, memory)
         if problem is None:
             break
@@ -74,7 +81,9 @@ def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Sprea
     except Exception as error:  # whatever a loader does with a tensor that has no memory
         if recorder.current is None:
             raise
-        return {recorder.current: f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        return {
+            recorder.current: f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        }
     return None
 
 
@@ -111,7 +120,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield name, meta
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default and args[1].device.type == "meta" and args[0].device.type != "meta":
+        if (
+            func is torch.ops.aten.copy_.default
+            and args[1].device.type == "meta"
+            and args[0].device.type != "meta"
+        ):
             self._record(args[0], args[1])
             return args[0]
         return func(*args, **(kwargs or {}))
@@ -142,7 +155,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _parameter(self, into: Tensor) -> str | None:
         """The name of the parameter that has this memory, None where there is none."""
         for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
-            end = parameter.storage_offset() + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
+            end = parameter.storage_offset() + sum(
+                (n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)
+            )
             if parameter.numel() and parameter.storage_offset() <= into.storage_offset() <= end:
                 return name
         return None
@@ -180,8 +195,13 @@ def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> Non
             missed.append(name)
     if missed and not traced.failed:
         raise PlanError.of(
-            "reshard-unreached", f"the engine's parameter {missed[0]!r} takes nothing of what the trainer has",
-            found=listed(missed), expected=f"a copy from one of {len(recorder.tensors)} tensors", remedy="train and sample the same model",
-        )  # fmt: skip
+            "reshard-unreached",
+            f"the engine's parameter {missed[0]!r} takes nothing of what the trainer has",
+            found=listed(missed),
+            expected=f"a copy from one of {len(recorder.tensors)} tensors",
+            remedy="train and sample the same model",
+        )
     for name in missed:
-        traced.fallback[name.rpartition(".")[0]] = "; ".join(f"{tensor}: {why}" for tensor, why in traced.failed.items())
+        traced.fallback[name.rpartition(".")[0]] = "; ".join(
+            f"{tensor}: {why}" for tensor, why in traced.failed.items()
+        )

@@ -1,4 +1,5 @@
-"""What moves from which rank to which, bucket by bucket: the result of the planner, and what can be said of it beforehand."""
+"""What moves from which rank to which, bucket by bucket: the result of the planner, and what can be said of
+it beforehand."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def firsts(sends: Iterable[Leg]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Round:
-    """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by peer."""
+    """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by
+    peer."""
 
     dtype: str
     sends: tuple[Leg, ...]
@@ -125,7 +127,8 @@ class Round:
 
     @cached_property
     def first(self) -> dict[int, int]:
-        """Peer → the first peer that gets the same elements from this rank: one message is enough for all of them."""
+        """Peer → the first peer that gets the same elements from this rank: one message is enough for all of
+        them."""
         return firsts(self.sends)
 
 
@@ -159,7 +162,12 @@ class TransferPlan:
         receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
         traffic = self.traffic(index) * width(bucket.dtype)
         offsets = traffic[:, :rank].sum(axis=1)
-        return Round(bucket.dtype, sends, receives, *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)))
+        return Round(
+            bucket.dtype,
+            sends,
+            receives,
+            *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)),
+        )
 
     def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
         """The elements that ``rank`` sends in bucket ``index``, by receiver."""
@@ -172,7 +180,8 @@ class TransferPlan:
     def _pieces(self, bucket: Bucket, pieces_of: list[list[tuple[int, Box]]]) -> tuple[Leg, ...]:
         pairs = zip(bucket.items, pieces_of, strict=True)
         pieces = [Leg(peer, item.name, box) for item, moved in pairs for peer, box in moved]
-        return tuple(sorted(pieces, key=lambda piece: piece.peer))  # stable: within a peer both sides keep the order of the bucket
+        # stable: within a peer both sides keep the order of the bucket
+        return tuple(sorted(pieces, key=lambda piece: piece.peer))
 
     def traffic(self, index: int) -> Numbers:
         """Elements from each rank to each in a bucket: [ranks, ranks]."""
@@ -218,17 +227,24 @@ class Stats:
         return Stats(inbound, outbound, local, bound, (sent, received))
 
     def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
-        """Bytes that a transfer takes beside the model: at most 2 buckets with one buffer each way, 4 with two. receives: whether the
-        transport has buffers of its own for what comes, as all-to-all does and a shared segment does not."""
+        """Bytes that a transfer takes beside the model: at most 2 buckets with one buffer each way, 4 with
+        two. receives: whether the transport has buffers of its own for what comes, as all-to-all does and a
+        shared segment does not."""
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
 
     def extra(self, transport: str) -> int:
-        """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one buffer, and of two buckets
-        in the store; on another machine the receiver's has them once more. ``frozen``: in the store all that a sender sends."""
+        """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one
+        buffer, and of two buckets in the store; on another machine the receiver's has them once more.
+        ``frozen``: in the store all that a sender sends."""
         sent, received = (int(side.max(initial=0)) for side in self.largest)
-        return {"segment": 2 * sent, "handles": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received),
-                "frozen": max(sent + int(self.outbound.max(initial=0)), 2 * received)}[transport]  # fmt: skip
+        return {
+            "segment": 2 * sent,
+            "handles": 2 * sent,
+            "alltoall": 2 * (sent + received),
+            "store": max(3 * sent, 2 * received),
+            "frozen": max(sent + int(self.outbound.max(initial=0)), 2 * received),
+        }[transport]
 
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:

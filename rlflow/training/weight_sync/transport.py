@@ -17,8 +17,9 @@ class TransferError(RuntimeError):
 
 
 class Transport(Protocol):
-    """A bucket is packed into ``outbox``, on its way from ``start`` on, and after ``wait`` readable in ``inbox``. Slots are buffers that
-    are used in turn; a transport with two lets the next bucket be packed while the last one is still read."""
+    """A bucket is packed into ``outbox``, on its way from ``start`` on, and after ``wait`` readable in
+    ``inbox``. Slots are buffers that are used in turn; a transport with two lets the next bucket be packed
+    while the last one is still read."""
 
     name: str  # as weights.json and a plan say it
     received: int  # bytes that came from other ranks, ever
@@ -56,7 +57,8 @@ class Transport(Protocol):
 
 
 class AllToAll:
-    """One ``all_to_all_single`` for a bucket, over gloo or NCCL. device: where buffers lie; that of the group's collectives."""
+    """One ``all_to_all_single`` for a bucket, over gloo or NCCL. device: where buffers lie; that of the
+    group's collectives."""
 
     name = "alltoall"
     copies = True
@@ -81,17 +83,25 @@ class AllToAll:
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
         """The messages of a bucket by sender, uint8."""
         ends = list(accumulate(bucket.received))
-        return {peer: self._in[slot][end - size : end] for peer, (size, end) in enumerate(zip(bucket.received, ends, strict=True)) if size}
+        return {
+            peer: self._in[slot][end - size : end]
+            for peer, (size, end) in enumerate(zip(bucket.received, ends, strict=True))
+            if size
+        }
 
     def begin(self, version: int) -> None:
         """Begin a transfer, and tell all ranks the version of this rank's weights."""
         own = torch.full((1,), version, dtype=torch.int64, device=self.device)
-        self._agreed = dist.all_gather(list(torch.split(self._versions, 1)), own, group=self.group, async_op=True)
+        self._agreed = dist.all_gather(
+            list(torch.split(self._versions, 1)), own, group=self.group, async_op=True
+        )
 
     def start(self, slot: int, bucket: Round) -> None:
         """Start to exchange the messages of a bucket."""
         into, out = self._in[slot][: sum(bucket.received)], self._out[slot][: sum(bucket.sent)]
-        self._work = dist.all_to_all_single(into, out, list(bucket.received), list(bucket.sent), group=self.group, async_op=True)
+        self._work = dist.all_to_all_single(
+            into, out, list(bucket.received), list(bucket.sent), group=self.group, async_op=True
+        )
         self.received += into.numel()
 
     def wait(self) -> None:
@@ -116,8 +126,9 @@ class AllToAll:
 
 
 class Parcels:
-    """No transport: messages are carried from ``Resharder.pack`` to ``Resharder.unpack`` by somebody else, as objects of a store or in
-    memory. Digests are added up there as well: ``Verifier.terms`` and ``compare``."""
+    """No transport: messages are carried from ``Resharder.pack`` to ``Resharder.unpack`` by somebody else, as
+    objects of a store or in memory. Digests are added up there as well: ``Verifier.terms`` and
+    ``compare``."""
 
     copies = False
 

@@ -19,8 +19,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(values: Tensor, box: Box) -> int:
-    """The digest of the elements of a box, signed 64 bits: one term of the digest of the tensor. ``values`` has the shape of the box and
-    any strides."""
+    """The digest of the elements of a box, signed 64 bits: one term of the digest of the tensor. ``values``
+    has the shape of the box and any strides."""
     if not values.numel():
         return 0
     if not box:
@@ -60,11 +60,17 @@ def wrapped(number: int) -> int:
 
 
 class Verifier:
-    """Compares digests of weights. For each distinct box that any rank needs, the trainers make a digest of their parts, each element
-    counted on one rank. Every rank compares it with the digests of its own copies, so each replica is checked, and one number per box is
-    sent."""
+    """Compares digests of weights. For each distinct box that any rank needs, the trainers make a digest of
+    their parts, each element counted on one rank. Every rank compares it with the digests of its own copies,
+    so each replica is checked, and one number per box is sent."""
 
-    def __init__(self, plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
+    def __init__(
+        self,
+        plan: TransferPlan,
+        rank: int,
+        source: Mapping[str, TensorViews],
+        target: Mapping[str, TensorViews],
+    ) -> None:
         self.plan, self.rank, self.source, self.target = plan, rank, source, target
 
     @cached_property
@@ -75,26 +81,41 @@ class Verifier:
 
     @cached_property
     def _counted(self) -> dict[str, list[Box]]:
-        """The boxes for which this rank adds to the digest, since it is their first holder; by tensor name."""
+        """The boxes for which this rank adds to the digest, since it is their first holder; by tensor
+        name."""
         names = self.plan.target.tensors
-        return {name: [box for box, ranks in self.plan.source.tensors[name].holders().items() if ranks[0] == self.rank] for name in names}
+        return {
+            name: [
+                box
+                for box, ranks in self.plan.source.tensors[name].holders().items()
+                if ranks[0] == self.rank
+            ]
+            for name in names
+        }
 
     def check(self, total: Callable[[Tensor], Tensor]) -> None:
         """total: sums over the ranks."""
         self.compare(total(self.terms()))
 
     def terms(self) -> Tensor:
-        """int64: of each distinct box the part of its digest that this rank speaks for. Their sums over the ranks wrap around."""
+        """int64: of each distinct box the part of its digest that this rank speaks for. Their sums over the
+        ranks wrap around."""
         return torch.tensor([self._sent(name, box) for name, box in self._boxes], dtype=torch.int64)
 
     def compare(self, sums: Tensor) -> None:
         """Raises TransferError with the tensors that differ here."""
         expected = sums.tolist()
-        wrong = [f"{name} {list(piece.box)}" for name, views in self.target.items() for piece in views.pieces
-                 if volume(piece.box) and digest(piece.view, piece.box) != expected[self._boxes[name, piece.box]]]  # fmt: skip
+        wrong = [
+            f"{name} {list(piece.box)}"
+            for name, views in self.target.items()
+            for piece in views.pieces
+            if volume(piece.box) and digest(piece.view, piece.box) != expected[self._boxes[name, piece.box]]
+        ]
         if wrong:
             more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-            raise TransferError(f"rank {self.rank} does not hold what the trainers hold: {', '.join(wrong[:4])}{more}")
+            raise TransferError(
+                f"rank {self.rank} does not hold what the trainers hold: {', '.join(wrong[:4])}{more}"
+            )
 
     def _sent(self, name: str, box: Box) -> int:
         dtype = getattr(torch, self.plan.target.tensors[name].dtype)

@@ -22,11 +22,15 @@ def expected_gradient(estimator, old):
 def true_gradient(forward=False):
     logits = LOGITS.clone().requires_grad_()
     policy, reference = logits.log_softmax(0), REFERENCE.log_softmax(0)
-    (reference.exp() * (reference - policy) if forward else policy.exp() * (policy - reference)).sum().backward()
+    (
+        reference.exp() * (reference - policy) if forward else policy.exp() * (policy - reference)
+    ).sum().backward()
     return logits.grad
 
 
-@pytest.mark.parametrize(("estimator", "old"), [("k2", LOGITS), ("k3-weighted", LOGITS), ("k3-weighted", OLD)])
+@pytest.mark.parametrize(
+    ("estimator", "old"), [("k2", LOGITS), ("k3-weighted", LOGITS), ("k3-weighted", OLD)]
+)
 def test_in_expectation_the_gradient_is_that_of_the_kl(estimator, old):
     torch.testing.assert_close(expected_gradient(estimator, old), true_gradient())
 
@@ -40,13 +44,19 @@ def test_of_another_policys_tokens_the_gradient_is_another(estimator):
     assert float((expected_gradient(estimator, OLD) - true_gradient()).norm()) > 0.1
 
 
-@pytest.mark.parametrize(("estimator", "why"), [("k1", "charge it in the reward"), ("k4", "choose one by its gradient")])
+@pytest.mark.parametrize(
+    ("estimator", "why"), [("k1", "charge it in the reward"), ("k4", "choose one by its gradient")]
+)
 def test_what_is_no_loss_is_refused(estimator, why):
-    with pytest.raises(ValueError, match=f"found estimator '{estimator}', expected 'k2', 'k3' or 'k3-weighted'; .*{why}"):
+    with pytest.raises(
+        ValueError, match=f"found estimator '{estimator}', expected 'k2', 'k3' or 'k3-weighted'; .*{why}"
+    ):
         kl_penalty(torch.zeros(1), torch.zeros(1), torch.zeros(1), estimator)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3-weighted"])
 def test_a_token_that_is_missing_stays_missing_alone(estimator):
-    penalty = kl_penalty(torch.tensor([math.nan, -1.0]), torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -2.0]), estimator)
+    penalty = kl_penalty(
+        torch.tensor([math.nan, -1.0]), torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -2.0]), estimator
+    )
     assert penalty.isnan().tolist() == [True, False]

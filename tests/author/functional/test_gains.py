@@ -19,7 +19,9 @@ def tokens(draw):
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     numbers = st.lists(st.floats(-3, 3), min_size=rows * width, max_size=rows * width)
     one, two = (torch.tensor(draw(numbers), dtype=torch.float64).reshape(rows, width) for _ in range(2))
-    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width))).reshape(rows, width)
+    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width))).reshape(
+        rows, width
+    )
     return one, two, mask
 
 
@@ -30,7 +32,8 @@ def gain_and_gradient(log_ratio, advantages, mask):
     return gain.detach(), x.grad
 
 
-# -- geometric mean -------------------------------------------------------------------------------------------------------------------
+# -- geometric mean
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_geometric_gain_is_clipped_where_that_lowers_it():
@@ -38,17 +41,22 @@ def test_a_geometric_gain_is_clipped_where_that_lowers_it():
     advantages = torch.tensor([[2.0, 2.0, NAN], [-2.0, -2.0, NAN]], dtype=torch.float64)
     gain, gradient = gain_and_gradient(log_ratio, advantages, torch.tensor([[True, True, False]] * 2))
     assert gain.tolist() == pytest.approx([2 * math.exp((0.4 - 0.9) / 2), -2 * math.exp((0.9 - 0.4) / 2)])
-    assert (gradient != 0).tolist() == [[False, True, False], [True, False, False]]  # what is clipped pulls no more
+    # what is clipped pulls no more
+    assert (gradient != 0).tolist() == [[False, True, False], [True, False, False]]
 
 
 def test_without_a_clip_it_is_the_geometric_mean_of_the_ratios_times_the_advantage():
     ratio = torch.tensor([[1.1, 0.9, 1.2]], dtype=torch.float64)
-    gain = geometric_gain(ratio.log(), torch.full_like(ratio, 3.0), torch.ones(1, 3, dtype=torch.bool), 0.4, 0.4)
+    gain = geometric_gain(
+        ratio.log(), torch.full_like(ratio, 3.0), torch.ones(1, 3, dtype=torch.bool), 0.4, 0.4
+    )
     assert float(gain) == pytest.approx(3 * (1.1 * 0.9 * 1.2) ** (1 / 3))
 
 
 def test_a_response_without_tokens_gains_nothing():
-    gain, gradient = gain_and_gradient(torch.full((1, 2), NAN), torch.full((1, 2), NAN), torch.zeros(1, 2, dtype=torch.bool))
+    gain, gradient = gain_and_gradient(
+        torch.full((1, 2), NAN), torch.full((1, 2), NAN), torch.zeros(1, 2, dtype=torch.bool)
+    )
     assert gain.tolist() == [0.0]
     assert not bool(gradient.any())
 
@@ -60,11 +68,15 @@ def test_nothing_outside_the_mask_nor_in_another_row_reaches_a_geometric_gain(ca
     noisy = gain_and_gradient(torch.where(mask, log_ratio, noise), torch.where(mask, advantages, noise), mask)
     assert torch.equal(noisy[0], gain)
     assert torch.equal(noisy[1], gradient)
-    alone = [geometric_gain(log_ratio[i : i + 1], advantages[i : i + 1], mask[i : i + 1], 0.4, 0.4) for i in range(len(mask))]
+    alone = [
+        geometric_gain(log_ratio[i : i + 1], advantages[i : i + 1], mask[i : i + 1], 0.4, 0.4)
+        for i in range(len(mask))
+    ]
     assert torch.equal(torch.cat(alone), gain)
 
 
-# -- covariance -----------------------------------------------------------------------------------------------------------------------
+# -- covariance
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_covariance_by_hand():
@@ -86,10 +98,13 @@ def test_nothing_outside_the_mask_reaches_a_covariance_or_a_choice(case, noise):
     covariance = token_covariance(logprobs, advantages, mask)
     noisy = token_covariance(torch.where(mask, logprobs, noise), torch.where(mask, advantages, noise), mask)
     assert torch.equal(noisy, covariance)
-    assert torch.equal(largest_tokens(torch.where(mask, covariance, noise), mask, 2), largest_tokens(covariance, mask, 2))
+    assert torch.equal(
+        largest_tokens(torch.where(mask, covariance, noise), mask, 2), largest_tokens(covariance, mask, 2)
+    )
 
 
-# -- choosing -------------------------------------------------------------------------------------------------------------------------
+# -- choosing
+# ------------------------------------------------------------------------------------------------------------
 
 
 @given(tokens(), st.integers(0, 8))
@@ -110,16 +125,23 @@ def test_a_draw_is_of_the_mask_and_does_not_see_padding(case, count, seed):
     assert int(chosen.sum()) == min(count, int(mask.sum()))
     assert not bool((chosen & ~mask).any())
     wider = torch.cat([mask, torch.zeros(len(mask), 3, dtype=torch.bool)], dim=1)
-    assert torch.equal(drawn_tokens(wider, count, torch.Generator().manual_seed(seed))[:, : mask.shape[1]], chosen)
+    assert torch.equal(
+        drawn_tokens(wider, count, torch.Generator().manual_seed(seed))[:, : mask.shape[1]], chosen
+    )
 
 
 def test_every_token_is_drawn_as_often_as_another():
-    mask, generator = torch.tensor([[True, True, False], [True, True, True]]), torch.Generator().manual_seed(0)
+    mask, generator = (
+        torch.tensor([[True, True, False], [True, True, True]]),
+        torch.Generator().manual_seed(0),
+    )
     drawn = sum(drawn_tokens(mask, 2, generator).double() for _ in range(2000)) / 2000
     assert drawn[mask].tolist() == pytest.approx([0.4] * 5, abs=0.05)
 
 
 def test_the_dual_clip_holds_negative_advantages_alone():
     ratio, advantages = torch.tensor([[10.0, 10.0, 10.0]]), torch.tensor([[0.5, -0.5, 0.0]])
-    assert torch.allclose(clipped_gain(ratio, advantages, 0.2, 0.2, dual=3.0), torch.tensor([[0.6, -1.5, 0.0]]))
+    assert torch.allclose(
+        clipped_gain(ratio, advantages, 0.2, 0.2, dual=3.0), torch.tensor([[0.6, -1.5, 0.0]])
+    )
     assert torch.allclose(clipped_gain(ratio, advantages, 0.2, 0.2), torch.tensor([[0.6, -5.0, 0.0]]))

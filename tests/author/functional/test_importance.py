@@ -18,7 +18,9 @@ STAGES = [
 OVER = {"token": "token", "sequence": "sum", "geometric": "mean"}
 RATIOS = ["token", "sequence", "geometric"]
 LOG = {2.0: math.log(2), 0.25: math.log(0.25)}
-NEW = torch.tensor([[LOG[2.0], LOG[0.25], NAN, 0.0], [LOG[2.0], LOG[2.0], LOG[2.0], NAN]], dtype=torch.float64)
+NEW = torch.tensor(
+    [[LOG[2.0], LOG[0.25], NAN, 0.0], [LOG[2.0], LOG[2.0], LOG[2.0], NAN]], dtype=torch.float64
+)
 OLD = torch.zeros_like(NEW)
 MASK = torch.tensor([[True, True, False, True], [True, True, True, False]])
 
@@ -29,7 +31,9 @@ def sampled(draw):
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     numbers = st.lists(st.floats(-8, 0), min_size=rows * width, max_size=rows * width)
     new, old = (torch.tensor(draw(numbers), dtype=torch.float64).reshape(rows, width) for _ in range(2))
-    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width))).reshape(rows, width)
+    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width))).reshape(
+        rows, width
+    )
     return new, old, mask
 
 
@@ -42,34 +46,55 @@ def sampled(draw):
     ],
 )
 def test_the_ratio_is_of_a_token_of_a_response_or_their_geometric_mean(ratio, expected):
-    torch.testing.assert_close(importance_ratio(NEW, OLD, MASK, ratio), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        importance_ratio(NEW, OLD, MASK, ratio), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 def test_truncated_weights_lie_between_floor_and_cap():
     weights = truncated_weights(NEW, OLD, MASK, cap=1.75, floor=0.5)
-    torch.testing.assert_close(weights, torch.tensor([[1.75, 0.5, 1.0, 1.0], [1.75, 1.75, 1.75, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        weights, torch.tensor([[1.75, 0.5, 1.0, 1.0], [1.75, 1.75, 1.75, 1.0]], dtype=torch.float64)
+    )
 
 
 def test_masked_weights_are_0_outside_the_band_and_untouched_at_its_ends():
     weights = masked_weights(NEW, OLD, MASK, low=0.5, high=2.0)
-    torch.testing.assert_close(weights, torch.tensor([[2.0, 0.0, 1.0, 1.0], [2.0, 2.0, 2.0, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        weights, torch.tensor([[2.0, 0.0, 1.0, 1.0], [2.0, 2.0, 2.0, 1.0]], dtype=torch.float64)
+    )
     whole = masked_weights(NEW, OLD, MASK, low=0.5 - 1e-9, high=2.0, ratio="sequence")
-    torch.testing.assert_close(whole, torch.tensor([[0.5, 0.5, 1.0, 0.5], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        whole, torch.tensor([[0.5, 0.5, 1.0, 0.5], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    )
 
 
-@pytest.mark.parametrize(("over", "limit", "dropped"), [
-    ("mean", 0.31, [True, False]), ("mean", 0.3, [True, True]), ("mean", 0.32, [False, False]),
-    ("sum", 0.93, [True, False]), ("max", 0.5, [True, False]), ("max", 0.7, [False, False]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("over", "limit", "dropped"),
+    [
+        ("mean", 0.31, [True, False]),
+        ("mean", 0.3, [True, True]),
+        ("mean", 0.32, [False, False]),
+        ("sum", 0.93, [True, False]),
+        ("max", 0.5, [True, False]),
+        ("max", 0.7, [False, False]),
+    ],
+)
 def test_whole_responses_are_rejected_by_the_kl_of_their_tokens(over, limit, dropped):
-    """k3 of a ratio r is r - 1 - log r: 0.307 of 2, 0.636 of 0.25, 0 of 1. The first row's, of 2, 0.25 and 1, have the mean 0.314, the sum
+    """k3 of a ratio r is r - 1 - log r: 0.307 of 2, 0.636 of 0.25, 0 of 1. The first row's, of 2, 0.25 and 1,
+    have the mean 0.314, the sum
     0.943 and the largest 0.636; the second's, of 2 three times, 0.307, 0.921 and 0.307."""
     kept = rejected_weights(NEW, OLD, MASK, limit=limit, over=over)
     assert kept[MASK].tolist() == [float(not dropped[row]) for row in (0, 0, 0, 1, 1, 1)]
     assert kept[~MASK].tolist() == [1.0, 1.0]
 
 
-@given(sampled(), st.sampled_from(["k2", "k3"]), st.sampled_from(["mean", "sum", "max", "token"]), st.floats(0, 3))
+@given(
+    sampled(),
+    st.sampled_from(["k2", "k3"]),
+    st.sampled_from(["mean", "sum", "max", "token"]),
+    st.floats(0, 3),
+)
 def test_rejection_keeps_the_weights_of_the_rest(case, estimator, over, limit):
     new, old, mask = case
     weights = truncated_weights(new, old, mask, cap=2.0)
@@ -79,7 +104,9 @@ def test_rejection_keeps_the_weights_of_the_rest(case, estimator, over, limit):
         drifts = by_hand[row][inside]
         if not len(drifts):
             continue
-        drift = {"mean": drifts.mean(), "sum": drifts.sum(), "max": drifts.max(), "token": drifts}[over].expand(len(drifts))
+        drift = {"mean": drifts.mean(), "sum": drifts.sum(), "max": drifts.max(), "token": drifts}[
+            over
+        ].expand(len(drifts))
         clear = (drift - limit).abs() > 1e-9 * (1 + limit)
         want = torch.where(drift > limit, 0.0, weights[row][inside])
         assert torch.equal(kept[row][inside][clear], want[clear])

@@ -1,4 +1,5 @@
-"""The arithmetic: against plain definitions in float64, with values missing, equal, single, and with anything in the padding."""
+"""The arithmetic: against plain definitions in float64, with values missing, equal, single, and with anything
+in the padding."""
 
 import itertools
 import math
@@ -40,12 +41,18 @@ def masked(draw):
     """x [rows, T] float64 and a mask with holes."""
     rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     numbers = st.floats(-100, 100)
-    x = torch.tensor(draw(st.lists(numbers, min_size=rows * width, max_size=rows * width)), dtype=torch.float64)
+    x = torch.tensor(
+        draw(st.lists(numbers, min_size=rows * width, max_size=rows * width)), dtype=torch.float64
+    )
     mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width)))
     return x.reshape(rows, width), mask.reshape(rows, width)
 
 
-GROUPS = st.lists(st.lists(st.one_of(st.just(NAN), st.floats(-100, 100, width=32)), min_size=1, max_size=5), min_size=1, max_size=4)
+GROUPS = st.lists(
+    st.lists(st.one_of(st.just(NAN), st.floats(-100, 100, width=32)), min_size=1, max_size=5),
+    min_size=1,
+    max_size=4,
+)
 
 
 def flattened(groups):
@@ -53,7 +60,8 @@ def flattened(groups):
     return x, torch.tensor([7 * number for number, group in enumerate(groups) for _ in group])
 
 
-# -- over a mask -------------------------------------------------------------------------------------------------------------------
+# -- over a mask
+# ------------------------------------------------------------------------------------------------------------
 
 
 @given(masked())
@@ -78,7 +86,9 @@ def test_nothing_outside_the_mask_reaches_a_result(case, noise):
     noisy = torch.where(mask, x, noise)
     assert torch.equal(masked_mean(noisy, mask), masked_mean(x, mask))
     assert torch.equal(whiten(noisy, mask)[mask], whiten(x, mask)[mask])
-    assert torch.equal(truncated_weights(noisy, x * 0.5, mask, cap=2.0), truncated_weights(x, x * 0.5, mask, cap=2.0))
+    assert torch.equal(
+        truncated_weights(noisy, x * 0.5, mask, cap=2.0), truncated_weights(x, x * 0.5, mask, cap=2.0)
+    )
     assert torch.equal(reward_to_go(noisy, mask, 0.9), reward_to_go(x, mask, 0.9))
     assert torch.equal(row_sum(noisy, mask), row_sum(x, mask))
     assert torch.equal(row_mean(noisy, mask), row_mean(x, mask))
@@ -125,7 +135,11 @@ def test_statistics_are_taken_in_float64():
 
 def test_results_have_the_dtype_of_their_input_and_numbers_that_are_no_floats_give_float32():
     mask = torch.ones(1, 2, dtype=torch.bool)
-    for x in (torch.ones(1, 2), torch.ones(1, 2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bfloat16)):
+    for x in (
+        torch.ones(1, 2),
+        torch.ones(1, 2, dtype=torch.float64),
+        torch.ones(1, 2, dtype=torch.bfloat16),
+    ):
         assert masked_mean(x, mask).dtype == whiten(x, mask).dtype == x.dtype
     assert float(masked_mean(torch.tensor([[True, False]]), mask)) == 0.5
     assert float(masked_mean(torch.tensor([[1, 2]]), mask)) == 1.5
@@ -139,13 +153,17 @@ def test_means_have_gradients():
     torch.testing.assert_close(x.grad, torch.tensor([[1 / 3, 0.0], [1 / 3, 1 / 3]]))
 
 
-# -- the last token ----------------------------------------------------------------------------------------------------------------
+# -- the last token
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_score_stands_at_the_last_true_of_the_mask():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
     assert place_last(torch.tensor([1.0, 2.0, 3.0, 4.0]), mask).tolist() == [
-        [0, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, 3], [0, 0, 0, 0],
+        [0, 1, 0, 0],
+        [0, 0, 2, 0],
+        [0, 0, 0, 3],
+        [0, 0, 0, 0],
     ]
 
 
@@ -159,7 +177,8 @@ def test_rows_without_tokens_get_no_score():
     assert place_last(torch.ones(3), torch.zeros(3, 0, dtype=torch.bool)).shape == (3, 0)
 
 
-# -- over groups -------------------------------------------------------------------------------------------------------------------
+# -- over groups
+# ------------------------------------------------------------------------------------------------------------
 
 
 @given(GROUPS)
@@ -191,9 +210,17 @@ def test_pass_at_k_is_the_mean_gain_over_all_choices_of_others(groups, k):
         there = [value for value in group if not math.isnan(value)]
         for place, value in enumerate(group):
             others = [other for at, other in enumerate(group) if at != place and not math.isnan(other)]
-            choices = list(itertools.combinations(others, min(k, len(there)) - 1)) if others and not math.isnan(value) else []
-            mean = statistics.fmean(max(value, *choice) - max(choice) for choice in choices) if choices else 0.0
-            assert found.pop(0) == pytest.approx(NAN if math.isnan(value) else mean, rel=1e-9, abs=1e-4, nan_ok=True)
+            choices = (
+                list(itertools.combinations(others, min(k, len(there)) - 1))
+                if others and not math.isnan(value)
+                else []
+            )
+            mean = (
+                statistics.fmean(max(value, *choice) - max(choice) for choice in choices) if choices else 0.0
+            )
+            assert found.pop(0) == pytest.approx(
+                NAN if math.isnan(value) else mean, rel=1e-9, abs=1e-4, nan_ok=True
+            )
 
 
 def test_the_best_of_one_is_refused():
@@ -236,7 +263,10 @@ def test_scores_are_compared_with_their_group_over_its_deviation(settings, expec
 
 
 def test_equal_rewards_stay_equal_beside_a_missing_one_and_other_groups():
-    x, ids = torch.tensor([0.1, NAN, 0.1, 0.1, 5.0, -5.0], dtype=torch.float64), torch.tensor([3, 3, 3, 3, 8, 8])
+    x, ids = (
+        torch.tensor([0.1, NAN, 0.1, 0.1, 5.0, -5.0], dtype=torch.float64),
+        torch.tensor([3, 3, 3, 3, 8, 8]),
+    )
     assert (x - group_mean(x, ids))[[0, 2, 3]].tolist() == [0.0, 0.0, 0.0]
     assert group_std(x, ids)[:4].tolist() == [0.0] * 4
     assert float(group_std(x, ids)[4]) == pytest.approx(math.sqrt(50))
@@ -271,7 +301,8 @@ def test_a_score_without_bound_does_not_become_a_finite_number():
     assert not bool((x - group_mean(x, ids))[:2].isfinite().any())
 
 
-# -- KL and importance weights -----------------------------------------------------------------------------------------------------
+# -- KL and importance weights
+# -----------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5))
@@ -304,10 +335,13 @@ def test_weights_are_ratios_up_to_the_cap_and_1_outside_the_mask():
 
 
 def test_a_missing_log_prob_under_the_mask_stays_missing():
-    assert bool(truncated_weights(torch.tensor([[NAN]]), torch.zeros(1, 1), torch.tensor([[True]]), cap=2.0).isnan())
+    assert bool(
+        truncated_weights(torch.tensor([[NAN]]), torch.zeros(1, 1), torch.tensor([[True]]), cap=2.0).isnan()
+    )
 
 
-# -- what policy-gradient methods share --------------------------------------------------------------------------------------------
+# -- what policy-gradient methods share
+# --------------------------------------------------------------------------------------------
 
 
 @given(GROUPS)
@@ -348,7 +382,9 @@ def test_row_sums_and_means_are_those_of_the_row(case):
     padded = torch.where(mask, x, torch.nan)
     inside = [row[keep].tolist() for row, keep in zip(x, mask, strict=True)]
     assert row_sum(padded, mask).tolist() == pytest.approx([sum(row) for row in inside], abs=1e-9)
-    assert row_mean(padded, mask).tolist() == pytest.approx([sum(row) / max(len(row), 1) for row in inside], abs=1e-9)
+    assert row_mean(padded, mask).tolist() == pytest.approx(
+        [sum(row) / max(len(row), 1) for row in inside], abs=1e-9
+    )
 
 
 def test_the_clip_takes_the_lower_gain():
@@ -368,7 +404,8 @@ def test_beyond_the_dual_clip_there_is_no_gradient():
     assert ratio.grad.tolist() == [-1.0, 0.0]
 
 
-# -- a price that follows a target ----------------------------------------------------------------------------------------------------
+# -- a price that follows a target
+# ----------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(1e-4, 10), st.floats(0, 100), st.floats(0.01, 10), st.floats(0, 1))
@@ -382,18 +419,29 @@ def test_the_price_rises_above_the_target_falls_below_it_and_by_a_fifth_at_most(
 
 @pytest.mark.parametrize(("observed", "expected"), [(NAN, 0.1), (math.inf, 0.12), (6.0, 0.1), (0.0, 0.08)])
 def test_the_price_by_hand(observed, expected):
-    assert float(adapted_beta(torch.tensor(0.1), torch.tensor(observed), target=6.0, rate=1.0)) == pytest.approx(expected)
+    assert float(
+        adapted_beta(torch.tensor(0.1), torch.tensor(observed), target=6.0, rate=1.0)
+    ) == pytest.approx(expected)
 
 
 def test_only_responses_that_were_cut_are_penalised():
     scores = torch.tensor([1.0, 1.0, math.nan, 0.5])
     batch = Batch.of({"scores": scores, "finish": ["length", "stop", "length", "length"]})
-    assert stop_penalty(batch, coef=0.5)["scores"].tolist() == pytest.approx([0.5, 1.0, NAN, 0.25], nan_ok=True)
+    assert stop_penalty(batch, coef=0.5)["scores"].tolist() == pytest.approx(
+        [0.5, 1.0, NAN, 0.25], nan_ok=True
+    )
 
 
 def test_a_negative_coefficient_is_the_score_of_a_response_that_was_cut():
-    batch = Batch.of({"scores": torch.tensor([1.0, 1.0, -3.0, math.nan, -1.0]), "finish": ["length", "stop", "length", "length", "stop"]})
-    assert stop_penalty(batch, coef=-0.5)["scores"].tolist() == pytest.approx([-0.5, 1.0, -0.5, NAN, -1.0], nan_ok=True)
+    batch = Batch.of(
+        {
+            "scores": torch.tensor([1.0, 1.0, -3.0, math.nan, -1.0]),
+            "finish": ["length", "stop", "length", "length", "stop"],
+        }
+    )
+    assert stop_penalty(batch, coef=-0.5)["scores"].tolist() == pytest.approx(
+        [-0.5, 1.0, -0.5, NAN, -1.0], nan_ok=True
+    )
 
 
 @pytest.mark.parametrize("coef", [1.0001, math.inf, NAN])

@@ -23,11 +23,13 @@ from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
 
 
 class Trainer(LocalTrainer):
-    """The local trainer, whose forwards take one row at a time. Its Settings, updates and checkpoints are inherited."""
+    """The local trainer, whose forwards take one row at a time. Its Settings, updates and checkpoints are
+    inherited."""
 
     @classmethod
     def capabilities(cls, settings: Any, device: str) -> Capabilities:
-        """What the local trainer can do, and one thing more: a row's numbers are the same bits next to any other rows."""
+        """What the local trainer can do, and one thing more: a row's numbers are the same bits next to any
+        other rows."""
         return replace(super().capabilities(settings, device), row_exact=True)
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
@@ -37,8 +39,14 @@ class Trainer(LocalTrainer):
         if not rows:
             return super().forward(batch, want)
         lengths = batch.data["tokens"].lengths
-        columns = {name: Data(data.kind, torch.cat([row.data[name].value for row in rows]), lengths if data.lengths is not None else None)
-                   for name, data in rows[0].data.items()}  # fmt: skip
+        columns = {
+            name: Data(
+                data.kind,
+                torch.cat([row.data[name].value for row in rows]),
+                lengths if data.lengths is not None else None,
+            )
+            for name, data in rows[0].data.items()
+        }
         return Batch(batch.axis, columns)
 
 
@@ -59,7 +67,9 @@ class Generator:
 
     def __init__(self, spec: ModelSpec, settings: Any = None) -> None:
         self.spec, self.settings = spec, settings or self.Settings()
-        self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed))
+        self.network = load_network(
+            ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed)
+        )
         self.tokenizer = load_tokenizer(spec.folder)
         self.eos = eos_ids(spec, self.network, self.tokenizer)
         self.version = 0
@@ -69,11 +79,21 @@ class Generator:
         if len(seeds) != len(axis):
             raise ValueError(f"generate: found {len(seeds)} seeds, expected one per row: {len(axis)}")
         lengths = column.lengths.tolist()
-        check_room(lengths, sampling.max_tokens, longest(self.network.module.config), f"the positions of the model in {self.spec.folder}")
+        check_room(
+            lengths,
+            sampling.max_tokens,
+            longest(self.network.module.config),
+            f"the positions of the model in {self.spec.folder}",
+        )
         asked = [prompt for prompt in column.value.split(lengths) for _ in range(sampling.samples)]
-        rows = [self._response(prompt, own, uniforms([seed], own.max_tokens)[0])
-                for prompt, own, seed in zip(asked, sampling.of_rows(axis.keys), seeds, strict=True)]  # fmt: skip
-        return Batch(axis, self._columns(rows, sampling) | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
+        rows = [
+            self._response(prompt, own, uniforms([seed], own.max_tokens)[0])
+            for prompt, own, seed in zip(asked, sampling.of_rows(axis.keys), seeds, strict=True)
+        ]
+        return Batch(
+            axis,
+            self._columns(rows, sampling) | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())},
+        )
 
     @torch.no_grad()
     def _response(self, prompt: Tensor, sampling: Sampling, uniform: Tensor) -> Response:
@@ -87,26 +107,42 @@ class Generator:
         while len(tokens) < sampling.max_tokens:
             out = model(input_ids=read, past_key_values=cache, use_cache=True)
             barred = torch.tensor(ends) if len(tokens) < sampling.min_tokens else None
-            read, logprob = draw(out.logits[:, -1].float(), uniform[len(tokens)][None].to(self.network.device), sampling, barred)
+            read, logprob = draw(
+                out.logits[:, -1].float(),
+                uniform[len(tokens)][None].to(self.network.device),
+                sampling,
+                barred,
+            )
             read, cache = read[None], out.past_key_values
             tokens.append(int(read))
             logprobs.append(logprob[0].cpu())
-            if tokens[-1] in ends or stops(tokens, len(tokens) - sampling.min_tokens):  # the first tokens end no row
+            # the first tokens end no row
+            if tokens[-1] in ends or stops(tokens, len(tokens) - sampling.min_tokens):
                 return Response(tokens, logprobs, "stop")
         return Response(tokens, logprobs, "length")
 
     def _columns(self, rows: Sequence[Response], sampling: Sampling) -> dict[str, Data]:
         lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
         tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
-        said = completions(self.tokenizer, [row.tokens for row in rows], self.eos, sampling.skip_special_tokens)
+        said = completions(
+            self.tokenizer, [row.tokens for row in rows], self.eos, sampling.skip_special_tokens
+        )
         values: dict[str, Any] = {
-            "tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool), "policy_version": torch.full_like(tokens, self.version),
-            "sampled_logprobs": torch.stack([logprob for row in rows for logprob in row.logprobs]) if rows else torch.zeros(0),
-            "completion": tuple(said), "finish": tuple(row.finish for row in rows),
+            "tokens": tokens,
+            "mask": torch.ones_like(tokens, dtype=torch.bool),
+            "policy_version": torch.full_like(tokens, self.version),
+            "sampled_logprobs": torch.stack([logprob for row in rows for logprob in row.logprobs])
+            if rows
+            else torch.zeros(0),
+            "completion": tuple(said),
+            "finish": tuple(row.finish for row in rows),
             "temperature": torch.full((len(rows),), sampling.temperature or 1.0),
         }
         of_tokens = ("tokens", "mask", "policy_version", "sampled_logprobs")
-        return {name: Data(standard_kind(name), value, lengths if name in of_tokens else None) for name, value in values.items()}
+        return {
+            name: Data(standard_kind(name), value, lengths if name in of_tokens else None)
+            for name, value in values.items()
+        }
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         self.network.copy(weights)

@@ -1,4 +1,5 @@
-"""Which ranks share an engine, and what vLLM is told of it. The engines themselves are judged by the contract of backends."""
+"""Which ranks share an engine, and what vLLM is told of it. The engines themselves are judged by the contract
+of backends."""
 
 from types import SimpleNamespace
 
@@ -19,7 +20,11 @@ def test_a_process_whose_engines_share_with_other_ranks_is_refused(monkeypatch, 
     with pytest.raises(PlanError) as refused:
         place.check_group()
     [problem] = refused.value.problems
-    assert (problem.code, problem.found, problem.expected) == ("rank-order", "one of ranks [1, 7]", f"ranks {own}")
+    assert (problem.code, problem.found, problem.expected) == (
+        "rank-order",
+        "one of ranks [1, 7]",
+        f"ranks {own}",
+    )
 
 
 def test_vllm_starts_no_processes_and_takes_its_place_from_the_environment_where_there_are_several_ranks():

@@ -8,7 +8,11 @@ def test_an_iteration_is_so_many_calls_and_there_are_no_more_than_were_asked_for
     iterations = Iterations({"calls": 2, "iterations": 3}, lambda: next(seconds), tokens=5)
     first, last = iterations.next(2), iterations.next(2)
     rows = [*first["iterations"], *last["iterations"]]
-    assert [(row["iteration"], row["wall"], row["tokens"]) for row in rows] == [(0, 3, 10), (1, 7, 10), (2, 11, 10)]
+    assert [(row["iteration"], row["wall"], row["tokens"]) for row in rows] == [
+        (0, 3, 10),
+        (1, 7, 10),
+        (2, 11, 10),
+    ]
     assert (first["ended"], last["ended"]) == (False, True)
     assert next(seconds) == 7, "nothing is called once all have been"
     assert "bytes" not in rows[0]

@@ -26,12 +26,17 @@ def test_answers_are_those_to_each_question_alone(accuracy, tmp_path):
     alone = {}
     for prompt in asked:
         row = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=6, do_sample=False)
-        alone[prompt] = tokenizer.decode(row[0, len(tokenizer(prompt).input_ids):], skip_special_tokens=True)
+        alone[prompt] = tokenizer.decode(row[0, len(tokenizer(prompt).input_ids) :], skip_special_tokens=True)
     file = tmp_path / "held.jsonl"
-    records = [{"prompt": prompt, "answer": alone[prompt] if number % 3 else "?"} for number, prompt in enumerate(asked)]
+    records = [
+        {"prompt": prompt, "answer": alone[prompt] if number % 3 else "?"}
+        for number, prompt in enumerate(asked)
+    ]
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     model.train()
-    share = accuracy(model, tokenizer, str(file), 6, lambda completion, answer: float(completion == answer), torch.float32)
+    share = accuracy(
+        model, tokenizer, str(file), 6, lambda completion, answer: float(completion == answer), torch.float32
+    )
     assert share == pytest.approx(4 / 6)
     assert model.training
     assert tokenizer.padding_side == "right"

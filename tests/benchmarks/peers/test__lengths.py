@@ -1,4 +1,5 @@
-"""The recorded lengths for transformers' `generate`: a real model samples rows of exactly these lengths, call after call."""
+"""The recorded lengths for transformers' `generate`: a real model samples rows of exactly these lengths, call
+after call."""
 
 import json
 
@@ -17,8 +18,18 @@ PAD = 0
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    config = Qwen3Config(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-                         num_key_value_heads=1, head_dim=16, bos_token_id=None, eos_token_id=ENDS, pad_token_id=PAD)
+    config = Qwen3Config(
+        vocab_size=8,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        bos_token_id=None,
+        eos_token_id=ENDS,
+        pad_token_id=PAD,
+    )
     return Qwen3ForCausalLM(config).eval()
 
 
@@ -29,13 +40,23 @@ def recorded(folder, lengths):
 
 
 @settings(max_examples=12, deadline=None)
-@given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6), width=st.integers(1, 4), seed=st.integers(0, 99))
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    width=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
 def test_each_row_ends_with_its_last_token_and_not_before(lengths, width, seed, model, tmp_path_factory):
     forced = recorded(tmp_path_factory.mktemp("lengths"), lengths)
     torch.manual_seed(seed)
     prompts = torch.full((len(lengths), width), 7)
-    ids = model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, max_new_tokens=max(lengths),
-                         logits_processor=forced.processors(forced.take(len(lengths)), width))
+    ids = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=max(lengths),
+        logits_processor=forced.processors(forced.take(len(lengths)), width),
+    )
     for row, length in zip(ids[:, width:].tolist(), lengths, strict=True):
         assert [token in ENDS for token in row[:length]] == [False] * (length - 1) + [True]
         assert row[length:] == [PAD] * (len(row) - length)

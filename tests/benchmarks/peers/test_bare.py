@@ -13,8 +13,16 @@ LENGTHS = '{"lengths": [5, 1, 9, 2, 3, 4]}'
 def prepared(folder, **flags):
     """Bare calls on two prompts × two samples of recorded lengths, ready for their first iteration."""
     (folder / "own.json").write_text(LENGTHS)
-    flags = {"model": str(folder / "model"), "data": str(folder / "data.jsonl"), "prompts": 2, "samples": 2, "lr": 1e-3,
-             "lengths": str(folder / "own.json"), "iterations": 3, **flags}
+    flags = {
+        "model": str(folder / "model"),
+        "data": str(folder / "data.jsonl"),
+        "prompts": 2,
+        "samples": 2,
+        "lr": 1e-3,
+        "lengths": str(folder / "own.json"),
+        "iterations": 3,
+        **flags,
+    }
     system = load_system(str(PEERS / "bare.py"))
     assert system.prepare({"flags": flags}, str(folder), 0)["iterations"] == 3
     return system

@@ -1,4 +1,5 @@
-"""The hand-written loop of PPO: it samples what the list says, and trains both models with the functions of `ppo`."""
+"""The hand-written loop of PPO: it samples what the list says, and trains both models with the functions of
+`ppo`."""
 
 import json
 
@@ -16,9 +17,19 @@ def weights(system, role):
 def test_the_loop_samples_as_many_tokens_as_the_list_says_and_trains_actor_and_critic(tmp_path):
     make(tmp_path)
     (tmp_path / "own.json").write_text(json.dumps({"lengths": [5, 1, 9, 2, 3, 4]}))
-    flags = {"model": str(tmp_path / "model"), "data": str(tmp_path / "data.jsonl"), "reward": f"{tmp_path}/reward.py:digits", "prompts": 2,
-             "iterations": 3, "hp.samples": 2, "hp.max_tokens": 9, "hp.minibatch": 4, "actor.generate.lengths": str(tmp_path / "own.json"),
-             "held_out": 0, "device": "cpu"}  # fmt: skip
+    flags = {
+        "model": str(tmp_path / "model"),
+        "data": str(tmp_path / "data.jsonl"),
+        "reward": f"{tmp_path}/reward.py:digits",
+        "prompts": 2,
+        "iterations": 3,
+        "hp.samples": 2,
+        "hp.max_tokens": 9,
+        "hp.minibatch": 4,
+        "actor.generate.lengths": str(tmp_path / "own.json"),
+        "held_out": 0,
+        "device": "cpu",
+    }
     system = System()
     try:
         assert system.prepare({"flags": flags}, str(tmp_path), 0) == {"iterations": 3}

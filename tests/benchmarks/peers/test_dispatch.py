@@ -40,9 +40,11 @@ def test_a_call_gives_each_row_its_values_whatever_lies_where(case, tmp_path):
         turn = system.iterate(5)
         assert [row["tokens"] for row in turn["iterations"]] == [3 * 8 * 5] * 2
         there, back = 3 * 8 * 5 * 9 * 4, 3 * 8 * 5 * 4  # whole numbers travel as int32
-        least = {"stays": 0, "moves": there // 2, "touched": there, "returned": there + back}[case]  # of two workers one had half before
+        # of two workers one had half before
+        least = {"stays": 0, "moves": there // 2, "touched": there, "returned": there + back}[case]
         for row in turn["iterations"]:
-            assert least <= row["bytes"] <= (least + 3 * 2 * 2 * 1200 if least else 0)  # with headers of two or four frames a call
+            # with headers of two or four frames a call
+            assert least <= row["bytes"] <= (least + 3 * 2 * 2 * 1200 if least else 0)
         assert turn["ended"]
         assert (HALF in system.roles.prepared.engine.pools) is (case == "moves")
     finally:

@@ -1,4 +1,5 @@
-"""The model of the suites of speed: it is the same each time, and every response of it can have one length."""
+"""The model of the suites of speed: it is the same each time, and every response of it can have one
+length."""
 
 import json
 
@@ -16,16 +17,31 @@ def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
     make(tmp_path)
     make(tmp_path / "again")
     assert [file.read_bytes() for file in weight_files(tmp_path / "model")] == [
-        file.read_bytes() for file in weight_files(tmp_path / "again" / "model")]
-    run = rlflow.run("grpo", model=str(tmp_path / "model"), data=str(tmp_path / "data.jsonl"), reward=[f"{tmp_path}/reward.py:digits"],
-                     prompts=4, iterations=1, held_out=0, save_every=0, out=str(tmp_path),
-                     **{"hp.samples": 2, "hp.max_tokens": 9, "actor.generate.min_tokens": 9})  # fmt: skip
+        file.read_bytes() for file in weight_files(tmp_path / "again" / "model")
+    ]
+    run = rlflow.run(
+        "grpo",
+        model=str(tmp_path / "model"),
+        data=str(tmp_path / "data.jsonl"),
+        reward=[f"{tmp_path}/reward.py:digits"],
+        prompts=4,
+        iterations=1,
+        held_out=0,
+        save_every=0,
+        out=str(tmp_path),
+        **{"hp.samples": 2, "hp.max_tokens": 9, "actor.generate.min_tokens": 9},
+    )
     assert run.last["response/length"] == 9.0
     assert json.loads((tmp_path / "fixed.json").read_text())["lengths"] == [FIXED]
     assert len((tmp_path / "data.jsonl").read_text().splitlines()) == PROMPTS
     assert json.loads((tmp_path / "data.jsonl").read_text().splitlines()[0])["prompt"].startswith("Add ")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True, trust_remote_code=False)
-    long = [len(tokenizer(json.loads(line)["prompt"]).input_ids) for line in (tmp_path / "long.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(
+        tmp_path / "model", local_files_only=True, trust_remote_code=False
+    )
+    long = [
+        len(tokenizer(json.loads(line)["prompt"]).input_ids)
+        for line in (tmp_path / "long.jsonl").read_text().splitlines()
+    ]
     assert len(long) == PROMPTS
     assert LONG - 20 <= min(long) <= max(long) <= LONG + 25
 

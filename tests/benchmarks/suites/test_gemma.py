@@ -1,4 +1,5 @@
-"""The questions of the suite with a real model, and what judges them; the model itself is fetched by who runs the suite."""
+"""The questions of the suite with a real model, and what judges them; the model itself is fetched by who runs
+the suite."""
 
 import json
 import re
@@ -13,7 +14,10 @@ def test_questions_to_train_on_and_held_out_are_apart_and_their_answers_are_righ
     (cache / "model").mkdir(parents=True)
     folder.mkdir()
     make(folder, cache)
-    train, held = ([json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "held"))
+    train, held = (
+        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "held")
+    )
     assert (len(train), len(held)) == (QUESTIONS, HELD_OUT)
     assert len({record["prompt"] for record in (*train, *held)}) == QUESTIONS + HELD_OUT
     for record in (*train[:50], *held[:50]):
@@ -27,10 +31,22 @@ def test_questions_to_train_on_and_held_out_are_apart_and_their_answers_are_righ
         *worked, (first, second, _) = re.findall(r"(\d) \+ (\d)\?\nAnswer:(?: (\d+)\n)?", record["prompt"])
         assert [int(a) + int(b) for a, b, _ in worked] == [int(answer) for _, _, answer in worked]
         assert (len(worked), record["answer"]) == (2, str(int(first) + int(second)))
-    assert [json.loads((folder / f"{length}.json").read_text())["lengths"] for length in FIXED] == [[length] for length in FIXED]
+    assert [json.loads((folder / f"{length}.json").read_text())["lengths"] for length in FIXED] == [
+        [length] for length in FIXED
+    ]
 
 
-@pytest.mark.parametrize(("completion", "score"), [
-    (" 95", 1.0), ("95\n", 1.0), (" 95\nQuestion: Which", 1.0), (" 59", 0.0), (" 95 is", 0.0), ("", 0.0), ("\n95", 0.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        (" 95", 1.0),
+        ("95\n", 1.0),
+        (" 95\nQuestion: Which", 1.0),
+        (" 59", 0.0),
+        (" 95 is", 0.0),
+        ("", 0.0),
+        ("\n95", 0.0),
+    ],
+)
 def test_the_first_line_has_to_be_the_answer(completion, score):
     assert right(completion, "95") == score

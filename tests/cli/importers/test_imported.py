@@ -18,10 +18,17 @@ def imported(**source):
     return settings
 
 
-@pytest.mark.parametrize(("source", "lots"), [
-    ({"a__rate": 1.0}, (["a.rate"], [], [])), ({"a__form": "y"}, ([], ["a.form"], [])), ({"a__noise": 0}, ([], [], ["a.noise"])),
-    ({"a__noise": 0.1}, ([], ["a.noise"], [])), ({"log__to": "x"}, ([], [], ["log.to"])), ({"b": 1}, ([], ["b"], [])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "lots"),
+    [
+        ({"a__rate": 1.0}, (["a.rate"], [], [])),
+        ({"a__form": "y"}, ([], ["a.form"], [])),
+        ({"a__noise": 0}, ([], [], ["a.noise"])),
+        ({"a__noise": 0.1}, ([], ["a.noise"], [])),
+        ({"log__to": "x"}, ([], [], ["log.to"])),
+        ({"b": 1}, ([], ["b"], [])),
+    ],
+)
 def test_each_key_is_taken_or_not_supported_or_means_nothing_here(source, lots):
     settings = imported(**source)
     assert (list(settings.counterparts), list(settings.unsupported), settings.meaningless()) == lots
@@ -38,10 +45,20 @@ def test_a_default_of_theirs_that_has_no_counterpart_is_a_difference():
 def test_the_file_has_tables_of_flags_and_is_toml(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     settings = imported()
-    settings.flags |= {"data": ["~/a.parquet", 'b "c".jsonl'], "data.max_prompt": 4, "eval": ["val=~/d"], "prompts": 8, "model": "org/name"}
+    settings.flags |= {
+        "data": ["~/a.parquet", 'b "c".jsonl'],
+        "data.max_prompt": 4,
+        "eval": ["val=~/d"],
+        "prompts": 8,
+        "model": "org/name",
+    }
     settings.finish()
     assert tomllib.loads(settings.toml("run.toml")) == {
-        "eval": ["val=/home/somebody/d"], "prompts": 8, "model": "org/name", "actor": {"lr": 1.0},
-        "data": {"source": ["/home/somebody/a.parquet", 'b "c".jsonl'], "max_prompt": 4}}  # fmt: skip
+        "eval": ["val=/home/somebody/d"],
+        "prompts": 8,
+        "model": "org/name",
+        "actor": {"lr": 1.0},
+        "data": {"source": ["/home/somebody/a.parquet", 'b "c".jsonl'], "max_prompt": 4},
+    }
     assert settings.by_hand == ["--model: a folder, as of hf download org/name --local-dir FOLDER"]
     assert at_home("hp.form", "~") == "~"

@@ -1,4 +1,5 @@
-"""verl's configuration becomes one of this project's: each of its keys is known, and what would compute something else is refused."""
+"""verl's configuration becomes one of this project's: each of its keys is known, and what would compute
+something else is refused."""
 
 import json
 import os
@@ -20,7 +21,12 @@ LEAVES = dict(verl._leaves(yaml.load(WHOLE.read_text(), yaml.CSafeLoader)))
 
 
 def made(**given):
-    return verl.imported({"actor_rollout_ref.model.path": "m", **{name.replace("__", "."): value for name, value in given.items()}})
+    return verl.imported(
+        {
+            "actor_rollout_ref.model.path": "m",
+            **{name.replace("__", "."): value for name, value in given.items()},
+        }
+    )
 
 
 def test_each_key_of_the_release_is_in_one_list_and_no_other_is_known():
@@ -31,7 +37,9 @@ def test_each_key_of_the_release_is_in_one_list_and_no_other_is_known():
 
 def test_defaults_are_those_of_the_release():
     known = {**{key: values[0] for key, values in verl.KEYS.neutral.items()}, **verl.KEYS.defaults}
-    assert {key: LEAVES[key] for key in known if LEAVES[key] != known[key] and "${" not in str(LEAVES[key])} == {}
+    assert {
+        key: LEAVES[key] for key in known if LEAVES[key] != known[key] and "${" not in str(LEAVES[key])
+    } == {}
 
 
 @pytest.mark.parametrize("file", [WHOLE, SCRIPT], ids=lambda file: file.stem)
@@ -56,58 +64,149 @@ def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(HERE / "fixtures" / "verl-0.9.1-gsm8k.py.txt", tmp_path / "gsm8k.py")
     (tmp_path / "data" / "gsm8k").mkdir(parents=True)
-    rows = [{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{i}+{i}="}], "ability": "math",
-             "reward_model": {"style": "rule", "ground_truth": str(2 * i)}, "extra_info": {"index": i}} for i in range(64)]  # fmt: skip
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"{i}+{i}="}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+            "extra_info": {"index": i},
+        }
+        for i in range(64)
+    ]
     for name in ("train", "test"):
         parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data" / "gsm8k" / f"{name}.parquet")
     assert exit_code(["import", "verl", str(SCRIPT), "-o", "run.toml"]) == 0
     assert exit_code(["check", "grpo", "--config", "run.toml"]) == 0
-    null = ["--backend", "null", "--model", str(packaged("grpo")[1]["model"]), "--iterations", "1", "--out", "runs", "--name", "moved"]
+    null = [
+        "--backend",
+        "null",
+        "--model",
+        str(packaged("grpo")[1]["model"]),
+        "--iterations",
+        "1",
+        "--out",
+        "runs",
+        "--name",
+        "moved",
+    ]
     assert exit_code(["run", "grpo", "--config", "run.toml", *null]) == 0
     lines = [json.loads(line) for line in Path("runs/moved/metrics.jsonl").read_text().splitlines()]
     assert any(line.get("actor.update/steps") == 64 * 4 / 64 for line in lines)
 
 
-@pytest.mark.parametrize(("given", "key"), [
-    ({"algorithm__adv_estimator": "grpo_passk"}, "algorithm.adv_estimator"),
-    ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__policy_loss__loss_mode": "dppo_tv"},
-     "actor_rollout_ref.actor.policy_loss.loss_mode"),
-    ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__clip_ratio_high": 0.28}, "actor_rollout_ref.actor.clip_ratio_high"),
-    ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__clip_ratio_c": 10.0}, "actor_rollout_ref.actor.clip_ratio_c"),
-    ({"actor_rollout_ref__actor__entropy_coeff": 0.001}, "actor_rollout_ref.actor.entropy_coeff"),
-    ({"actor_rollout_ref__actor__use_kl_loss": True}, "actor_rollout_ref.actor.use_kl_loss"),
-    ({"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__type": "adaptive"}, "algorithm.kl_ctrl.type"),
-    ({"algorithm__rollout_correction__rollout_is": "sequence"}, "algorithm.rollout_correction.rollout_is"),
-    ({"critic__ppo_epochs": 3}, "critic.ppo_epochs"),
-    ({"algorithm__filter_groups__enable": True}, "algorithm.filter_groups.enable"),
-    ({"algorithm__norm_adv_by_std_in_grpo": False}, "algorithm.norm_adv_by_std_in_grpo"),
-    ({"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "actor_rollout_ref.actor.loss_agg_mode"),
-    ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__use_kl_loss": True, "actor_rollout_ref__actor__kl_loss_type": "abs"},
-     "actor_rollout_ref.actor.kl_loss_type"),
-    ({"algorithm__use_kl_in_reward": True, "algorithm__kl_penalty": "mse"}, "algorithm.kl_penalty"),
-    ({"algorithm__adv_estimator": "grpo", "algorithm__use_kl_in_reward": True}, "algorithm.use_kl_in_reward"),
-    ({"trainer__moon_phase": "full"}, "trainer.moon_phase"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"algorithm__adv_estimator": "grpo_passk"}, "algorithm.adv_estimator"),
+        (
+            {
+                "algorithm__adv_estimator": "grpo",
+                "actor_rollout_ref__actor__policy_loss__loss_mode": "dppo_tv",
+            },
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+        ),
+        (
+            {"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__clip_ratio_high": 0.28},
+            "actor_rollout_ref.actor.clip_ratio_high",
+        ),
+        (
+            {"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__clip_ratio_c": 10.0},
+            "actor_rollout_ref.actor.clip_ratio_c",
+        ),
+        ({"actor_rollout_ref__actor__entropy_coeff": 0.001}, "actor_rollout_ref.actor.entropy_coeff"),
+        ({"actor_rollout_ref__actor__use_kl_loss": True}, "actor_rollout_ref.actor.use_kl_loss"),
+        (
+            {"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__type": "adaptive"},
+            "algorithm.kl_ctrl.type",
+        ),
+        (
+            {"algorithm__rollout_correction__rollout_is": "sequence"},
+            "algorithm.rollout_correction.rollout_is",
+        ),
+        ({"critic__ppo_epochs": 3}, "critic.ppo_epochs"),
+        ({"algorithm__filter_groups__enable": True}, "algorithm.filter_groups.enable"),
+        ({"algorithm__norm_adv_by_std_in_grpo": False}, "algorithm.norm_adv_by_std_in_grpo"),
+        (
+            {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"},
+            "actor_rollout_ref.actor.loss_agg_mode",
+        ),
+        (
+            {
+                "algorithm__adv_estimator": "grpo",
+                "actor_rollout_ref__actor__use_kl_loss": True,
+                "actor_rollout_ref__actor__kl_loss_type": "abs",
+            },
+            "actor_rollout_ref.actor.kl_loss_type",
+        ),
+        ({"algorithm__use_kl_in_reward": True, "algorithm__kl_penalty": "mse"}, "algorithm.kl_penalty"),
+        (
+            {"algorithm__adv_estimator": "grpo", "algorithm__use_kl_in_reward": True},
+            "algorithm.use_kl_in_reward",
+        ),
+        ({"trainer__moon_phase": "full"}, "trainer.moon_phase"),
+    ],
+)
 def test_what_would_compute_something_else_is_refused_by_name(given, key):
     assert list(made(**given).unsupported) == [key]
 
 
-@pytest.mark.parametrize(("given", "flow", "flags"), [
-    ({"algorithm__adv_estimator": "grpo", "algorithm__filter_groups__enable": True, "actor_rollout_ref__actor__clip_ratio_high": 0.28,
-      "actor_rollout_ref__actor__clip_ratio_c": 10.0}, "dapo",
-     {"hp.clip_low": 0.2, "hp.clip_high": 0.28, "hp.dual_clip": 10.0, "hp.groups": 1024}),
-    ({"algorithm__adv_estimator": "reinforce_plus_plus_baseline"}, "reinforce_pp", {"hp.baseline": True, "hp.clip": 0.2, "hp.beta": 0.0}),
-    ({"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__kl_coef": 0.01}, "ppo", {"hp.beta": 0.01, "hp.lam": 1.0}),
-    ({"algorithm__adv_estimator": "grpo", "actor_rollout_ref__actor__policy_loss__loss_mode": "gspo",
-      "actor_rollout_ref__actor__clip_ratio_low": 0.0003, "actor_rollout_ref__actor__clip_ratio_high": 0.0004,
-      "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean"}, "gspo", {"hp.clip_low": 0.0003, "hp.clip_high": 0.0004}),
-    ({"algorithm__adv_estimator": "grpo", "algorithm__norm_adv_by_std_in_grpo": False,
-      "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum-norm"}, "grpo", {"hp.deviation": False, "hp.mean": "constant"}),
-    ({"data__apply_chat_template_kwargs__enable_thinking": False}, "ppo", {"data.template_kwargs": '{"enable_thinking": false}'}),
-    ({"data__apply_chat_template_kwargs": "{enable_thinking: False, day: 'May 1'}"}, "ppo",
-     {"data.template_kwargs": '{"enable_thinking": false, "day": "May 1"}'}),
-    ({"data__apply_chat_template_kwargs": "{}"}, "ppo", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "flow", "flags"),
+    [
+        (
+            {
+                "algorithm__adv_estimator": "grpo",
+                "algorithm__filter_groups__enable": True,
+                "actor_rollout_ref__actor__clip_ratio_high": 0.28,
+                "actor_rollout_ref__actor__clip_ratio_c": 10.0,
+            },
+            "dapo",
+            {"hp.clip_low": 0.2, "hp.clip_high": 0.28, "hp.dual_clip": 10.0, "hp.groups": 1024},
+        ),
+        (
+            {"algorithm__adv_estimator": "reinforce_plus_plus_baseline"},
+            "reinforce_pp",
+            {"hp.baseline": True, "hp.clip": 0.2, "hp.beta": 0.0},
+        ),
+        (
+            {"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__kl_coef": 0.01},
+            "ppo",
+            {"hp.beta": 0.01, "hp.lam": 1.0},
+        ),
+        (
+            {
+                "algorithm__adv_estimator": "grpo",
+                "actor_rollout_ref__actor__policy_loss__loss_mode": "gspo",
+                "actor_rollout_ref__actor__clip_ratio_low": 0.0003,
+                "actor_rollout_ref__actor__clip_ratio_high": 0.0004,
+                "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean",
+            },
+            "gspo",
+            {"hp.clip_low": 0.0003, "hp.clip_high": 0.0004},
+        ),
+        (
+            {
+                "algorithm__adv_estimator": "grpo",
+                "algorithm__norm_adv_by_std_in_grpo": False,
+                "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum-norm",
+            },
+            "grpo",
+            {"hp.deviation": False, "hp.mean": "constant"},
+        ),
+        (
+            {"data__apply_chat_template_kwargs__enable_thinking": False},
+            "ppo",
+            {"data.template_kwargs": '{"enable_thinking": false}'},
+        ),
+        (
+            {"data__apply_chat_template_kwargs": "{enable_thinking: False, day: 'May 1'}"},
+            "ppo",
+            {"data.template_kwargs": '{"enable_thinking": false, "day": "May 1"}'},
+        ),
+        ({"data__apply_chat_template_kwargs": "{}"}, "ppo", {}),
+    ],
+)
 def test_what_both_have_is_taken(given, flow, flags):
     found = made(**given)
     assert (found.unsupported, found.flow) == ({}, flow)

@@ -12,15 +12,36 @@ from rlflow.cluster.forking.request import REPLY
 SCRIPT = "import os, sys; print(os.getpid(), sys.argv[1:], bool(sys.flags.isolated)); sys.exit(3)"
 
 
-@pytest.mark.parametrize("introduction", [None, "{", "[]", "{}", json.dumps({"address": "\0rlflow-nobody", "key": "", "modules": []}),
-                                          json.dumps({"address": 7, "key": "", "modules": []})])
+@pytest.mark.parametrize(
+    "introduction",
+    [
+        None,
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"address": "\0rlflow-nobody", "key": "", "modules": []}),
+        json.dumps({"address": 7, "key": "", "modules": []}),
+    ],
+)
 def test_without_a_server_it_becomes_the_worker_as_ray_would_have_started_it(tmp_path, introduction):
     (tmp_path / "script.py").write_text(SCRIPT)
     if introduction is not None:
         (tmp_path / "forks.json").write_text(introduction)
-    words = [sys.executable, "-I", "-S", client.__file__, str(tmp_path / "forks.json"), str(tmp_path / "script.py"), "a word", "--flag"]
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        client.__file__,
+        str(tmp_path / "forks.json"),
+        str(tmp_path / "script.py"),
+        "a word",
+        "--flag",
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.communicate()[0].split(maxsplit=1) == [str(process.pid), "['a word', '--flag'] False\n"]
+        assert process.communicate()[0].split(maxsplit=1) == [
+            str(process.pid),
+            "['a word', '--flag'] False\n",
+        ]
     assert process.returncode == 3
 
 

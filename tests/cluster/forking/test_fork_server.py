@@ -28,9 +28,13 @@ def test_libraries_draw_new_seeds_and_take_their_number_of_threads_from_the_envi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["module_that_works"], ["module_that_is_not_there", "module_that_raises", "module_that_works"]])
+@pytest.mark.parametrize(
+    "names", [["module_that_works"], ["module_that_is_not_there", "module_that_raises", "module_that_works"]]
+)
 def test_modules_that_cannot_be_imported_keep_no_others_away(tmp_path, monkeypatch, names):
-    (tmp_path / "module_that_works.py").write_text("import os\nos.environ['IMPORTS'] = os.environ.get('IMPORTS', '') + 'x'\n")
+    (tmp_path / "module_that_works.py").write_text(
+        "import os\nos.environ['IMPORTS'] = os.environ.get('IMPORTS', '') + 'x'\n"
+    )
     (tmp_path / "module_that_raises.py").write_text("raise RuntimeError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("IMPORTS", "")

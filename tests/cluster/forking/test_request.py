@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from rlflow.cluster.forking.request import REPLY, Request, receive, reply, send
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-REQUESTS = st.builds(Request, TEXT, st.lists(TEXT, max_size=3), st.lists(TEXT, max_size=3), st.dictionaries(TEXT, TEXT, max_size=3), TEXT)
+REQUESTS = st.builds(
+    Request,
+    TEXT,
+    st.lists(TEXT, max_size=3),
+    st.lists(TEXT, max_size=3),
+    st.dictionaries(TEXT, TEXT, max_size=3),
+    TEXT,
+)
 
 
 @given(REQUESTS, st.integers(0, 3))
@@ -42,9 +49,14 @@ def test_a_request_larger_than_a_sockets_buffer_arrives_whole():
 
 
 NOISE = [
-    (b"", EOFError), (b"\0\0", EOFError), (b"\0\0\0\2[", EOFError), (b"\0\0\0\2[]", ValueError), (b"\0\0\0\4nope", ValueError),
-    (b'\0\0\0\7{"a":1}', ValueError), (b"\xff\xff\xff\xff", ValueError),
-]  # fmt: skip
+    (b"", EOFError),
+    (b"\0\0", EOFError),
+    (b"\0\0\0\2[", EOFError),
+    (b"\0\0\0\2[]", ValueError),
+    (b"\0\0\0\4nope", ValueError),
+    (b'\0\0\0\7{"a":1}', ValueError),
+    (b"\xff\xff\xff\xff", ValueError),
+]
 
 
 @pytest.mark.parametrize(("noise", "error"), NOISE)

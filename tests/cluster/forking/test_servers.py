@@ -39,8 +39,15 @@ def asking(tmp_path):
     started = []
 
     def ask(*words, **variables):
-        process = subprocess.Popen([*shlex.split(command), f"{tmp_path}/script.py", *words], text=True, cwd=tmp_path, stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **variables})  # fmt: skip
+        process = subprocess.Popen(
+            [*shlex.split(command), f"{tmp_path}/script.py", *words],
+            text=True,
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **variables},
+        )
         started.append(process)
         return process
 
@@ -59,13 +66,16 @@ def server():
     return servers._servers[-1].process.pid
 
 
-def test_a_process_is_a_fork_of_the_server_with_the_files_words_folder_and_environment_of_who_asked(asking, tmp_path):
+def test_a_process_is_a_fork_of_the_server_with_the_files_words_folder_and_environment_of_who_asked(
+    asking, tmp_path
+):
     process = asking("one", "two", COLOUR="blue")
     was = facts(process)
     assert (was["parent"], was["words"], was["folder"]) == (server(), ["one", "two"], str(tmp_path))
     assert (was["colour"], was["name"], was["loaded"]) == ("blue", "__main__", ["wave"])
     assert was["pid"] != process.pid
-    assert process.communicate()[1].startswith("to stderr")  # packages that the server has imported may say something at the end
+    # packages that the server has imported may say something at the end
+    assert process.communicate()[1].startswith("to stderr")
     assert process.returncode == 7
 
 
@@ -133,9 +143,14 @@ def test_forks_are_killed_with_their_server_and_the_next_run_has_another(asking,
 
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path):
-    code = "import sys; from pathlib import Path; from rlflow.cluster.forking import servers; " \
-           "servers.executable(Path(sys.argv[1]), [], 1); print(servers._servers[-1].process.pid, flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    code = (
+        "import sys; from pathlib import Path; from rlflow.cluster.forking import servers; "
+        "servers.executable(Path(sys.argv[1]), [], 1); print(servers._servers[-1].process.pid, "
+        "flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         pid = int(process.stdout.readline())
         assert kin.started(pid)
         process.kill()
@@ -157,7 +172,9 @@ def test_a_server_serves_runs_of_one_environment_and_few_are_kept(tmp_path, monk
 
 
 def test_a_process_with_another_environment_than_the_server_imported_with_is_no_fork(asking, monkeypatch):
-    assert facts(process := asking(HF_HOME="/elsewhere"))["pid"] != process.pid, "the server has none, and read none"
+    assert facts(process := asking(HF_HOME="/elsewhere"))["pid"] != process.pid, (
+        "the server has none, and read none"
+    )
     monkeypatch.setenv("HF_HOME", "/elsewhere")
     servers.executable(Path(shlex.split(asking.command)[-1]).parent, [], 1)
     assert facts(process := asking(HF_HOME="/elsewhere"))["parent"] == server()
@@ -174,7 +191,7 @@ def test_the_key_is_no_other_users_to_read(asking, tmp_path):
     assert (tmp_path / "forks.json").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("noise", [b"", b"\0", b"\0\0\0\2[]", b"\xff\xff\xff\xff", b"\0\0\0\x0c{\"key\": \"x\"}"])
+@pytest.mark.parametrize("noise", [b"", b"\0", b"\0\0\0\2[]", b"\xff\xff\xff\xff", b'\0\0\0\x0c{"key": "x"}'])
 def test_noise_on_its_socket_does_not_end_a_server(asking, tmp_path, noise):
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(json.loads((tmp_path / "forks.json").read_text())["address"])

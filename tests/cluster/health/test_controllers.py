@@ -14,7 +14,9 @@ from rlflow.processes.watchdog import kin
 def processes(tmp_path, monkeypatch):
     """Programs of these names as children of this process, which may have a Ray of other tests as well."""
     others, descendants = set(kin.descendants(os.getpid())), kin.descendants
-    monkeypatch.setattr(kin, "descendants", lambda pid: [known for known in descendants(pid) if known not in others])
+    monkeypatch.setattr(
+        kin, "descendants", lambda pid: [known for known in descendants(pid) if known not in others]
+    )
     started = {}
     for name in (RAYLET, GCS, "dashboard"):
         shutil.copy2(shutil.which("sleep"), tmp_path / name)
@@ -27,7 +29,9 @@ def processes(tmp_path, monkeypatch):
 
 def test_a_ray_is_its_raylet_and_its_controller_and_no_other_process(processes):
     controllers = Controllers.of_this_process()
-    assert {name: pid for name, (pid, _) in controllers.processes.items()} == {name: processes[name].pid for name in (RAYLET, GCS)}
+    assert {name: pid for name, (pid, _) in controllers.processes.items()} == {
+        name: processes[name].pid for name in (RAYLET, GCS)
+    }
     assert controllers.lost() is None
 
 

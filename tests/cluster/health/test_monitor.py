@@ -1,4 +1,5 @@
-"""A worker that dies, is stopped or hangs is named, soon, and is gone; a run that makes no commits ends, and goes on where it was saved."""
+"""A worker that dies, is stopped or hangs is named, soon, and is gone; a run that makes no commits ends, and
+goes on where it was saved."""
 
 import os
 import re
@@ -21,14 +22,31 @@ from rlflow.runs import resume
 
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
 HEARTBEAT = 6.0  # a busy machine lets a sound worker wait for some of it
-LINE = next(number for number, line in enumerate(Path(HANGING).read_text().splitlines(), 1) if '"hold": lambda' in line)
-SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT,
-         "commit_every": 0}
+LINE = next(
+    number
+    for number, line in enumerate(Path(HANGING).read_text().splitlines(), 1)
+    if '"hold": lambda' in line
+)
+SMALL = {
+    "prompts": 6,
+    "iterations": 3,
+    "held_out": 0,
+    "threads": 1,
+    "save_every": 1,
+    "pools": "all=2",
+    "heartbeat": HEARTBEAT,
+    "commit_every": 0,
+}
 
 
 def run(tmp_path, ray_address, name, **keywords):
-    return rlflow.run(HANGING, out=str(tmp_path), name=name, **{**SMALL, "ray_address": ray_address, **keywords},
-                      **{"hp.count": str(tmp_path / "calls")})
+    return rlflow.run(
+        HANGING,
+        out=str(tmp_path),
+        name=name,
+        **{**SMALL, "ray_address": ray_address, **keywords},
+        **{"hp.count": str(tmp_path / "calls")},
+    )
 
 
 def failing(tmp_path, ray_address, **keywords):
@@ -45,22 +63,32 @@ def gone(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "place", "said"), [
-    ("stop", "policy_loss", "is stopped"),  # the other rank waits for it in a collective
-    ("hold", "judge", "lets none of its threads run"),
-])
+@pytest.mark.parametrize(
+    ("fault", "place", "said"),
+    [
+        ("stop", "policy_loss", "is stopped"),  # the other rank waits for it in a collective
+        ("hold", "judge", "lets none of its threads run"),
+    ],
+)
 def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place, said):
     backend = "local" if place == "policy_loss" else "null"
-    text = failing(tmp_path, ray_address, backend=backend, **{"hp.fault": fault, "hp.place": place, "hp.call": 3})
-    assert re.search(rf"rank [01] of pool 'all' \(pid \d+ on .*, actor\) {said}.*without an answer for \d+ s", text)
-    assert fault == "stop" or f"hanging.py:{LINE} in <lambda>" in text  # its stack; of one that was stopped it may come too late
+    text = failing(
+        tmp_path, ray_address, backend=backend, **{"hp.fault": fault, "hp.place": place, "hp.call": 3}
+    )
+    assert re.search(
+        rf"rank [01] of pool 'all' \(pid \d+ on .*, actor\) {said}.*without an answer for \d+ s", text
+    )
+    # its stack; of one that was stopped it may come too late
+    assert fault == "stop" or f"hanging.py:{LINE} in <lambda>" in text
     assert "failed in iteration" in text
     assert gone(text)
 
 
 @pytest.mark.long
 def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_address):
-    text = failing(tmp_path, ray_address, backend="null", **{"hp.fault": "spin", "hp.place": "judge", "hp.call": 2})
+    text = failing(
+        tmp_path, ray_address, backend="null", **{"hp.fault": "spin", "hp.place": "judge", "hp.call": 2}
+    )
     assert re.search(r"stage 'judge' .* no answer to 'stage' from rank [01] of pool 'all' after 15 s", text)
     assert "in spin" in text
     assert "stage of judge in iteration" in text
@@ -82,9 +110,13 @@ def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address)
 
 def test_a_death_is_told_with_process_place_roles_and_work():
     process = Process.this()
-    worker = WatchedWorker(WorkerId("all", 1), None, ProcessInfo(process, "0123456789abcdef"), "actor", (("sampling", 2.4),))
+    worker = WatchedWorker(
+        WorkerId("all", 1), None, ProcessInfo(process, "0123456789abcdef"), "actor", (("sampling", 2.4),)
+    )
     assert str(Death(worker, "has died", True)) == (
-        f"rank 1 of pool 'all' (pid {os.getpid()} on {process.host}, node 01234567, actor) has died; when last heard of it ran "
-        "sampling for 2 s")
+        f"rank 1 of pool 'all' (pid {os.getpid()} on {process.host}, node 01234567, actor) has died; "
+        "when last heard of it ran "
+        "sampling for 2 s"
+    )
     assert str(replace(worker, roles="", doing=())).endswith("node 01234567)")
     assert replace(worker, doing=()).under_way() == "when last heard of it ran nothing"

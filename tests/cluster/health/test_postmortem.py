@@ -1,4 +1,5 @@
-"""A process is looked at and ended from outside: a running one, a stopped one, one that is gone, and one whose number is another's."""
+"""A process is looked at and ended from outside: a running one, a stopped one, one that is gone, and one
+whose number is another's."""
 
 import os
 import signal

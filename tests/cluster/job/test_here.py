@@ -23,8 +23,9 @@ def alone(monkeypatch):
 
 def test_ranks_are_counted_on_each_node_and_nodes_in_the_order_of_ranks():
     places = seated(ALL, ["b", "a", "b"])
-    assert [(place.rank, place.local_rank, place.local_ranks, place.node, place.nodes) for place in places] == [
-        (0, 0, 2, 0, 2), (1, 0, 1, 1, 2), (2, 1, 2, 0, 2)]  # fmt: skip
+    assert [
+        (place.rank, place.local_rank, place.local_ranks, place.node, place.nodes) for place in places
+    ] == [(0, 0, 2, 0, 2), (1, 0, 1, 1, 2), (2, 1, 2, 0, 2)]
     assert {place.meeting for place in places} == {"10.0.0.1:29500"}
 
 
@@ -38,5 +39,13 @@ def test_a_rank_of_torchs_group_has_what_torchrun_would_have_set(alone):
     place = seated(ALL, ["b", "a", "b"])[2]
     settle(place, distributed=True)
     assert here() is place
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
     assert [os.environ[name] for name in names] == ["2", "3", "1", "2", "0", "10.0.0.1", "29500"]

@@ -1,4 +1,5 @@
-"""A job on real Ray: what it does with rows, deadlines, deaths and ends, and what is said before anything is started."""
+"""A job on real Ray: what it does with rows, deadlines, deaths and ends, and what is said before anything is
+started."""
 
 import os
 import signal
@@ -24,7 +25,16 @@ class Policy:
 
     def place(self):
         at = here()
-        return at.role, at.rank, at.ranks, at.local_rank, at.local_ranks, at.node, os.environ.get("A"), os.environ.get("B")
+        return (
+            at.role,
+            at.rank,
+            at.ranks,
+            at.local_rank,
+            at.local_ranks,
+            at.node,
+            os.environ.get("A"),
+            os.environ.get("B"),
+        )
 
     def add(self, batch: Batch, plus: int, *, times: int = 1) -> Batch:
         import torch.distributed as dist
@@ -69,7 +79,9 @@ class Broken:
 def declared(address=None):
     job = Job("mine", env={"A": "1"}, address=address)
     actor = job.role("actor", Policy, ranks=4, distributed=True, cpus=0.5)
-    critic = job.role("critic", Critic, ranks=4, per_node=4, cpus=0.5, env={"B": "2"}, arguments={"offset": 100})
+    critic = job.role(
+        "critic", Critic, ranks=4, per_node=4, cpus=0.5, env={"B": "2"}, arguments={"offset": 100}
+    )
     job.collocate(actor, critic)
     return job, actor, critic
 
@@ -87,17 +99,29 @@ def test_what_a_job_is_can_be_read_before_anything_is_started():
     assert (repr(actor), len(critic)) == ("Group(actor: 4 ranks of Policy)", 4)
 
 
-@pytest.mark.parametrize(("misuse", "told"), [
-    (lambda job, actor: actor.call(Policy.pid), "job 'mine' does not run"),
-    (lambda job, actor: job.role("actor", Policy), "'actor' names no new role"),
-    (lambda job, actor: job.role("other", Policy, arguments={"ofset": 1}), "unexpected keyword argument 'ofset'"),
-    (lambda job, actor: job.role("other", "Policy"), "role 'other' needs a class"),
-    (lambda job, actor: job.role("other", Policy, ranks=0), "role 'other' needs ranks"),
-    (lambda job, actor: job.role("other", Policy, env={"A": 1}), "a variable of the environment is no text"),
-    (lambda job, actor: job.collocate(actor), "these roles cannot be collocated"),
-    (lambda job, actor: job.collocate(actor, Job("second").role("critic", Policy)), "these roles cannot be collocated"),
-    (lambda job, actor: Job("empty").__enter__(), "job 'empty' cannot start"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (lambda job, actor: actor.call(Policy.pid), "job 'mine' does not run"),
+        (lambda job, actor: job.role("actor", Policy), "'actor' names no new role"),
+        (
+            lambda job, actor: job.role("other", Policy, arguments={"ofset": 1}),
+            "unexpected keyword argument 'ofset'",
+        ),
+        (lambda job, actor: job.role("other", "Policy"), "role 'other' needs a class"),
+        (lambda job, actor: job.role("other", Policy, ranks=0), "role 'other' needs ranks"),
+        (
+            lambda job, actor: job.role("other", Policy, env={"A": 1}),
+            "a variable of the environment is no text",
+        ),
+        (lambda job, actor: job.collocate(actor), "these roles cannot be collocated"),
+        (
+            lambda job, actor: job.collocate(actor, Job("second").role("critic", Policy)),
+            "these roles cannot be collocated",
+        ),
+        (lambda job, actor: Job("empty").__enter__(), "job 'empty' cannot start"),
+    ],
+)
 def test_misuse_is_an_error_at_its_line(misuse, told):
     job = Job("mine")
     actor = job.role("actor", Policy)
@@ -106,7 +130,10 @@ def test_misuse_is_an_error_at_its_line(misuse, told):
     assert "test_job.py" in str(refused.value).partition("\n")[0]
 
 
-@pytest.mark.parametrize(("needs", "told"), [({"ranks": 2, "gpus": 1000}, "2000 GPUs"), ({"ranks": 2, "per_node": 1}, "1 on a node")])
+@pytest.mark.parametrize(
+    ("needs", "told"),
+    [({"ranks": 2, "gpus": 1000}, "2000 GPUs"), ({"ranks": 2, "per_node": 1}, "1 on a node")],
+)
 def test_what_cannot_fit_is_refused_before_anything_is_started(needs, told):
     import ray
 
@@ -122,7 +149,10 @@ def two_nodes():
     """The address of a Ray of two nodes with a processor each, both of them processes of this machine."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20},
+    )
     cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
     yield cluster.address
     cluster.shutdown()
@@ -130,7 +160,8 @@ def two_nodes():
 
 @pytest.mark.slow
 def test_ranks_lie_on_nodes_as_per_node_says_and_compute_together_over_them(two_nodes):
-    """Three ranks of which one node has room for four, beside roles that share their bundles, and one that fits nowhere."""
+    """Three ranks of which one node has room for four, beside roles that share their bundles, and one that
+    fits nowhere."""
     job = Job("apart", address=two_nodes)
     actor = job.role("actor", Policy, ranks=3, per_node=2, cpus=0.25, distributed=True)
     critic = job.role("critic", Critic, ranks=3, cpus=0.125)
@@ -138,10 +169,16 @@ def test_ranks_lie_on_nodes_as_per_node_says_and_compute_together_over_them(two_
     with job:
         places = [role.call(kind.place).result() for role, kind in ((actor, Policy), (critic, Critic))]
         for name, found in zip(("actor", "critic"), places, strict=True):
-            assert [place[:6] for place in found] == [(name, 0, 3, 0, 2, 0), (name, 1, 3, 1, 2, 0), (name, 2, 3, 0, 1, 1)]
+            assert [place[:6] for place in found] == [
+                (name, 0, 3, 0, 2, 0),
+                (name, 1, 3, 1, 2, 0),
+                (name, 2, 3, 0, 1, 1),
+            ]
         assert actor.call(Policy.summed, 1).result() == [6] * 3  # over torch's group, from node to node
         for rows in (1, 2, 5):
-            assert actor.call_batch(Policy.add, Batch.of(x=list(range(rows))), 1).result()["x"].tolist() == list(range(1, rows + 1))
+            assert actor.call_batch(Policy.add, Batch.of(x=list(range(rows))), 1).result()[
+                "x"
+            ].tolist() == list(range(1, rows + 1))
     crowded = Job("crowded", address=two_nodes)
     crowded.role("actor", Policy, ranks=2, per_node=2, cpus=0.75)  # there is as much in all, but on no node
     with pytest.raises(PlanError, match="2 on a node"), crowded:
@@ -153,25 +190,41 @@ def test_a_job_on_a_real_ray(ray_address):
     job, actor, critic = declared(ray_address)
     lonely = job.role("lonely", Policy, distributed=True)  # a group of one
     with job:
-        started, = gather(actor.call(Policy.pid), seconds=60)
+        (started,) = gather(actor.call(Policy.pid), seconds=60)
         places = actor.call(Policy.place).result() + critic.call(Critic.place).result()
-        assert places == [(role, rank, 4, rank, 4, 0, "1", {"actor": None, "critic": "2"}[role]) for role in ("actor", "critic")
-                          for rank in range(4)]  # fmt: skip
+        assert places == [
+            (role, rank, 4, rank, 4, 0, "1", {"actor": None, "critic": "2"}[role])
+            for role in ("actor", "critic")
+            for rank in range(4)
+        ]
         assert actor.call(Policy.summed, 1).result() == [10] * 4  # over torch's group
         assert lonely.call(Policy.summed, 1).result() == [1]
         for rows in range(10):  # over 4 ranks in a group, 4 alone, and 1
             batch = Batch.of(x=list(range(rows))) if rows else Batch.of(x=[0]).rows([])
-            both = gather(actor.call_batch(Policy.add, batch, 1), critic.call_batch(Critic.add, batch, 1, times=2),
-                          lonely.call_batch(Policy.add, batch, 1), seconds=60)  # fmt: skip
-            assert [each["x"].tolist() for each in both] == [[x + 1 for x in range(rows)], [2 * (x + 101) for x in range(rows)],
-                                                             [x + 1 for x in range(rows)]]  # fmt: skip
+            both = gather(
+                actor.call_batch(Policy.add, batch, 1),
+                critic.call_batch(Critic.add, batch, 1, times=2),
+                lonely.call_batch(Policy.add, batch, 1),
+                seconds=60,
+            )
+            assert [each["x"].tolist() for each in both] == [
+                [x + 1 for x in range(rows)],
+                [2 * (x + 101) for x in range(rows)],
+                [x + 1 for x in range(rows)],
+            ]
         with pytest.raises(RemoteError, match=r"LookupError: no such file \(rank 0 of pool 'actor'\)"):
             actor.call_rank0(Policy.fails).result()
 
-        quick, slow = lonely.call(Policy.waits, 0.0), critic.options(seconds=5).call_each(Critic.waits, [0.0, 60.0, 0.0, 60.0])
+        quick, slow = (
+            lonely.call(Policy.waits, 0.0),
+            critic.options(seconds=5).call_each(Critic.waits, [0.0, 60.0, 0.0, 60.0]),
+        )
         assert wait([slow, quick], seconds=60, count=1) == ([quick], [slow])
-        with pytest.raises(Late, match=r"no answer to 'waits' from rank 1 of pool 'critic', rank 3 of pool 'critic' after 5 s"
-                                       r"; rank 1 .*when last heard of it ran (waits|nothing)"):
+        with pytest.raises(
+            Late,
+            match=r"no answer to 'waits' from rank 1 of pool 'critic', rank 3 of pool 'critic' after 5 s"
+            r"; rank 1 .*when last heard of it ran (waits|nothing)",
+        ):
             slow.result()
         actor.call_rank0(Policy.dies)
         with pytest.raises(Dead, match=r"rank 0 of pool 'actor' \(pid \d+ on .*\) has died"):
@@ -197,7 +250,8 @@ def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothi
         raise AssertionError("it has started")
 
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import time
         from rlflow.cluster import Job
 
@@ -211,10 +265,16 @@ def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothi
             with job:
                 print(actor.call(Policy.name, seconds=60).result(), flush=True)
                 time.sleep(600)
-    """))
-    more = {f"FILL{number}": "x" * 10 for number in range(8)}  # an environment in which titles of Ray's agents write over marks
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, **more, "DRIVER_MARK": str(tmp_path)})  # fmt: skip
+    """)
+    )
+    # an environment in which titles of Ray's agents write over marks
+    more = {f"FILL{number}": "x" * 10 for number in range(8)}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **more, "DRIVER_MARK": str(tmp_path)},
+    )
     try:
         assert process.stdout.readline() == "['policy', 'policy']\n"
         processes = kin.descendants(process.pid)
@@ -222,4 +282,6 @@ def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothi
     finally:
         process.kill()
         process.communicate()
-    assert until(lambda: not kin.still(processes) and not marked(str(tmp_path).encode()), 240.0), marked(str(tmp_path).encode())
+    assert until(lambda: not kin.still(processes) and not marked(str(tmp_path).encode()), 240.0), marked(
+        str(tmp_path).encode()
+    )

@@ -87,30 +87,42 @@ def asked(group):
     return [rank.host.instance.instance.asked for rank in group.job.ranks.actors]
 
 
-@given(st.integers(1, 4), st.integers(0, 9), st.floats(-4, 4, width=16), st.floats(-4, 4, width=16), st.booleans())
+@given(
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.floats(-4, 4, width=16),
+    st.floats(-4, 4, width=16),
+    st.booleans(),
+)
 def test_of_any_number_of_rows_none_is_lost_and_each_comes_back_in_its_place(ranks, rows, by, plus, together):
     group, batch = actor(ranks, distributed=together), numbered(rows)
     found = group.call_batch(Policy.scaled, batch, by, plus=plus).result()
-    assert torch.equal(found["x"], torch.arange(float(rows)) * by + plus)  # in float32, as the method computes
+    # in float32, as the method computes
+    assert torch.equal(found["x"], torch.arange(float(rows)) * by + plus)
     assert torch.equal(found.axis.keys, batch.axis.keys)
     called = asked(group)
     assert sum(map(sum, called)) == rows
     with_rows = max(min(ranks, rows), 1)
-    assert sum(map(len, called)) == (ranks if together else with_rows)  # each at most once, all where they compute together
+    # each at most once, all where they compute together
+    assert sum(map(len, called)) == (ranks if together else with_rows)
     assert max(map(len, called)) == 1
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 3))
 def test_rows_of_a_group_stay_on_one_rank_where_that_is_asked_for(ranks, groups, samples):
     group, batch = actor(ranks).options(by_group=True), numbered(groups, samples)
-    assert group.call_batch(Policy.scaled, batch, 2.0).result()["x"].tolist() == [2.0 * number for number in range(len(batch))]
+    assert group.call_batch(Policy.scaled, batch, 2.0).result()["x"].tolist() == [
+        2.0 * number for number in range(len(batch))
+    ]
     assert all(rows % samples == 0 for rows in sum(asked(group), []))
 
 
 @given(st.integers(1, 4), st.text(max_size=5), st.integers(0, 3), st.text(max_size=5))
 def test_keyword_arguments_arrive_whatever_their_names_and_lengths(ranks, name, times, suffix):
     group = actor(ranks)
-    assert group.call(Policy.named, name, times=times, suffix=suffix).result() == [name * times + suffix] * ranks
+    assert (
+        group.call(Policy.named, name, times=times, suffix=suffix).result() == [name * times + suffix] * ranks
+    )
     assert group.call_rank0(Policy.named, name, suffix=suffix).result() == name + suffix
 
 
@@ -122,17 +134,35 @@ def test_each_rank_gets_its_own_item_where_that_is_said_and_a_list_is_an_argumen
         group.call_each(Policy.named, ["a", "b", "c"])
 
 
-@pytest.mark.parametrize(("misuse", "told"), [
-    (lambda group: group.call("named", "it"), ["role 'actor' has no such method", "text 'named'", "write Policy.named, the function"]),
-    (lambda group: group.call(Other.named, "it"), ["Other.named", "nearest:  named"]),
-    (lambda group: group.call(Policy().named, "it"), ["role 'actor' has no such method"]),
-    (lambda group: group.call(len, "it"), ["role 'actor' has no such method"]),
-    (lambda group: group.call(Policy.named), ["missing a required argument: 'name'", "(self, name, *, times=1, suffix='')", "defined:"]),
-    (lambda group: group.call(Policy.named, "it", tims=2), ["unexpected keyword argument 'tims'", "(str, tims=int)"]),
-    (lambda group: group.call(Policy.named, "it", seconds=0), ["the deadline of 'named' is no number of seconds", "more than 0"]),
-    (lambda group: group.call(Policy.named, "it", seconds=True), ["no number of seconds"]),
-    (lambda group: group.call_batch(Policy.scaled, [1, 2]), ["splits the rows of a batch", "a list", "Batch.of"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (
+            lambda group: group.call("named", "it"),
+            ["role 'actor' has no such method", "text 'named'", "write Policy.named, the function"],
+        ),
+        (lambda group: group.call(Other.named, "it"), ["Other.named", "nearest:  named"]),
+        (lambda group: group.call(Policy().named, "it"), ["role 'actor' has no such method"]),
+        (lambda group: group.call(len, "it"), ["role 'actor' has no such method"]),
+        (
+            lambda group: group.call(Policy.named),
+            ["missing a required argument: 'name'", "(self, name, *, times=1, suffix='')", "defined:"],
+        ),
+        (
+            lambda group: group.call(Policy.named, "it", tims=2),
+            ["unexpected keyword argument 'tims'", "(str, tims=int)"],
+        ),
+        (
+            lambda group: group.call(Policy.named, "it", seconds=0),
+            ["the deadline of 'named' is no number of seconds", "more than 0"],
+        ),
+        (lambda group: group.call(Policy.named, "it", seconds=True), ["no number of seconds"]),
+        (
+            lambda group: group.call_batch(Policy.scaled, [1, 2]),
+            ["splits the rows of a batch", "a list", "Batch.of"],
+        ),
+    ],
+)
 def test_misuse_is_an_error_at_the_line_of_the_call_and_nothing_is_sent(misuse, told):
     group = actor(2)
     with pytest.raises(FlowError) as refused:

@@ -9,7 +9,15 @@ from safetensors.torch import load_file
 
 import rlflow
 
-FLAGS = {"iterations": 2, "prompts": 16, "held_out": 0, "threads": 1, "hp.minibatch": 8, "hp.epochs": 2, "hp.samples": 2}
+FLAGS = {
+    "iterations": 2,
+    "prompts": 16,
+    "held_out": 0,
+    "threads": 1,
+    "hp.minibatch": 8,
+    "hp.epochs": 2,
+    "hp.samples": 2,
+}
 
 
 def test_it_stays_an_example():

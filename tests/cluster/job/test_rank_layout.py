@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow import PlanError
-from rlflow.cluster.job.rank_layout import GRAIN, Layout, Need, RoleNeeds, check_room, counted, laid, parts, shares
+from rlflow.cluster.job.rank_layout import (
+    GRAIN,
+    Layout,
+    Need,
+    RoleNeeds,
+    check_room,
+    counted,
+    laid,
+    parts,
+    shares,
+)
 
 
 @given(st.integers(1, 4 * GRAIN), st.integers(1, 12))
@@ -19,16 +29,21 @@ def test_shares_add_up_to_what_they_share_and_differ_by_a_part_at_most(whole, co
 
 @given(st.integers(2, 9))
 def test_roles_without_a_number_share_a_gpu_evenly_and_use_all_of_it(count):
-    layout = laid([RoleNeeds("first", 8, gpus=GRAIN), *(RoleNeeds(f"role{number}", 8) for number in range(1, count))])
-    assert sum(need.gpus for need in layout.needs.values()) == GRAIN  # 6 times 0.17 would be more than there is, 3 times 0.33 less
+    layout = laid(
+        [RoleNeeds("first", 8, gpus=GRAIN), *(RoleNeeds(f"role{number}", 8) for number in range(1, count))]
+    )
+    # 6 times 0.17 would be more than there is, 3 times 0.33 less
+    assert sum(need.gpus for need in layout.needs.values()) == GRAIN
     assert layout.bundle == Need(count * GRAIN, GRAIN)
     assert sum(Fraction(str(need.resources()["GPU"])) for need in layout.needs.values()) == 1
 
 
 @given(st.lists(st.integers(1, GRAIN - 1), min_size=2, max_size=4), st.integers(0, 2))
 def test_parts_that_are_named_are_kept_and_what_is_left_is_shared(named, unnamed):
-    roles = [*(RoleNeeds(f"named{number}", 2, gpus=part) for number, part in enumerate(named)),
-             *(RoleNeeds(f"other{number}", 2) for number in range(unnamed))]  # fmt: skip
+    roles = [
+        *(RoleNeeds(f"named{number}", 2, gpus=part) for number, part in enumerate(named)),
+        *(RoleNeeds(f"other{number}", 2) for number in range(unnamed)),
+    ]
     if sum(named) > GRAIN or GRAIN - sum(named) < unnamed:
         with pytest.raises(PlanError, match="shares of one GPU add up to more than it"):
             laid(roles)
@@ -39,17 +54,22 @@ def test_parts_that_are_named_are_kept_and_what_is_left_is_shared(named, unnamed
     assert layout.bundle.gpus == GRAIN
 
 
-@pytest.mark.parametrize(("roles", "told"), [
-    ([RoleNeeds("a", 2), RoleNeeds("b", 3)], "a: 2, b: 3"),
-    ([RoleNeeds("a", 4, per_node=2), RoleNeeds("b", 4, per_node=4)], "a: 2, b: 4"),
-    ([RoleNeeds("a", 2, gpus=2 * GRAIN), RoleNeeds("b", 2)], "a: 2 GPUs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("roles", "told"),
+    [
+        ([RoleNeeds("a", 2), RoleNeeds("b", 3)], "a: 2, b: 3"),
+        ([RoleNeeds("a", 4, per_node=2), RoleNeeds("b", 4, per_node=4)], "a: 2, b: 4"),
+        ([RoleNeeds("a", 2, gpus=2 * GRAIN), RoleNeeds("b", 2)], "a: 2 GPUs"),
+    ],
+)
 def test_roles_that_cannot_share_are_refused_with_what_each_asks_for(roles, told):
     with pytest.raises(PlanError, match=told):
         laid(roles)
 
 
-@pytest.mark.parametrize(("amount", "expected"), [(1, GRAIN), (0.5, 5000), (0.1, 1000), (Fraction(1, 4), 2500), (3, 3 * GRAIN)])
+@pytest.mark.parametrize(
+    ("amount", "expected"), [(1, GRAIN), (0.5, 5000), (0.1, 1000), (Fraction(1, 4), 2500), (3, 3 * GRAIN)]
+)
 def test_amounts_are_exact(amount, expected):
     assert parts(amount, "gpus") == expected
 
@@ -60,25 +80,36 @@ def test_amounts_that_ray_cannot_count_are_refused(amount):
         parts(amount, "gpus of 'a'")
 
 
-@pytest.mark.parametrize(("amount", "text"), [(GRAIN, "1 CPU"), (2 * GRAIN, "2 CPUs"), (5000, "0.5 CPU"), (3333, "0.3333 CPU")])
+@pytest.mark.parametrize(
+    ("amount", "text"), [(GRAIN, "1 CPU"), (2 * GRAIN, "2 CPUs"), (5000, "0.5 CPU"), (3333, "0.3333 CPU")]
+)
 def test_amounts_in_words(amount, text):
     assert counted(amount, "CPU") == text
 
 
 def room(ranks, per_node, nodes, cpus=1, gpus=0):
     bundle = Need(cpus * GRAIN, gpus * GRAIN)
-    check_room([Layout({"actor": bundle}, bundle, ranks, per_node)], [{"CPU": cpu, "GPU": gpu} for cpu, gpu in nodes])
+    check_room(
+        [Layout({"actor": bundle}, bundle, ranks, per_node)], [{"CPU": cpu, "GPU": gpu} for cpu, gpu in nodes]
+    )
 
 
 @given(st.integers(1, 8), st.integers(0, 4), st.lists(st.integers(0, 4), max_size=4))
 def test_ranks_fit_exactly_where_a_search_finds_nodes_for_them(ranks, per_node, nodes):
-    blocks = [per_node] * (ranks // per_node) + [ranks % per_node] * bool(ranks % per_node) if per_node else [1] * ranks
+    blocks = (
+        [per_node] * (ranks // per_node) + [ranks % per_node] * bool(ranks % per_node)
+        if per_node
+        else [1] * ranks
+    )
 
     def placed(left, free):
         if not left:
             return True
-        return any(placed(left[1:], [*free[:node], -1 if per_node else have - left[0], *free[node + 1 :]])
-                   for node, have in enumerate(free) if have >= left[0])  # fmt: skip
+        return any(
+            placed(left[1:], [*free[:node], -1 if per_node else have - left[0], *free[node + 1 :]])
+            for node, have in enumerate(free)
+            if have >= left[0]
+        )
 
     fits = sum(nodes) >= ranks if not per_node else placed(blocks, nodes)
     if fits:

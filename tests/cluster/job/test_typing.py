@@ -54,7 +54,9 @@ actor.call_each(Policy.save, [1])  # error
 def test_results_have_their_types_and_wrong_calls_are_found(tmp_path):
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     (tmp_path / "script.py").write_text(SCRIPT.replace("...\n", "raise NotImplementedError\n"))
-    checked = subprocess.run([sys.executable, "-m", "mypy", "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     said = {}
     for line in checked.stdout.splitlines():
         if match := re.match(r"script\.py:(\d+): (error|note): (.*)", line):
@@ -65,6 +67,10 @@ def test_results_have_their_types_and_wrong_calls_are_found(tmp_path):
         if expected == "error":
             assert any(kind == "error" for kind, _ in found), line
         elif expected:
-            shown = re.sub(r"\b(?:builtins|rlflow\.[\w.]+)\.", "", next(text for kind, text in found if text.startswith("Revealed")))
+            shown = re.sub(
+                r"\b(?:builtins|rlflow\.[\w.]+)\.",
+                "",
+                next(text for kind, text in found if text.startswith("Revealed")),
+            )
             assert expected in shown, (line, shown)
         assert expected == "error" or not any(kind == "error" for kind, _ in found), (line, found)

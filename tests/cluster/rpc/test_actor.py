@@ -1,4 +1,5 @@
-"""The host around an object: whose calls it refuses, what it lets out of a call, and what others see meanwhile."""
+"""The host around an object: whose calls it refuses, what it lets out of a call, and what others see
+meanwhile."""
 
 import os
 
@@ -79,15 +80,21 @@ def test_frames_and_transfers_reach_the_object_without_the_era(host):
     assert host.do_run(told(0, b"")) == (b"", ())
 
 
-@pytest.mark.parametrize("ask", [
-    lambda host, era: host.do(era, "add", 1),
-    lambda host, era: host.do_run(told(era, b"")),
-    lambda host, era: list(host.do_chunks(told(era, b""))),
-], ids=["do", "run", "chunks"])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda host, era: host.do(era, "add", 1),
+        lambda host, era: host.do_run(told(era, b"")),
+        lambda host, era: list(host.do_chunks(told(era, b""))),
+    ],
+    ids=["do", "run", "chunks"],
+)
 def test_what_was_asked_in_another_era_is_refused_and_does_nothing(host, ask):
     host.enter(513)  # more than a byte of it counts
     for era in (0, 1, 512, 514):
-        with pytest.raises((RuntimeError, RaisedElsewhere), match=rf"was asked in era {era}, and it is era 513"):
+        with pytest.raises(
+            (RuntimeError, RaisedElsewhere), match=rf"was asked in era {era}, and it is era 513"
+        ):
             ask(host, era)
     assert host.instance.count == 5
     ask(host, 513)
@@ -108,4 +115,3 @@ def test_a_child_that_comes_out_of_a_call_ends_there(host):
 def test_rows_go_in_and_come_out_as_bytes_on_which_the_batch_lies(host):
     found = opened(host.do_batch("doubled", packed(Batch.of(scores=torch.tensor([1.5, -2.0]))), False))
     assert found["scores"].tolist() == [1.5, -2.0, 1.5, -2.0]
-

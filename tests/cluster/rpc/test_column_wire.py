@@ -28,7 +28,11 @@ TEXTS = st.text(st.characters(exclude_categories=()), max_size=6)  # surrogates 
 
 
 def bits(tensor):
-    return str(tensor.dtype), tuple(tensor.shape), bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+    return (
+        str(tensor.dtype),
+        tuple(tensor.shape),
+        bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()),
+    )
 
 
 def contents(batch):
@@ -37,7 +41,9 @@ def contents(batch):
     for name, data in batch.data.items():
         values = data.value if isinstance(data.value, tuple) else (data.value,)
         values = tuple(bits(value) if isinstance(value, torch.Tensor) else value for value in values)
-        columns.append((name, data.kind, type(data.value), values, None if data.lengths is None else bits(data.lengths)))
+        columns.append(
+            (name, data.kind, type(data.value), values, None if data.lengths is None else bits(data.lengths))
+        )
     return bits(batch.axis.keys), batch.axis.grouped, columns
 
 
@@ -47,7 +53,11 @@ def tensors(draw, dtype, *shape):
     kind = DTYPES[dtype]
     size = torch.Size(shape).numel() * kind.itemsize
     raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype=np.uint8).copy()
-    return torch.from_numpy(raw & 1 if kind is torch.bool else raw).view(kind).reshape(shape) if size else torch.empty(shape, dtype=kind)
+    return (
+        torch.from_numpy(raw & 1 if kind is torch.bool else raw).view(kind).reshape(shape)
+        if size
+        else torch.empty(shape, dtype=kind)
+    )
 
 
 @st.composite
@@ -75,11 +85,25 @@ def batches(draw):
 
 def small():
     """A batch with a column of each level and form; two groups, three rows, one of them without tokens."""
-    kinds = {"keep": Kind(Level.GROUP, "bool"), "prompt_tokens": Kind(Level.PROMPT, "int64"), "bar": Kind(Level.SCALAR, "float32")}
-    batch = Batch.of(group=[3, 3, 8], keep=[True, True, False], rewards=[[0.5, 1.5], [], [2.5]], prompt_tokens=[[1], [2, 3], [4]],
-                     scores=[1.0, float("nan"), 3.0], completion=["a", "", "ü\ud83d"], bar=0.25, kinds=kinds)  # fmt: skip
+    kinds = {
+        "keep": Kind(Level.GROUP, "bool"),
+        "prompt_tokens": Kind(Level.PROMPT, "int64"),
+        "bar": Kind(Level.SCALAR, "float32"),
+    }
+    batch = Batch.of(
+        group=[3, 3, 8],
+        keep=[True, True, False],
+        rewards=[[0.5, 1.5], [], [2.5]],
+        prompt_tokens=[[1], [2, 3], [4]],
+        scores=[1.0, float("nan"), 3.0],
+        completion=["a", "", "ü\ud83d"],
+        bar=0.25,
+        kinds=kinds,
+    )
     every_rank = Data(Kind(Level.SCALAR, "float32"), (torch.tensor(1.0), torch.tensor(2.0)))
-    half = Data(Kind(Level.TOKEN, "bfloat16"), torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([2, 0, 1]))
+    half = Data(
+        Kind(Level.TOKEN, "bfloat16"), torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([2, 0, 1])
+    )
     return Batch(batch.axis, batch.data | {"every": every_rank, "half": half})
 
 
@@ -89,7 +113,8 @@ HEADER = FRAME[column_wire.HEAD : column_wire.HEAD + column_wire._PREFIX.unpack_
 AFTER = FRAME[column_wire.HEAD + len(HEADER) :]
 
 
-# -- round trips -----------------------------------------------------------------------------------------------------------------
+# -- round trips
+# ------------------------------------------------------------------------------------------------------------
 
 
 @QUICK
@@ -102,7 +127,9 @@ def test_what_is_packed_is_unpacked_bit_for_bit(batch):
     assert pack(again) == frame
 
 
-@pytest.mark.parametrize("make", [bytes, bytearray, memoryview, lambda frame: memoryview(b"x" + frame)[1:], np.frombuffer])
+@pytest.mark.parametrize(
+    "make", [bytes, bytearray, memoryview, lambda frame: memoryview(b"x" + frame)[1:], np.frombuffer]
+)
 def test_a_frame_may_lie_anywhere_in_memory(make):
     frame = make(FRAME) if make is not np.frombuffer else np.frombuffer(FRAME, dtype=np.uint8)
     again = unpack(frame)
@@ -116,7 +143,12 @@ def test_columns_are_views_of_an_aligned_frame_which_they_keep_alive():
     frame = bytearray(FRAME)
     batch = unpack(frame)
     lo = np.frombuffer(frame, dtype=np.uint8).ctypes.data
-    stored = [batch.axis.keys, batch.data["scores"].value, batch.data["half"].value, batch.data["rewards"].lengths]
+    stored = [
+        batch.axis.keys,
+        batch.data["scores"].value,
+        batch.data["half"].value,
+        batch.data["rewards"].lengths,
+    ]
     assert all(lo <= tensor.data_ptr() < lo + len(frame) for tensor in stored)
     assert [(tensor.data_ptr() - lo) % column_wire.ALIGNMENT for tensor in stored] == [0] * 4
     assert not lo <= batch["scores"].data_ptr() < lo + len(frame)  # what a stage is given it may write into
@@ -126,7 +158,10 @@ def test_columns_are_views_of_an_aligned_frame_which_they_keep_alive():
 
 def test_a_batch_of_any_layout_in_memory_is_packed():
     wide = torch.arange(12.0).reshape(3, 4).t().requires_grad_()
-    batch = Batch(Axis.fresh(4), {"a": Data(Kind(Level.ROW, "float32"), wide), "b": Data(Kind(Level.ROW, "float32"), wide[:, 1])})
+    batch = Batch(
+        Axis.fresh(4),
+        {"a": Data(Kind(Level.ROW, "float32"), wide), "b": Data(Kind(Level.ROW, "float32"), wide[:, 1])},
+    )
     assert torch.equal(unpack(pack(batch)).data["a"].value, wide)
     assert torch.equal(unpack(pack(batch)).data["b"].value, wide[:, 1])
 
@@ -135,7 +170,12 @@ def test_long_text_and_no_text():
     texts = ("ü" * 300_000, "", "\udfff\ud800", "\0", "😀")
     batch = Batch(Axis.fresh(5), {"completion": Data(Kind(Level.TEXT), texts)})
     assert unpack(pack(batch)).data["completion"].value == texts
-    assert unpack(pack(Batch(Axis.fresh(0), {"completion": Data(Kind(Level.TEXT), ())}))).data["completion"].value == ()
+    assert (
+        unpack(pack(Batch(Axis.fresh(0), {"completion": Data(Kind(Level.TEXT), ())})))
+        .data["completion"]
+        .value
+        == ()
+    )
 
 
 MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXTS, "content": TEXTS}), min_size=1, max_size=3)
@@ -151,11 +191,14 @@ def test_rows_of_messages_travel_beside_texts_and_none_is_taken_for_the_other(ro
     assert bytes(pack(arrived)) == bytes(pack(batch))
 
 
-# -- what cannot be packed -------------------------------------------------------------------------------------------------------
+# -- what cannot be packed
+# -------------------------------------------------------------------------------------------------------
 
 
 def of_rows(rows, kind, value, lengths=None):
-    return Batch(Axis.fresh(rows), {"x": Data(kind, value, None if lengths is None else torch.tensor(lengths))})
+    return Batch(
+        Axis.fresh(rows), {"x": Data(kind, value, None if lengths is None else torch.tensor(lengths))}
+    )
 
 
 UNFIT = {
@@ -177,7 +220,9 @@ UNFIT = {
     "text that is no text": of_rows(1, Kind(Level.TEXT), (b"a",)),
     "text with a dtype": of_rows(1, Kind(Level.TEXT, "int64"), ("a",)),
     "keys that are no int64": Batch(Axis(torch.ones(1, 2)), {}),
-    "keys of no number": Batch(Axis(torch.ones(1, dtype=torch.int64)), {"x": Data(Kind(Level.GROUP), torch.ones(1))}),
+    "keys of no number": Batch(
+        Axis(torch.ones(1, dtype=torch.int64)), {"x": Data(Kind(Level.GROUP), torch.ones(1))}
+    ),
     "keys of one number": Batch(Axis(torch.ones(1, 1, dtype=torch.int64)), {}),
 }
 
@@ -189,7 +234,8 @@ def test_a_batch_that_is_not_sound_is_refused_where_it_is_made(what):
     assert ("column 'x'" in str(caught.value)) != ("keys" in what)
 
 
-# -- damage ----------------------------------------------------------------------------------------------------------------------
+# -- damage
+# ------------------------------------------------------------------------------------------------------------
 
 
 def sound(batch):
@@ -229,7 +275,9 @@ def test_other_bytes_are_refused(data):
 
 
 def test_a_frame_is_never_larger_than_the_limit():
-    with pytest.raises(WireError, match=f"found {len(FRAME)} bytes, expected {column_wire.HEAD} to {len(FRAME) - 1}"):
+    with pytest.raises(
+        WireError, match=f"found {len(FRAME)} bytes, expected {column_wire.HEAD} to {len(FRAME) - 1}"
+    ):
         unpack(FRAME, limit=len(FRAME) - 1)
     assert len(unpack(FRAME, limit=len(FRAME))) == 3
 
@@ -240,7 +288,8 @@ def test_what_is_no_bytes_is_refused(data):
         unpack(data)
 
 
-# -- frames with sound checksums that say something else -------------------------------------------------------------------------
+# -- frames with sound checksums that say something else
+# -------------------------------------------------------------------------
 
 
 def framed(header, payload, version=column_wire.VERSION, magic=column_wire.MAGIC, length=None, size=None):
@@ -315,29 +364,47 @@ WRONG = {
     "a negative shape": frame_of(header(but(ROW, 4, [["float64", [-2, -1]]])), KEYS, np.ones(2)),
     "a shape of truths": frame_of(header(but(ROW, 4, [["float64", [2, True]]])), KEYS, np.ones(2)),
     "a shape without end": frame_of(header(but(ROW, 4, [["float64", [2, 2**40]]])), KEYS, np.ones(2)),
-    "an empty shape without end": frame_of(header(but(ROW, 4, [["float64", [2, 0, 2**62, 2**62]]])), KEYS, b""),
+    "an empty shape without end": frame_of(
+        header(but(ROW, 4, [["float64", [2, 0, 2**62, 2**62]]])), KEYS, b""
+    ),
     "too many dimensions": frame_of(header(but(ROW, 4, [["float64", [2] + [1] * 90]])), KEYS, np.ones(2)),
     "groups for rows": frame_of(header(but(ROW, 1, "group")), np.zeros((2, 2), dtype=np.int64), np.ones(2)),
     "rows for a scalar": frame_of(header(but(ROW, 1, "scalar")), KEYS, np.ones(2)),
     "lengths of more": frame_of(header(TOKEN), KEYS, ENTRIES, np.array([2, 2])),
     "negative lengths": frame_of(header(TOKEN), KEYS, ENTRIES, np.array([4, -1])),
-    "lengths whose sum runs over": frame_of(header(RUNS_OVER, rows=3), np.arange(6), ENTRIES, np.array([2**63 - 1, 2**63 - 1, 5])),
-    "lengths of other rows": frame_of(header(but(TOKEN, 4, [TOKEN[4][0], ["int64", [3]]])), KEYS, ENTRIES, np.ones(3, dtype=np.int64)),
-    "lengths of another dtype": frame_of(header(but(TOKEN, 4, [TOKEN[4][0], ["int32", [2]]])), KEYS, ENTRIES, np.array([2, 1], np.int32)),
+    "lengths whose sum runs over": frame_of(
+        header(RUNS_OVER, rows=3), np.arange(6), ENTRIES, np.array([2**63 - 1, 2**63 - 1, 5])
+    ),
+    "lengths of other rows": frame_of(
+        header(but(TOKEN, 4, [TOKEN[4][0], ["int64", [3]]])), KEYS, ENTRIES, np.ones(3, dtype=np.int64)
+    ),
+    "lengths of another dtype": frame_of(
+        header(but(TOKEN, 4, [TOKEN[4][0], ["int32", [2]]])), KEYS, ENTRIES, np.array([2, 1], np.int32)
+    ),
     "a truth of two": frame_of(header(("x", "row", "bool", "tensor", [["bool", [2]]])), KEYS, b"\x01\x02"),
     "offsets that go back": frame_of(header(TEXT), KEYS, b"abc", np.array([0, 4, 3])),
     "offsets that begin late": frame_of(header(TEXT), KEYS, b"abc", np.array([1, 2, 3])),
     "offsets that end early": frame_of(header(TEXT), KEYS, b"abc", np.array([0, 1, 2])),
     "negative offsets": frame_of(header(TEXT), KEYS, b"abc", np.array([0, -1, 3])),
-    "offsets of other rows": frame_of(header(but(TEXT, 4, [TEXT[4][0], ["int64", [2]]])), KEYS, b"abc", np.array([0, 3])),
+    "offsets of other rows": frame_of(
+        header(but(TEXT, 4, [TEXT[4][0], ["int64", [2]]])), KEYS, b"abc", np.array([0, 3])
+    ),
     "no offsets": frame_of(header(but(TEXT, 4, [["uint8", [0]], ["int64", [0]]])), KEYS, b"", b""),
-    "offsets in two dimensions": frame_of(header(but(TEXT, 4, [TEXT[4][0], ["int64", [3, 1]]])), KEYS, b"abc", np.array([0, 1, 3])),
-    "bytes in two dimensions": frame_of(header(but(TEXT, 4, [["uint8", [3, 1]], TEXT[4][1]])), KEYS, b"abc", np.array([0, 1, 3])),
+    "offsets in two dimensions": frame_of(
+        header(but(TEXT, 4, [TEXT[4][0], ["int64", [3, 1]]])), KEYS, b"abc", np.array([0, 1, 3])
+    ),
+    "bytes in two dimensions": frame_of(
+        header(but(TEXT, 4, [["uint8", [3, 1]], TEXT[4][1]])), KEYS, b"abc", np.array([0, 1, 3])
+    ),
     "a name that drives a terminal": frame_of(header(but(ROW, 0, "\x1b[2J" * 99), ROW, ROW), KEYS, b""),
     "bytes that are no UTF-8": frame_of(header(TEXT), KEYS, b"a\xff\xfe", np.array([0, 1, 3])),
     "a character cut in two": frame_of(header(TEXT), KEYS, "aü".encode(), np.array([0, 2, 3])),
-    "a mark without messages": frame_of(header(but(TEXT, 4, [["uint8", [len(MARK)]], ["int64", [3]]])), KEYS, MARK.encode(),
-                                        np.array([0, len(MARK), len(MARK)])),
+    "a mark without messages": frame_of(
+        header(but(TEXT, 4, [["uint8", [len(MARK)]], ["int64", [3]]])),
+        KEYS,
+        MARK.encode(),
+        np.array([0, len(MARK), len(MARK)]),
+    ),
     "text with a dtype": frame_of(header(but(TEXT, 2, "int64")), KEYS, b"abc", np.array([0, 1, 3])),
     "a buffer more": frame_of(header(), KEYS, np.ones(2)),
     "a buffer less": frame_of(header(ROW), KEYS),
@@ -355,7 +422,10 @@ def test_a_frame_that_does_not_hold_together_is_refused(what):
 
 def test_the_frames_above_are_wrong_in_what_they_say_alone():
     assert unpack(frame_of(header(ROW), KEYS, np.ones(2)))["x"].tolist() == [1.0, 1.0]
-    assert unpack(frame_of(header(TOKEN), KEYS, ENTRIES, np.array([2, 1])))["x"].tolist() == [[1.0, 1.0], [1.0, 0.0]]
+    assert unpack(frame_of(header(TOKEN), KEYS, ENTRIES, np.array([2, 1])))["x"].tolist() == [
+        [1.0, 1.0],
+        [1.0, 0.0],
+    ]
     assert unpack(frame_of(header(TEXT), KEYS, b"abc", np.array([0, 1, 3])))["x"] == ["a", "bc"]
 
 

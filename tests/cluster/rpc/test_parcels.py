@@ -1,4 +1,5 @@
-"""Rows on their way between processes: in shared memory or in bytes they arrive as they were, and whole numbers take half their bytes."""
+"""Rows on their way between processes: in shared memory or in bytes they arrive as they were, and whole
+numbers take half their bytes."""
 
 import pytest
 import torch
@@ -15,20 +16,34 @@ FAR = 1 << 40  # needs more than 32 bits
 
 
 def batch_of(lengths, largest=9):
-    return Batch.of(tokens=[[row + place for place in range(length)] for row, length in enumerate(lengths)],
-                    rewards=[[row / 2] * length for row, length in enumerate(lengths)], scores=[float(row) for row in range(len(lengths))],
-                    prompt_id=[largest] * len(lengths), completion=[f"row {row}" for row in range(len(lengths))])  # fmt: skip
+    return Batch.of(
+        tokens=[[row + place for place in range(length)] for row, length in enumerate(lengths)],
+        rewards=[[row / 2] * length for row, length in enumerate(lengths)],
+        scores=[float(row) for row in range(len(lengths))],
+        prompt_id=[largest] * len(lengths),
+        completion=[f"row {row}" for row in range(len(lengths))],
+    )
 
 
 def same(one, other):
-    return all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype if isinstance(one[name], torch.Tensor)
-               else one[name] == other[name] for name in other.columns)  # fmt: skip
+    return all(
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype
+        if isinstance(one[name], torch.Tensor)
+        else one[name] == other[name]
+        for name in other.columns
+    )
 
 
-@given(st.lists(st.sampled_from([0, 1, 3, 700]), min_size=1, max_size=7), st.data(), st.sampled_from([9, FAR, -FAR]))
+@given(
+    st.lists(st.sampled_from([0, 1, 3, 700]), min_size=1, max_size=7),
+    st.data(),
+    st.sampled_from([9, FAR, -FAR]),
+)
 def test_rows_in_any_order_arrive_as_they_were_with_their_dtypes(lengths, data, largest):
     batch = batch_of(lengths, largest)
-    rows = data.draw(st.none() | st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=9).map(torch.tensor))
+    rows = data.draw(
+        st.none() | st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=9).map(torch.tensor)
+    )
     expected = batch if rows is None else batch.rows(rows)
     found = opened(packed(batch, rows))
     assert same(found, expected)
@@ -49,16 +64,22 @@ def test_whole_numbers_take_half_their_bytes_where_all_fit():
     assert opened(packed(many)).data["prompt_id"].value.tolist() == [FAR, FAR]
 
 
-@pytest.mark.parametrize(("largest", "fits"), [((1 << 31) - 1, True), (1 << 31, False), (-(1 << 31) - 1, False)])
+@pytest.mark.parametrize(
+    ("largest", "fits"), [((1 << 31) - 1, True), (1 << 31, False), (-(1 << 31) - 1, False)]
+)
 def test_token_ids_travel_as_int32_and_others_are_refused(largest, fits):
     batch = Batch.of(tokens=[[1, largest]], prompt_tokens=[[largest]], seeds=[[largest]])
     if fits:
         assert {data.value.dtype for data in unpack(packed(batch).data).data.values()} == {torch.int32}
         return
     for name in ("tokens", "prompt_tokens"):
-        with pytest.raises(WireError, match=f"column '{name}': found token id {largest}, expected ids of 32 bits, at most 2147483647"):
+        with pytest.raises(
+            WireError,
+            match=f"column '{name}': found token id {largest}, expected ids of 32 bits, at most 2147483647",
+        ):
             packed(batch.select(name))
-    assert opened(packed(batch.select("seeds")))["seeds"].tolist() == [[largest]]  # no ids, so that they may be anything
+    # no ids, so that they may be anything
+    assert opened(packed(batch.select("seeds")))["seeds"].tolist() == [[largest]]
 
 
 def test_large_parcels_are_shared_where_the_receiver_can_read_them_and_small_ones_go_along():

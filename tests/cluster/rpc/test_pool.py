@@ -56,7 +56,11 @@ def numbered(count, samples=1):
 
 def test_a_call_goes_to_every_rank_and_answers_come_in_their_order():
     with ranks_of(3) as pool:
-        assert pool.call("named", "it").result() == pool.call(Rank.named, "it").result() == ["it on 0", "it on 1", "it on 2"]
+        assert (
+            pool.call("named", "it").result()
+            == pool.call(Rank.named, "it").result()
+            == ["it on 0", "it on 1", "it on 2"]
+        )
         assert repr(pool) == "Pool(all, 3 ranks)"
 
 
@@ -101,7 +105,9 @@ def test_items_go_round_the_ranks_two_at_a_time_and_results_keep_their_order(ran
             taken += 1
         assert taken == count
         assert max(under_way, default=0) == min(max(count - 1, 0), 2 * ranks - 1)
-        assert list(map(sorted, asked_of(pool))) == [list(range(first, count, ranks)) for first in range(ranks)]
+        assert list(map(sorted, asked_of(pool))) == [
+            list(range(first, count, ranks)) for first in range(ranks)
+        ]
 
 
 @settings(max_examples=20)
@@ -114,7 +120,9 @@ def test_every_row_of_a_batch_is_on_one_rank_and_comes_back_in_its_place(ranks, 
     assert found["x"].tolist() == [2.0 * number for number in range(len(batch))]
     assert torch.equal(found.axis.keys, batch.axis.keys)
     assert sum(map(sum, asked)) == len(batch)
-    assert [numbers for numbers in asked if numbers] == ([[0]] if not len(batch) else [numbers for numbers in asked if sum(numbers)])
+    assert [numbers for numbers in asked if numbers] == (
+        [[0]] if not len(batch) else [numbers for numbers in asked if sum(numbers)]
+    )
     if by_group and samples > 1:
         assert all(number % samples == 0 for numbers in asked for number in numbers)
 
@@ -127,7 +135,8 @@ def test_a_result_that_is_asked_for_again_is_the_same_rows_whatever_the_rank_has
         def doubled(rank, parcel, shared):
             [rows] = post.opened([parcel])
             answer = Batch(rows.axis, {"x": Data(row("float32"), 2 * rows["x"])})
-            return pool.transport.keep(post.parcel(answer, shared=True))  # in shared memory, which the next answer takes too
+            # in shared memory, which the next answer takes too
+            return pool.transport.keep(post.parcel(answer, shared=True))
 
         batch = numbered(9000)
         future = pool.spread("doubled", batch, doubled)
@@ -151,7 +160,13 @@ def test_a_pool_whose_workers_were_started_anew_stays_the_same_object_with_nothi
         assert old.call("named", "it").result() == ["it on 0", "it on 1"]
         new.making, before = ["a reference"], old.actors
         Pool.take_over(old, new)
-        assert (old.actors, old.making, old.era, old.watcher, old.sockets) == (new.actors, new.making, 0, None, new.sockets)
+        assert (old.actors, old.making, old.era, old.watcher, old.sockets) == (
+            new.actors,
+            new.making,
+            0,
+            None,
+            new.sockets,
+        )
         assert closed == [True]
         assert old.call("named", "again").result() == ["again on 0", "again on 1"]
         assert asked_of(new) == [["again"], ["again"]]

@@ -1,4 +1,5 @@
-"""Shared memory between processes: what is posted is read as it was, its memory is used again and bounded, and no death leaves any."""
+"""Shared memory between processes: what is posted is read as it was, its memory is used again and bounded,
+and no death leaves any."""
 
 import os
 import resource
@@ -17,11 +18,21 @@ from rlflow.author.columns import Kind, Level
 from rlflow.author.copy_on_write import file_memory, lent
 from rlflow.cluster.rpc.column_wire import BatchFrame, pack, unpack
 from rlflow.cluster.rpc.parcels import Post
-from rlflow.cluster.rpc.shared_memory import HEAD, OPEN, WASTE, SharedFrame, SharedInbox, SharedOutbox, rounded
+from rlflow.cluster.rpc.shared_memory import (
+    HEAD,
+    OPEN,
+    WASTE,
+    SharedFrame,
+    SharedInbox,
+    SharedOutbox,
+    rounded,
+)
 
 
 def numbers(count, first=0):
-    return Batch(Axis.fresh(count), {"x": Data(Kind(Level.ROW, "float32"), torch.arange(first, first + count).float())})
+    return Batch(
+        Axis.fresh(count), {"x": Data(Kind(Level.ROW, "float32"), torch.arange(first, first + count).float())}
+    )
 
 
 def read(inbox, at):
@@ -51,7 +62,8 @@ def test_the_receiver_has_its_rows_in_the_memory_that_the_sender_wrote():
     outbox, inbox = SharedOutbox(), SharedInbox()
     at = outbox.post(BatchFrame(numbers(5000)))
     column = read(inbox, at).data["x"].value
-    outbox._segments[0].memory[HEAD : HEAD + at.size].view(torch.float32)[-1] = 5.0  # nobody does so: it shows that nothing was copied
+    # nobody does so: it shows that nothing was copied
+    outbox._segments[0].memory[HEAD : HEAD + at.size].view(torch.float32)[-1] = 5.0
     assert column[-1] == 5.0
 
 
@@ -108,7 +120,10 @@ print(outbox._segments[0].in_use)
 
 @pytest.mark.slow
 def test_what_is_read_while_a_fork_begins_is_the_forks_too():
-    assert subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True).stdout == "True\n"
+    assert (
+        subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True).stdout
+        == "True\n"
+    )
 
 
 def test_where_little_of_the_bound_is_left_rows_do_not_stay():
@@ -178,7 +193,11 @@ def test_a_receiver_keeps_no_memory_that_the_sender_has_given_back():
 def test_a_descriptor_that_means_another_file_by_now_is_no_frame():
     outbox, inbox = SharedOutbox(), SharedInbox()
     at = outbox.post(BatchFrame(numbers(3000)))
-    for other in (at._replace(mark=at.mark + 1), at._replace(room=at.room * 2), at._replace(descriptor=10_000)):
+    for other in (
+        at._replace(mark=at.mark + 1),
+        at._replace(room=at.room * 2),
+        at._replace(descriptor=10_000),
+    ):
         with pytest.raises(OSError, match=r"is gone|No such file"):
             inbox.read(other)
 
@@ -229,7 +248,9 @@ def held_back():
 
 @pytest.mark.parametrize("reads", [0, 1, 9])
 @pytest.mark.parametrize("victim", ["sender", "receiver"])
-def test_a_process_that_is_killed_at_any_moment_leaves_nothing_and_takes_nothing_from_the_other(victim, reads, held_back):
+def test_a_process_that_is_killed_at_any_moment_leaves_nothing_and_takes_nothing_from_the_other(
+    victim, reads, held_back
+):
     before = set(os.listdir("/dev/shm"))
 
     def send(tell):
@@ -246,11 +267,19 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_and_takes_nothing
         columns = [read(inbox, at).data["x"].value for at in frames[:reads]]
         tell("read")
         signal.sigwait({held_back})
-        tell(all(torch.equal(column, numbers(9000, first).data["x"].value) for first, column in enumerate(columns)))
+        tell(
+            all(
+                torch.equal(column, numbers(9000, first).data["x"].value)
+                for first, column in enumerate(columns)
+            )
+        )
 
     sender, told = forked(send)
     inbox, values = SharedInbox(), [int(value) for value in next(told).split()]
-    frames = [SharedFrame(*values[first : first + len(SharedFrame._fields)]) for first in range(0, len(values), len(SharedFrame._fields))]
+    frames = [
+        SharedFrame(*values[first : first + len(SharedFrame._fields)])
+        for first in range(0, len(values), len(SharedFrame._fields))
+    ]
     receiver, heard = forked(receive)
     try:
         assert next(heard) == "read\n"
@@ -313,10 +342,35 @@ def test_a_run_on_pools_needs_no_room_in_dev_shm_and_leaves_nothing_there(tmp_pa
     mounted = "mount -t tmpfs -o size=1m tmpfs /dev/shm"  # a container has 64 MB
     if subprocess.run([*inside, mounted], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount another /dev/shm")
-    command = shlex.join([
-        sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", "train=2,rollout=2", "--prompts", "64",
-        "--hp.samples", "8", "--hp.max_tokens", "512", "--iterations", "2", "--out", str(tmp_path)])  # fmt: skip
-    ran = subprocess.run([*inside, f"{mounted} && {command} && echo left: $(ls -A /dev/shm)"], capture_output=True, text=True, check=False)
+    command = shlex.join(
+        [
+            sys.executable,
+            "-m",
+            "rlflow.cli.main",
+            "run",
+            "grpo",
+            "--backend",
+            "null",
+            "--pools",
+            "train=2,rollout=2",
+            "--prompts",
+            "64",
+            "--hp.samples",
+            "8",
+            "--hp.max_tokens",
+            "512",
+            "--iterations",
+            "2",
+            "--out",
+            str(tmp_path),
+        ]
+    )
+    ran = subprocess.run(
+        [*inside, f"{mounted} && {command} && echo left: $(ls -A /dev/shm)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert "2 iterations in" in ran.stdout
     assert ran.stdout.endswith("left:\n")

@@ -52,7 +52,9 @@ def asked(lines, frames, seconds=60.0, answered=()):
     for rank, frame in frames.items():
         talk.send(rank, frame)
     assert all(taken[rank].poll(60) for rank in answered)
-    return SocketFuture(ThreadTransport(), "it", [WorkerId("all", rank) for rank in frames], talk, seconds, list, None)
+    return SocketFuture(
+        ThreadTransport(), "it", [WorkerId("all", rank) for rank in frames], talk, seconds, list, None
+    )
 
 
 def free(lines):
@@ -76,7 +78,9 @@ def test_answers_come_in_the_order_of_the_ranks(lines):
 
 
 def test_a_rank_that_raises_is_named_and_its_line_goes_on(lines):
-    with pytest.raises(RemoteError, match=r"^LookupError: of this rank \(rank 1 of pool 'all'\)\nin a worker:"):
+    with pytest.raises(
+        RemoteError, match=r"^LookupError: of this rank \(rank 1 of pool 'all'\)\nin a worker:"
+    ):
         asked(lines, {1: b"raise"}).result()
     with pytest.raises(RemoteError, match=r"^Odd: this and that \(rank 0 of pool 'all'\)\nin a worker:"):
         asked(lines, {0: b"raise odd"}).result()
@@ -107,7 +111,9 @@ def test_who_hangs_up_is_dead():
     lines.give(1, there)
     heard = asked(lines, {1: b"x"})
     theirs.close()
-    with pytest.raises(Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it closed the connection$"):
+    with pytest.raises(
+        Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it closed the connection$"
+    ):
         heard.result()
     assert lines.take([1]) is None
     gone = PendingCalls(lines, {1: there})
@@ -143,4 +149,5 @@ def test_what_is_too_long_to_be_taken_at_once_is_not_spoken(lines):
     pool = Pool("all", [object(), object()], ThreadTransport())
     pool.sockets = lines
     assert pool.short_call("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
-    assert pool.short_call("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]  # behind the era
+    # behind the era
+    assert pool.short_call("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]

@@ -1,4 +1,5 @@
-"""Threads as ranks: what they and their caller share is bytes alone, and calls begin, wait, fail and end as those of processes do."""
+"""Threads as ranks: what they and their caller share is bytes alone, and calls begin, wait, fail and end as
+those of processes do."""
 
 import os
 import threading
@@ -119,7 +120,9 @@ def test_each_reader_of_an_answer_has_its_own(pool):
 
 
 def test_bytes_and_arrays_arrive_as_what_they_are(pool):
-    raw, array = values(pool, pool.send(0, "keep", b"\0raw"), pool.send(1, "keep", np.arange(3, dtype=np.uint8)))
+    raw, array = values(
+        pool, pool.send(0, "keep", b"\0raw"), pool.send(1, "keep", np.arange(3, dtype=np.uint8))
+    )
     assert raw == b"\0raw"
     assert (array.dtype, array.tolist()) == (np.uint8, [0, 1, 2])
 
@@ -136,7 +139,10 @@ def test_a_value_that_is_kept_is_as_it_was(pool):
     tensor = torch.ones(2)
     kept = pool.transport.keep(tensor)
     tensor.fill_(9.0)
-    assert values(pool, pool.send(0, "keep", kept), pool.send(1, "keep", kept), kept)[1].tolist() == [1.0, 1.0]
+    assert values(pool, pool.send(0, "keep", kept), pool.send(1, "keep", kept), kept)[1].tolist() == [
+        1.0,
+        1.0,
+    ]
 
 
 def test_the_error_of_a_reference_is_that_of_the_call_that_gets_it(pool):
@@ -160,9 +166,17 @@ def test_a_call_with_several_answers_has_a_reference_for_each_and_an_error_for_a
 
 def test_a_stream_gives_each_answer_as_it_comes_and_an_error_in_its_place(pool):
     parcels = [pool.transport.keep(torch.ones(2))]
-    streams = Streams(pool, "generate", {rank: pool.run_chunks(rank, b"works", parcels, "model") for rank in range(2)}, 60.0, dict)
+    streams = Streams(
+        pool,
+        "generate",
+        {rank: pool.run_chunks(rank, b"works", parcels, "model") for rank in range(2)},
+        60.0,
+        dict,
+    )
     for number in range(3):
-        assert {rank: (answer.key, answer.value) for rank, answer in streams.next().items()} == dict.fromkeys(range(2), (number, 1))
+        assert {rank: (answer.key, answer.value) for rank, answer in streams.next().items()} == dict.fromkeys(
+            range(2), (number, 1)
+        )
     failing = Streams(pool, "generate", {0: pool.run_chunks(0, b"fails", (), "model")}, 60.0, dict)
     assert [failing.next()[0].key for _ in range(2)] == [0, 1]
     with pytest.raises(RemoteError, match=r"LookupError: no third \(rank 0 of pool 'all'\)"):
@@ -172,7 +186,13 @@ def test_a_stream_gives_each_answer_as_it_comes_and_an_error_in_its_place(pool):
 PROBLEM = PlanError.of("x", "it cannot be").problems
 
 
-AS_THEY_ARE = [SkipIteration("no rows"), Stopped("asked"), RemoteError("elsewhere"), PlanError(*PROBLEM), FlowError(*PROBLEM)]
+AS_THEY_ARE = [
+    SkipIteration("no rows"),
+    Stopped("asked"),
+    RemoteError("elsewhere"),
+    PlanError(*PROBLEM),
+    FlowError(*PROBLEM),
+]
 
 
 @pytest.mark.parametrize("error", AS_THEY_ARE, ids=lambda error: type(error).__name__)
@@ -191,10 +211,15 @@ class Own(Exception):
         super().__init__(f"{one} and {other}")
 
 
-@pytest.mark.parametrize(("kind", "given", "text"), [
-    (LookupError, ("not here",), "LookupError: not here"), (Own, (1, 2), "Own: 1 and 2"),
-    (SystemExit, (3,), r"SystemExit: 3 \(raised by .*test_thread_pool\.py:\d+\)"), (KeyboardInterrupt, (), "KeyboardInterrupt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "given", "text"),
+    [
+        (LookupError, ("not here",), "LookupError: not here"),
+        (Own, (1, 2), "Own: 1 and 2"),
+        (SystemExit, (3,), r"SystemExit: 3 \(raised by .*test_thread_pool\.py:\d+\)"),
+        (KeyboardInterrupt, (), "KeyboardInterrupt"),
+    ],
+)
 def test_other_errors_name_the_rank_and_the_lines_of_the_user(pool, kind, given, text):
     with pytest.raises(RemoteError, match=text) as raised:
         pool.future("fail", [(1, pool.send(1, "fail", kind, *given))], 60.0, list).result()
@@ -227,7 +252,9 @@ def test_an_era_begins_behind_calls_of_models_and_later_ones_of_the_earlier_era_
     assert pool.actors[0].host.instance.begun == ["waiting", 1, 3]
 
 
-def test_calls_of_models_run_one_by_one_in_the_order_in_which_they_were_asked_beside_those_of_other_groups(pool):
+def test_calls_of_models_run_one_by_one_in_the_order_in_which_they_were_asked_beside_those_of_other_groups(
+    pool,
+):
     first = pool.send(0, "wait", group="model")
     refs = [pool.send(0, "numbered", number, group="model") for number in range(50)]
     assert values(pool, pool.send(0, "numbered", "cpu", group="cpu")) == ["cpu"]

@@ -7,9 +7,16 @@ import torch
 from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool],
+)
 def test_every_dtype_comes_back_bit_for_bit(dtype):
-    tensors = {"a": torch.arange(6).reshape(2, 3).to(dtype), "empty": torch.zeros(0, 4, dtype=dtype), "one": torch.ones((), dtype=dtype)}
+    tensors = {
+        "a": torch.arange(6).reshape(2, 3).to(dtype),
+        "empty": torch.zeros(0, 4, dtype=dtype),
+        "one": torch.ones((), dtype=dtype),
+    }
     found = unpack_tensors(pack_tensors(tensors))
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():

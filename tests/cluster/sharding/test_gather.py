@@ -13,17 +13,23 @@ NAMES = ["tokens", "rewards", "scores", "completion"]
 
 
 def part(lengths, first=0):
-    return Batch.of(tokens=[[first + row + place for place in range(length)] for row, length in enumerate(lengths)],
-                    rewards=[[first + row / 2] * length for row, length in enumerate(lengths)],
-                    scores=[float(first + row) for row in range(len(lengths))],
-                    completion=[f"row {first + row}" for row in range(len(lengths))])  # fmt: skip
+    return Batch.of(
+        tokens=[[first + row + place for place in range(length)] for row, length in enumerate(lengths)],
+        rewards=[[first + row / 2] * length for row, length in enumerate(lengths)],
+        scores=[float(first + row) for row in range(len(lengths))],
+        completion=[f"row {first + row}" for row in range(len(lengths))],
+    )
 
 
 def assert_same(found, expected):
     assert list(found.data) == NAMES
     for name in NAMES:
         one, other = found[name], expected[name]
-        assert torch.equal(one, other) and one.dtype == other.dtype if isinstance(one, torch.Tensor) else one == other, name
+        assert (
+            torch.equal(one, other) and one.dtype == other.dtype
+            if isinstance(one, torch.Tensor)
+            else one == other
+        ), name
     assert torch.equal(found.axis.keys, expected.axis.keys)
 
 
@@ -34,7 +40,12 @@ LENGTHS = st.lists(st.sampled_from([1, 2, 600]), min_size=1, max_size=5)
 @given(st.lists(LENGTHS, min_size=1, max_size=3), st.data())
 def test_rows_of_parts_in_any_order_are_those_of_a_concatenation(lengths, data):
     batches = [part(each, 100 * number) for number, each in enumerate(lengths)]
-    some = [data.draw(st.none() | st.lists(st.integers(0, len(batch) - 1), min_size=1, max_size=6).map(torch.tensor)) for batch in batches]
+    some = [
+        data.draw(
+            st.none() | st.lists(st.integers(0, len(batch) - 1), min_size=1, max_size=6).map(torch.tensor)
+        )
+        for batch in batches
+    ]
     picked = [batch if rows is None else batch.rows(rows) for batch, rows in zip(batches, some, strict=True)]
     whole = Batch.concat(picked)
     order = data.draw(st.none() | st.permutations(range(len(whole))).map(torch.tensor))
@@ -48,7 +59,8 @@ def test_rows_of_one_frame_in_shared_memory_stay_there_and_those_of_several_lie_
     stays, joined = gathered([(one, None)], NAMES), gathered([(one, None), (two, None)], NAMES)
     del one, two
     assert [segment.in_use for segment in sender.outbox._segments] == [True, False]
-    assert address(stays.data["rewards"].value) - file_memory(stays.data["rewards"].value).address > 0  # not copied
+    # not copied
+    assert address(stays.data["rewards"].value) - file_memory(stays.data["rewards"].value).address > 0
     assert all(file_memory(joined.data[name].value) is None for name in NAMES[:3])
     sender.parcel(part([5000, 4000], 55), shared=True)  # into other memory, since the first is used
     assert_same(stays, first)

@@ -1,4 +1,5 @@
-"""Routing as driver and workers do it, without Ray: what a rank is told of its inputs, what others send it, and what it has then."""
+"""Routing as driver and workers do it, without Ray: what a rank is told of its inputs, what others send it,
+and what it has then."""
 
 from unittest.mock import patch
 
@@ -29,8 +30,11 @@ def random_split(count, ranks, seed):
 
 def batch_of(count):
     lengths = [number % 4 for number in range(count)]
-    return Batch.of(tokens=[list(range(number, number + length)) for number, length in enumerate(lengths)],
-                    scores=[float(number) for number in range(count)], completion=[f"row {number}" for number in range(count)])
+    return Batch.of(
+        tokens=[list(range(number, number + length)) for number, length in enumerate(lengths)],
+        scores=[float(number) for number in range(count)],
+        completion=[f"row {number}" for number in range(count)],
+    )
 
 
 class Workers:
@@ -49,14 +53,22 @@ class Workers:
                 self.shelves.setdefault(shards[-1].at, ShardStore()).put(self.keys, part)
                 used.append(rows)
         layout = ShardMap.of(shards, used, len(self.whole), axis)
-        columns = {name: RemoteColumn(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
+        columns = {
+            name: RemoteColumn(data.kind, layout, data.lengths, name, data.nbytes)
+            for name, data in self.whole.data.items()
+        }
         return Batch(self.whole.axis, columns)
 
     def fetched(self, batch, rows, at, keep=None):
-        """What the worker ``at`` has of ``rows``, and how many rows others sent. keep: the iteration for which it keeps what comes."""
+        """What the worker ``at`` has of ``rows``, and how many rows others sent. keep: the iteration for
+        which it keeps what comes."""
         asked = Routes(batch).to(rows, at, keep or 0, self.key if keep is not None else None)
-        with patch.object(parcels, "SMALL", 0):  # however few they are, rows go by shared memory where that is asked for
-            sent = [self.shelves[each.at].slice(each.key, each.names, each.rows, shared=each.key % 5 == 0) for each in asked.transfers]
+        # however few they are, rows go by shared memory where that is asked for
+        with patch.object(parcels, "SMALL", 0):
+            sent = [
+                self.shelves[each.at].slice(each.key, each.names, each.rows, shared=each.key % 5 == 0)
+                for each in asked.transfers
+            ]
         found = self.shelves.setdefault(at, ShardStore()).batch(asked.inputs, sent, keep or 0)
         asked.note(at, keep or 0, lambda at, key: self.shelves[at].forget([key]))
         return found, asked
@@ -67,8 +79,12 @@ class Workers:
 
 
 def same(one, other):
-    return (torch.equal(one["tokens"], other["tokens"]) and torch.equal(one["scores"], other["scores"])
-            and one["completion"] == other["completion"] and torch.equal(one.axis.keys, other.axis.keys))
+    return (
+        torch.equal(one["tokens"], other["tokens"])
+        and torch.equal(one["scores"], other["scores"])
+        and one["completion"] == other["completion"]
+        and torch.equal(one.axis.keys, other.axis.keys)
+    )
 
 
 @FEW
@@ -79,7 +95,9 @@ def test_rows_routed_through_several_splits_are_the_rows_of_the_whole(count, ran
     batch = workers.placed([torch.arange(count)], [whole])
     for step, each in enumerate(ranks):
         split = random_split(count, each, seed + step)
-        parts = [workers.fetched(batch, rows, WorkerId(f"step {step}", rank))[0] for rank, rows in enumerate(split)]
+        parts = [
+            workers.fetched(batch, rows, WorkerId(f"step {step}", rank))[0] for rank, rows in enumerate(split)
+        ]
         assert all(same(part, whole.rows(rows)) for part, rows in zip(parts, split, strict=True) if len(rows))
         batch = workers.placed(split, parts)
     wanted = torch.cat([shuffled(count, seed)[: count // 2], shuffled(count, seed + 1)])  # some twice
@@ -95,11 +113,15 @@ def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():
     own, asked = workers.fetched(batch, split[1], at)
     assert same(own, whole.rows(split[1]))
     assert asked.transfers == ()
-    assert [(part.rows, source.order) for source in asked.inputs.sources for part in source.parts] == [(None, None)]
+    assert [(part.rows, source.order) for source in asked.inputs.sources for part in source.parts] == [
+        (None, None)
+    ]
     other, asked = workers.fetched(batch, torch.tensor([0, 2, 4]), at)
     assert same(other, whole.rows(torch.tensor([0, 2, 4])))
     assert [(each.at.rank, each.rows.tolist()) for each in asked.transfers] == [(0, [1, 0])]
-    assert [part.rows.tolist() for source in asked.inputs.sources for part in source.parts if part.key is not None] == [[2]]
+    assert [
+        part.rows.tolist() for source in asked.inputs.sources for part in source.parts if part.key is not None
+    ] == [[2]]
 
 
 def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
@@ -110,7 +132,8 @@ def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
     own, asked = workers.fetched(batch, split[1], at)
     assert asked.inputs.keys is None
     assert same(own, whole.rows(split[1]))
-    for rows in (torch.tensor([3, 1]), split[0], torch.arange(5)):  # a part of the shard, another rank's, several shards'
+    # a part of the shard, another rank's, several shards'
+    for rows in (torch.tensor([3, 1]), split[0], torch.arange(5)):
         found, asked = workers.fetched(batch, rows, at)
         assert asked.inputs.keys.tolist() == whole.axis.keys[rows].tolist()
         assert same(found, whole.rows(rows))
@@ -118,7 +141,11 @@ def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
     assert Routes(renamed).to(split[1], at).inputs.keys is not None
 
 
-READS = st.tuples(st.sets(st.sampled_from(["tokens", "scores", "completion"]), min_size=1), st.integers(0, 3), st.integers(0, 2))
+READS = st.tuples(
+    st.sets(st.sampled_from(["tokens", "scores", "completion"]), min_size=1),
+    st.integers(0, 3),
+    st.integers(0, 2),
+)
 
 
 @FEW
@@ -131,8 +158,12 @@ def test_what_a_worker_has_read_does_not_come_again(count, ranks, calls, seed):
     for names, which, rank in calls:
         rows, at = shuffled(count, seed + which)[: max(count // 2, 1)], WorkerId("reader", rank)
         found, asked = workers.fetched(batch.select(*sorted(names)), rows, at, keep=3)
-        assert all(torch.equal(found[name], whole.rows(rows)[name]) if name != "completion" else found[name] == whole.rows(rows)[name]
-                   for name in names)  # fmt: skip
+        assert all(
+            torch.equal(found[name], whole.rows(rows)[name])
+            if name != "completion"
+            else found[name] == whole.rows(rows)[name]
+            for name in names
+        )
         assert {name for each in asked.transfers for name in each.names} <= names
         assert {(rank, which, name) for each in asked.transfers for name in each.names}.isdisjoint(had)
         had |= {(rank, which, name) for name in names}
@@ -146,7 +177,8 @@ def test_copies_are_of_their_iteration_and_go_with_the_shard():
     again, asked = workers.fetched(batch, torch.tensor([4]), at, keep=3)  # a part of what is there
     assert (asked.transfers, again["scores"].tolist()) == ((), [4.0])
     assert len(workers.fetched(batch, torch.tensor([4, 5]), at, keep=3)[1].transfers) == 1  # not all is there
-    assert len(workers.fetched(batch, rows, at, keep=4)[1].transfers) == 1  # which workers have forgotten by then
+    # which workers have forgotten by then
+    assert len(workers.fetched(batch, rows, at, keep=4)[1].transfers) == 1
     assert len(workers.shelves[at]) == 3
     del batch, asked
     assert len(workers.shelves[at]) == 0

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.cluster.sharding.balance import assigned, lower_bound
-from rlflow.cluster.sharding.split import balanced, check_counts, keep_or_balance, loads, merge_order, off_balance, units_of_rows
+from rlflow.cluster.sharding.split import (
+    balanced,
+    check_counts,
+    keep_or_balance,
+    loads,
+    merge_order,
+    off_balance,
+    units_of_rows,
+)
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 4096), max_size=97),
@@ -37,11 +45,14 @@ def shuffled(count, seed):
 
 
 def random_split(count, ranks, seed):
-    cuts = torch.randint(0, count + 1, (ranks - 1,), generator=torch.Generator().manual_seed(seed)).sort().values
+    cuts = (
+        torch.randint(0, count + 1, (ranks - 1,), generator=torch.Generator().manual_seed(seed)).sort().values
+    )
     return list(torch.tensor_split(shuffled(count, seed), cuts))
 
 
-# -- units -----------------------------------------------------------------------------------------------------------------------
+# -- units
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_units_are_rows_or_whole_groups():
@@ -52,21 +63,28 @@ def test_units_are_rows_or_whole_groups():
         units_of_rows(torch.tensor([0, 0]), 3)
 
 
-# -- balance ---------------------------------------------------------------------------------------------------------------------
+# -- balance
+# ------------------------------------------------------------------------------------------------------------
 
 
 def packs(sizes, ranks, capacity):
-    """Whether the sizes fit into the ranks: every set of loads that could be, level by level. Exact, and slow where it says yes."""
+    """Whether the sizes fit into the ranks: every set of loads that could be, level by level. Exact, and slow
+    where it says yes."""
     ordered = sorted((size for size in sizes if size), reverse=True)
     states, rest = {(0,) * ranks}, sum(ordered)
     for size in ordered:
         states = {
             tuple(sorted((*loads[:rank], loads[rank] + size, *loads[rank + 1 :])))
-            for loads in states for rank in range(ranks)
+            for loads in states
+            for rank in range(ranks)
             if loads[rank] + size <= capacity and (rank == 0 or loads[rank - 1] != loads[rank])
-        }  # fmt: skip
+        }
         rest -= size
-        states = {loads for loads in states if sum(capacity - load for load in loads if capacity - load >= ordered[-1]) >= rest}
+        states = {
+            loads
+            for loads in states
+            if sum(capacity - load for load in loads if capacity - load >= ordered[-1]) >= rest
+        }
     return bool(states)
 
 
@@ -78,14 +96,23 @@ def test_the_fullest_rank_is_within_five_percent_of_the_best(batch, ranks):
     sizes = [int(tokens[unit].sum()) for unit in units]
     largest = max(loads(split, tokens))
     # where the bound does not show it, nothing at all fits below 1/1.05 of what was found
-    assert largest <= 1.05 * lower_bound(sizes, ranks) or not packs(sizes, ranks, math.ceil(largest / 1.05) - 1)
+    assert largest <= 1.05 * lower_bound(sizes, ranks) or not packs(
+        sizes, ranks, math.ceil(largest / 1.05) - 1
+    )
 
 
 @FEW
 @given(st.lists(st.integers(0, 60), max_size=9), st.integers(1, 4))
 def test_the_bound_is_one_and_few_units_are_within_five_percent_of_the_optimum(sizes, ranks):
-    largest = max(sum(size for size, rank in zip(sizes, assigned(sizes, ranks), strict=True) if rank == which) for which in range(ranks))
-    best = next(capacity for capacity in range(lower_bound(sizes, ranks), largest + 1) if packs(sizes, ranks, capacity))
+    largest = max(
+        sum(size for size, rank in zip(sizes, assigned(sizes, ranks), strict=True) if rank == which)
+        for which in range(ranks)
+    )
+    best = next(
+        capacity
+        for capacity in range(lower_bound(sizes, ranks), largest + 1)
+        if packs(sizes, ranks, capacity)
+    )
     assert largest <= 1.05 * best
     assert best == 0 or not packs(sizes, ranks, lower_bound(sizes, ranks) - 1)
 
@@ -98,7 +125,9 @@ def test_what_longest_first_alone_gets_wrong():
 
 
 def test_many_ranks_are_even_too_where_longest_first_alone_is_at_its_worst():
-    ranks = 64  # Graham's case: two of each size from 127 down to 65 and three of 64; longest first gives 255, the best is 192
+    # Graham's case: two of each size from 127 down to 65 and three of 64; longest first gives 255, the best
+    # is 192
+    ranks = 64
     sizes = torch.tensor([size for size in range(127, 64, -1) for _ in range(2)] + [64] * 3)
     assert max(loads(balanced(units_of_rows(None, len(sizes)), sizes, ranks), sizes)) <= 1.05 * 192
 
@@ -146,7 +175,11 @@ def test_a_split_is_kept_while_its_tokens_are_even_and_its_units_whole():
 
 def test_a_split_is_kept_up_to_ten_percent_off_balance_and_not_beyond():
     split, single = [torch.tensor([0, 1]), torch.tensor([2, 3])], units_of_rows(None, 4)
-    for tokens, off, kept in (([60, 50, 40, 50], 0.10, True), ([6001, 5000, 3999, 5000], 0.1001, False), ([70, 50, 30, 50], 0.20, False)):
+    for tokens, off, kept in (
+        ([60, 50, 40, 50], 0.10, True),
+        ([6001, 5000, 3999, 5000], 0.1001, False),
+        ([70, 50, 30, 50], 0.20, False),
+    ):
         sizes = torch.tensor(tokens)
         assert off_balance(split, sizes) == pytest.approx(off)
         after = keep_or_balance(split, single, sizes)
@@ -157,8 +190,13 @@ def test_a_split_is_kept_up_to_ten_percent_off_balance_and_not_beyond():
 @pytest.mark.parametrize("held", [[[0, 2, 1], [3]], [[1, 0], [2, 3]], [[0], [1, 2, 3]]])
 def test_a_unit_is_whole_only_with_its_rows_side_by_side_and_in_order(held):
     split, pairs = [torch.tensor(part) for part in held], units_of_rows(torch.tensor([0, 0, 1, 1]), 4)
-    assert rows(keep_or_balance(split, pairs, torch.ones(4, dtype=torch.int64), slack=9.0)) == [[0, 1], [2, 3]]
-    assert keep_or_balance(split, units_of_rows(None, 4), torch.ones(4, dtype=torch.int64), slack=9.0) is split
+    assert rows(keep_or_balance(split, pairs, torch.ones(4, dtype=torch.int64), slack=9.0)) == [
+        [0, 1],
+        [2, 3],
+    ]
+    assert (
+        keep_or_balance(split, units_of_rows(None, 4), torch.ones(4, dtype=torch.int64), slack=9.0) is split
+    )
 
 
 @FEW
@@ -168,11 +206,14 @@ def test_what_is_kept_or_balanced_is_whole_and_even_or_no_worse_than_balanced(ba
     before = random_split(len(tokens), ranks, seed)
     after = keep_or_balance(before, units, tokens)
     assert sorted(sum(rows(after), [])) == list(range(len(tokens)))
-    assert off_balance(after, tokens) <= 0.10 or max(loads(after, tokens)) <= max(loads(balanced(units, tokens, ranks), tokens))
+    assert off_balance(after, tokens) <= 0.10 or max(loads(after, tokens)) <= max(
+        loads(balanced(units, tokens, ranks), tokens)
+    )
     assert all(sum(bool(torch.isin(unit, part).any()) for part in after) == 1 for unit in units)
 
 
-# -- merging ---------------------------------------------------------------------------------------------------------------------
+# -- merging
+# ------------------------------------------------------------------------------------------------------------
 
 
 @FEW
@@ -191,7 +232,9 @@ def test_nothing_is_merged_into_nothing():
 def test_a_wrong_row_count_names_the_ranks_and_the_counts():
     split = [torch.tensor([0, 2]), torch.tensor([1]), torch.tensor([3, 4])]
     check_counts(split, [2, 1, 2])
-    with pytest.raises(ValueError, match="^wrong row count: rank 0 gave 3 rows, expected 2; rank 2 gave 0 rows, expected 2$"):
+    with pytest.raises(
+        ValueError, match="^wrong row count: rank 0 gave 3 rows, expected 2; rank 2 gave 0 rows, expected 2$"
+    ):
         check_counts(split, [3, 1, 0])
     with pytest.raises(ValueError, match="found results of 2 ranks, expected 3"):
         check_counts(split, [2, 1])

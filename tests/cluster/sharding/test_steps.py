@@ -1,4 +1,5 @@
-"""Optimizer steps over ranks: whatever the number of ranks, each step learns from the same rows, in the same order of steps."""
+"""Optimizer steps over ranks: whatever the number of ranks, each step learns from the same rows, in the same
+order of steps."""
 
 import torch
 from hypothesis import given
@@ -6,25 +7,39 @@ from hypothesis import strategies as st
 
 from rlflow.cluster.sharding.steps import rank_steps
 
-ROWS = st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=14)
+ROWS = st.lists(
+    st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=14
+)
 
 
 def facts(rows):
-    """A group for every run of so many rows: (bad, tokens that count, more tokens, rows of the group) → int64 [rows, 4]."""
+    """A group for every run of so many rows: (bad, tokens that count, more tokens, rows of the group) → int64
+    [rows, 4]."""
     groups = [number for number, row in enumerate(rows) for _ in range(row[3])][: len(rows)]
-    return torch.tensor([[bad, count, count + more, group] for (bad, count, more, _), group in zip(rows, groups, strict=True)])
+    return torch.tensor(
+        [[bad, count, count + more, group] for (bad, count, more, _), group in zip(rows, groups, strict=True)]
+    )
 
 
 def learned(plan):
-    """Of each step: the rows that all ranks learn from, and the tokens and rows of the whole as each rank has them."""
+    """Of each step: the rows that all ranks learn from, and the tokens and rows of the whole as each rank has
+    them."""
     found = []
     for step in zip(*plan.steps, strict=True):
-        rows = [rank[torch.from_numpy(places)].tolist() for rank, (places, _) in zip(plan.rows, step, strict=True)]
+        rows = [
+            rank[torch.from_numpy(places)].tolist() for rank, (places, _) in zip(plan.rows, step, strict=True)
+        ]
         found.append((rows, {totals for _, totals in step}))
     return found
 
 
-@given(rows=ROWS, ranks=st.integers(1, 5), by_group=st.booleans(), epochs=st.integers(1, 3), minibatch=st.none() | st.integers(1, 6))
+@given(
+    rows=ROWS,
+    ranks=st.integers(1, 5),
+    by_group=st.booleans(),
+    epochs=st.integers(1, 3),
+    minibatch=st.none() | st.integers(1, 6),
+)
 def test_a_step_has_the_same_rows_on_any_number_of_ranks(rows, ranks, by_group, epochs, minibatch):
     table = facts(rows)
     settings = {"seed": 3, "epochs": epochs, "minibatch": minibatch}

@@ -23,7 +23,10 @@ def test_every_row_is_asked_of_one_whole_team_and_kept_once(case):
     ranks, parallel = case
     split = first_ranks(teams(ranks, parallel), parallel)
     assert torch.cat(split).sort().values.tolist() == list(range(sum(map(len, ranks))))
-    told, team_of = asked(split, parallel), {rank: team for team in parallel.teams(len(ranks)) for rank in team}
+    told, team_of = (
+        asked(split, parallel),
+        {rank: team for team in parallel.teams(len(ranks)) for rank in team},
+    )
     for rank, rows in told.items():
         team = team_of[rank]
         assert rows is told[team[0]] is split[team[0]]
@@ -47,4 +50,6 @@ def test_teams_take_every_rank_once_and_have_the_parts_of_the_layouts_of_a_plan(
     made = Parallel(size).teams(ranks)
     assert made == [range(k * size, (k + 1) * size) for k in range(count)]
     spread = tensor_parallel(shapes, "float32", size, ranks).tensors["q_proj.weight"]
-    assert all(spread.boxes[rank] == (((part, part + 1), (0, 3)),) for team in made for part, rank in enumerate(team))
+    assert all(
+        spread.boxes[rank] == (((part, part + 1), (0, 3)),) for team in made for part, rank in enumerate(team)
+    )

@@ -1,7 +1,8 @@
-"""Environments of their own, within the one that tests run in, for what reads or runs the output of `rlflow job`.
+"""Environments of their own, within the one that tests run in, for what reads or runs the output of `rlflow
+job`.
 
-``python tests/cluster/submit/install.py``: SkyPilot, which pins older versions of what others need newer; and Ray's job server, whose
-presence would have every Ray of the other tests start more processes.
+``python tests/cluster/submit/install.py``: SkyPilot, which pins older versions of what others need newer; and
+Ray's job server, whose presence would have every Ray of the other tests start more processes.
 """
 
 import site
@@ -12,14 +13,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 SKYPILOT = Path(sys.prefix) / "skypilot" / "bin" / "python"
-JOB_SERVER = Path(sys.prefix) / "jobserver" / "bin" / "python"  # sees all packages of the outer environment, too
+# sees all packages of the outer environment, too
+JOB_SERVER = Path(sys.prefix) / "jobserver" / "bin" / "python"
 
 
 def made(python: Path, *packages: str, outer: bool = False) -> None:
     """Make the environment and install packages into it."""
     venv.create(python.parents[1], with_pip=True)
     if outer:
-        inside = subprocess.run([python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True)
+        inside = subprocess.run(
+            [python, "-c", "import site; print(site.getsitepackages()[0])"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
         (Path(inside.stdout.strip()) / "outer.pth").write_text("".join(lines))
     subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)

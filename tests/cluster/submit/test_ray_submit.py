@@ -1,4 +1,5 @@
-"""The line that `rlflow job --for ray` prints, on a real Ray with its job server: a run is submitted, asked about, read and stopped."""
+"""The line that `rlflow job --for ray` prints, on a real Ray with its job server: a run is submitted, asked
+about, read and stopped."""
 
 import contextlib
 import os
@@ -16,14 +17,30 @@ from started import marked, until
 from rlflow.cli.job import print_job
 
 SECONDS = 120.0
-FLAGS = ["--for", "ray", "--backend", "null", "--prompts", "2", "--hp.samples", "2", "--hp.max_tokens", "4", "--job.secret", "OF_MINE"]
-SCRIPTS = {"ray": "from ray.scripts.scripts import main; main()", "rlflow": "from rlflow.cli.main import main; main()"}
+FLAGS = [
+    "--for",
+    "ray",
+    "--backend",
+    "null",
+    "--prompts",
+    "2",
+    "--hp.samples",
+    "2",
+    "--hp.max_tokens",
+    "4",
+    "--job.secret",
+    "OF_MINE",
+]
+SCRIPTS = {
+    "ray": "from ray.scripts.scripts import main; main()",
+    "rlflow": "from rlflow.cli.main import main; main()",
+}
 
 
 @pytest.fixture
 def own_place():
-    """A folder for a Ray's files with a path short enough for its sockets. Ray finds the Ray of a job by a file there: in the usual place
-    another Ray of this machine could have written it."""
+    """A folder for a Ray's files with a path short enough for its sockets. Ray finds the Ray of a job by a
+    file there: in the usual place another Ray of this machine could have written it."""
     folder = tempfile.mkdtemp(prefix="rj", dir="/tmp")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -31,7 +48,8 @@ def own_place():
 
 @pytest.fixture
 def shell(tmp_path, own_place, lacking):
-    """Runs lines beside a Ray whose job server listens on the loopback address; gives what they print. ``address``: of the server."""
+    """Runs lines beside a Ray whose job server listens on the loopback address; gives what they print.
+    ``address``: of the server."""
     if not JOB_SERVER.exists():
         lacking("Ray's job server is not installed")
     (commands := tmp_path / "bin").mkdir()
@@ -42,16 +60,48 @@ def shell(tmp_path, own_place, lacking):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {"PATH": f"{commands}:{JOB_SERVER.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "RAY_AUTH_MODE": "token",
-                   "RAY_AUTH_TOKEN": secrets.token_hex(16), "OF_MINE": "shown to nobody", "OMP_NUM_THREADS": "1",
-                   "RAY_TMPDIR": own_place}  # fmt: skip
-    words = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1",
-             f"--dashboard-port={port}", "--include-dashboard=true", "--disable-usage-stats",
-             "--object-store-memory=134217728"]  # fmt: skip
-    head = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    environment = {
+        "PATH": f"{commands}:{JOB_SERVER.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
+        "OF_MINE": "shown to nobody",
+        "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": own_place,
+    }
+    words = [
+        "ray",
+        "start",
+        "--head",
+        "--block",
+        "--port=0",
+        "--num-cpus=2",
+        "--node-ip-address=127.0.0.1",
+        "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={port}",
+        "--include-dashboard=true",
+        "--disable-usage-stats",
+        "--object-store-memory=134217728",
+    ]
+    head = subprocess.Popen(
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
     def ran(line):
-        done = subprocess.run(["bash", "-c", line], env=environment, cwd=work, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            ["bash", "-c", line],
+            env=environment,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
         return done.stdout + done.stderr
 
     def listens():
@@ -64,7 +114,8 @@ def shell(tmp_path, own_place, lacking):
         assert until(listens, SECONDS)
         yield ran
     finally:
-        for line in marked(str(tmp_path).encode()):  # of its HOME: `ray stop` would end every Ray of this machine
+        # of its HOME: `ray stop` would end every Ray of this machine
+        for line in marked(str(tmp_path).encode()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(line.split()[0]), signal.SIGKILL)
         head.communicate()

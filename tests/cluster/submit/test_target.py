@@ -1,4 +1,5 @@
-"""What `rlflow job` prints, as golden files, and what it refuses. RLFLOW_WRITE_GOLDEN=1 writes them anew; read the difference."""
+"""What `rlflow job` prints, as golden files, and what it refuses. RLFLOW_WRITE_GOLDEN=1 writes them anew;
+read the difference."""
 
 import gzip
 import json
@@ -24,17 +25,62 @@ from rlflow.config.flags import parse_flags
 from rlflow.processes.declare import Service
 
 HERE = Path(__file__).parent
-SEARCH = ["--service.search", "rlflow serve retrieve corpus.jsonl", "--service.search.wait", "300", "--service.search.cpus", "4",
-          "--service.search.delay", "30", "--service.judge_model", "python judge.py --port {port} --ask {search}",
-          "--service.judge_model.gpus", "1", "--service.wiki", "http://wiki.example:8000"]  # fmt: skip
+SEARCH = [
+    "--service.search",
+    "rlflow serve retrieve corpus.jsonl",
+    "--service.search.wait",
+    "300",
+    "--service.search.cpus",
+    "4",
+    "--service.search.delay",
+    "30",
+    "--service.judge_model",
+    "python judge.py --port {port} --ask {search}",
+    "--service.judge_model.gpus",
+    "1",
+    "--service.wiki",
+    "http://wiki.example:8000",
+]
 CASES = {
-    "one": ["grpo", "--prompts", "32", "--actor.lr", "1e-6", "--track", "wandb", "--job.accelerators", "H100:8",
-            "--job.image", "r.example/rl:1"],
+    "one": [
+        "grpo",
+        "--prompts",
+        "32",
+        "--actor.lr",
+        "1e-6",
+        "--track",
+        "wandb",
+        "--job.accelerators",
+        "H100:8",
+        "--job.image",
+        "r.example/rl:1",
+    ],
     "kept": ["grpo", "--pools", "all=16", "--job.nodes", "2", "--job.image", "r.example/rl:1"],
-    "many": ["ppo", "--pools", "train=8,rollout=8", "--env", "search", "--env.url", "{search}/retrieve", "--hp.beta", "0.01", *SEARCH,
-             "--job.nodes", "2", "--job.accelerators", "H100:8", "--job.cpus", "32", "--job.image", "r.example/rl:1",
-             "--job.secret", "HF_TOKEN", "--job.secret", "WANDB_API_KEY"],
-}  # fmt: skip
+    "many": [
+        "ppo",
+        "--pools",
+        "train=8,rollout=8",
+        "--env",
+        "search",
+        "--env.url",
+        "{search}/retrieve",
+        "--hp.beta",
+        "0.01",
+        *SEARCH,
+        "--job.nodes",
+        "2",
+        "--job.accelerators",
+        "H100:8",
+        "--job.cpus",
+        "32",
+        "--job.image",
+        "r.example/rl:1",
+        "--job.secret",
+        "HF_TOKEN",
+        "--job.secret",
+        "WANDB_API_KEY",
+    ],
+}
 
 
 READ = [pytest.param("one", marks=pytest.mark.long), "kept", "many"]  # by others' code, which takes seconds
@@ -43,7 +89,9 @@ KEPT = {"skypilot": "s3://my-bucket/runs", "kuberay": "my-claim", "ray": "/share
 
 def printed(capsys, case, kind):
     file, *flags = CASES[case]
-    assert print_job(file, [*flags, *(["--job.keep", KEPT[kind]] if case == "kept" else []), "--for", kind]) == 0
+    assert (
+        print_job(file, [*flags, *(["--job.keep", KEPT[kind]] if case == "kept" else []), "--for", kind]) == 0
+    )
     return capsys.readouterr().out
 
 
@@ -59,11 +107,22 @@ def test_what_is_printed_is_what_stands_in_the_golden_file(capsys, case, kind):
 
 def test_a_job_group_has_a_task_for_the_run_for_other_machines_and_for_each_service(capsys):
     header, run, workers, search, judge = yaml.safe_load_all(printed(capsys, "many", "skypilot"))
-    assert header == {"name": "ppo", "execution": "parallel", "primary_tasks": ["run"],
-                      "termination_delay": {"default": "0s", "search": "30s", "judge-model": "0s"}}  # fmt: skip
-    assert [task["name"] for task in (run, workers, search, judge)] == ["run", "workers", "search", "judge-model"]
+    assert header == {
+        "name": "ppo",
+        "execution": "parallel",
+        "primary_tasks": ["run"],
+        "termination_delay": {"default": "0s", "search": "30s", "judge-model": "0s"},
+    }
+    assert [task["name"] for task in (run, workers, search, judge)] == [
+        "run",
+        "workers",
+        "search",
+        "judge-model",
+    ]
     assert (run["num_nodes"], workers["num_nodes"]) == (1, 1)
-    assert dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "RAY_AUTH_TOKEN", "RLFLOW_SERVE_TOKEN")) == run["secrets"]
+    assert (
+        dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "RAY_AUTH_TOKEN", "RLFLOW_SERVE_TOKEN")) == run["secrets"]
+    )
     assert 'export RLFLOW_SERVICE_SEARCH=http://search-0."${SKYPILOT_JOBGROUP_NAME}":8001\n' in run["run"]
     assert "export RLFLOW_SERVICE_WIKI=http://wiki.example:8000\n" in run["run"]
     assert judge["resources"]["accelerators"] == "H100:1"
@@ -72,8 +131,13 @@ def test_a_job_group_has_a_task_for_the_run_for_other_machines_and_for_each_serv
 def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_meant(capsys):
     run = list(yaml.safe_load_all(printed(capsys, "many", "skypilot")))[1]["run"]
     command = next(line for line in run.splitlines() if line.startswith("rlflow run"))
-    shown = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], env={"SKYPILOT_JOBGROUP_NAME": "ppo-7", "PATH": os.environ["PATH"]},
-                           capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
+    shown = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {command}"],
+        env={"SKYPILOT_JOBGROUP_NAME": "ppo-7", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
     assert shown[:5] == ["rlflow", "run", "ppo", "--pools", "train=8,rollout=8"]
     given = dict(zip(shown[3::2], shown[4::2], strict=True))
     assert given["--env.url"] == "http://search-0.ppo-7:8001/retrieve"
@@ -83,9 +147,25 @@ def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_m
     assert given["--ray-address"] == "127.0.0.1:6379"
 
 
-def test_the_path_at_which_a_service_is_asked_for_its_health_goes_with_it_where_it_is_not_the_usual_one(capsys):
-    assert print_job("grpo", ["--service.search", "serve", "--service.search.health", "/is it up", "--service.judge", "judge",
-                              "--for", "skypilot"]) == 0  # fmt: skip
+def test_the_path_at_which_a_service_is_asked_for_its_health_goes_with_it_where_it_is_not_the_usual_one(
+    capsys,
+):
+    assert (
+        print_job(
+            "grpo",
+            [
+                "--service.search",
+                "serve",
+                "--service.search.health",
+                "/is it up",
+                "--service.judge",
+                "judge",
+                "--for",
+                "skypilot",
+            ],
+        )
+        == 0
+    )
     run = next(task["run"] for task in yaml.safe_load_all(capsys.readouterr().out) if task["name"] == "run")
     command = shlex.split(next(line for line in run.splitlines() if line.startswith("rlflow run")))
     assert command[command.index("--service.search.health") + 1] == "/is it up"
@@ -138,46 +218,119 @@ def test_an_algorithm_of_ones_own_goes_to_the_head_as_a_file(capsys, tmp_path):
 
 def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     line = printed(capsys, "many", "ray")
-    shown = subprocess.run(["bash", "-c", f"ray() {{ printf '%s\\n' \"$@\"; }}; {line}"], capture_output=True, text=True, check=True,
-                           env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_TOKEN": "it's \"secret\"",
-                                "WANDB_API_KEY": "w"}).stdout.splitlines()  # fmt: skip
+    shown = subprocess.run(
+        ["bash", "-c", f"ray() {{ printf '%s\\n' \"$@\"; }}; {line}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HF_TOKEN": 'it\'s "secret"',
+            "WANDB_API_KEY": "w",
+        },
+    ).stdout.splitlines()
     at = shown.index("--runtime-env-json")
-    assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": "it's \"secret\"", "WANDB_API_KEY": "w"}}
+    assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": 'it\'s "secret"', "WANDB_API_KEY": "w"}}
     words = shown[shown.index("--") + 1 :]
     assert words[:3] == ["rlflow", "run", "ppo"]
-    assert words[words.index("--service.judge_model.gpus") + 1] == "1"  # or the run would have taken all of them
+    # or the run would have taken all of them
+    assert words[words.index("--service.judge_model.gpus") + 1] == "1"
     assert words[words.index("--service.search.cpus") + 1] == "4"
-    assert words[words.index("--service.search") + 1] == "rlflow serve retrieve corpus.jsonl"  # started by the run itself
+    # started by the run itself
+    assert words[words.index("--service.search") + 1] == "rlflow serve retrieve corpus.jsonl"
     assert words[words.index("--env.url") + 1] == "{search}/retrieve"
     assert words[-2:] == ["--ray-address", "auto"]
 
 
-HOSTILE = ["$(touch made)", "`touch made`", "${HOME}", "$HOME", "a;touch made", "a\ntouch made", "it's", 'say "x"', "a\\", "$'\\x41'",
-           "{a,b}", "*", "~", "!!", "# x", "a: b", "- a", "%s", "é\t", "'$(touch made)'", "${x:-$(touch made)}", "$(HF_TOKEN)", "", " ",
-           "--out", "a && touch made", "<made", ">made"]  # fmt: skip
-SHOWING = "import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if 'SERVICE' in k}]))"
+HOSTILE = [
+    "$(touch made)",
+    "`touch made`",
+    "${HOME}",
+    "$HOME",
+    "a;touch made",
+    "a\ntouch made",
+    "it's",
+    'say "x"',
+    "a\\",
+    "$'\\x41'",
+    "{a,b}",
+    "*",
+    "~",
+    "!!",
+    "# x",
+    "a: b",
+    "- a",
+    "%s",
+    "é\t",
+    "'$(touch made)'",
+    "${x:-$(touch made)}",
+    "$(HF_TOKEN)",
+    "",
+    " ",
+    "--out",
+    "a && touch made",
+    "<made",
+    ">made",
+]
+SHOWING = (
+    "import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if "
+    "'SERVICE' in k}]))"
+)
 
 
 def carried_out(kind, text, tmp_path):
-    """The words of `rlflow run` and the variables of services, as the text hands them to a stand-in, in an empty folder; the commands of
-    services; the environment and the folder. Kubernetes is stood in for where it puts values of variables in place."""
+    """The words of `rlflow run` and the variables of services, as the text hands them to a stand-in, in an
+    empty folder; the commands of services; the environment and the folder. Kubernetes is stood in for where
+    it puts values of variables in place."""
     (bin_ := tmp_path / "bin").mkdir()
     (work := tmp_path / "work").mkdir()
     for name in ("rlflow", "ray"):
         (bin_ / name).write_text(f"#!{sys.executable}\n{SHOWING}\n")
         (bin_ / name).chmod(0o755)
-    environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "HOME": "/home/of-mine", "HF_TOKEN": "of-mine", "SKYPILOT_JOBGROUP_NAME": "g-7"}
-    pods = [job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
-            for job in yaml.safe_load_all(text) if job["kind"] == "RayJob"] if kind == "kuberay" else []  # fmt: skip
-    variables = {each["name"]: of_kubernetes(each["value"]) for pod in pods for each in pod[0]["env"] if "value" in each}
-    lines = {"skypilot": lambda: next(task["run"] for task in yaml.safe_load_all(text) if task["name"] == "run"),
-             "kuberay": lambda: next(job["spec"]["entrypoint"] for job in yaml.safe_load_all(text) if job["kind"] == "RayJob"),
-             "ray": lambda: text}[kind]()  # fmt: skip
-    shown = subprocess.run(["bash", "-c", lines], env={**environment, **variables}, cwd=work, capture_output=True, text=True, check=True)
+    environment = {
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "HOME": "/home/of-mine",
+        "HF_TOKEN": "of-mine",
+        "SKYPILOT_JOBGROUP_NAME": "g-7",
+    }
+    pods = (
+        [
+            job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+            for job in yaml.safe_load_all(text)
+            if job["kind"] == "RayJob"
+        ]
+        if kind == "kuberay"
+        else []
+    )
+    variables = {
+        each["name"]: of_kubernetes(each["value"])
+        for pod in pods
+        for each in pod[0]["env"]
+        if "value" in each
+    }
+    lines = {
+        "skypilot": lambda: next(task["run"] for task in yaml.safe_load_all(text) if task["name"] == "run"),
+        "kuberay": lambda: next(
+            job["spec"]["entrypoint"] for job in yaml.safe_load_all(text) if job["kind"] == "RayJob"
+        ),
+        "ray": lambda: text,
+    }[kind]()
+    shown = subprocess.run(
+        ["bash", "-c", lines],
+        env={**environment, **variables},
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert list(work.iterdir()) == []
     words, found = json.loads(shown.stdout)
     commands = [of_kubernetes(each["command"][2]) for pod in pods for each in pod[1:]]
-    commands += [task["run"] for task in yaml.safe_load_all(text) if task["name"] == "c"] if kind == "skypilot" else []
+    commands += (
+        [task["run"] for task in yaml.safe_load_all(text) if task["name"] == "c"]
+        if kind == "skypilot"
+        else []
+    )
     return words[words.index("run") + 1 :], found, commands, environment, work
 
 
@@ -187,14 +340,41 @@ def of_kubernetes(text):
 
 
 @pytest.mark.parametrize("kind", FORMS)
-def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried_out_by_no_shell(capsys, tmp_path, kind):
+def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried_out_by_no_shell(
+    capsys, tmp_path, kind
+):
     values = {f"hp.v{number}": text for number, text in enumerate(HOSTILE)}
-    values |= {"model": HOSTILE[0], "reward": tuple(HOSTILE[:3]), "hp.$(touch made)": "x", "data": (HOSTILE[5],)}
+    values |= {
+        "model": HOSTILE[0],
+        "reward": tuple(HOSTILE[:3]),
+        "hp.$(touch made)": "x",
+        "data": (HOSTILE[5],),
+    }
     config = tmp_path / "run.toml"
-    config.write_text("".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in values.items()))
+    config.write_text(
+        "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in values.items())
+    )
     url, of_a_secret = "http://h/$(touch${IFS}made)`touch${IFS}made`", "http://h/$(HF_TOKEN)"
-    assert print_job("grpo", ["--config", str(config), "--for", kind, "--job.image", "i", "--service.s", url, "--service.t", of_a_secret,
-                              "--service.c", f"python x {shlex.quote(HOSTILE[0])} {shlex.quote(HOSTILE[21])}"]) == 0  # fmt: skip
+    assert (
+        print_job(
+            "grpo",
+            [
+                "--config",
+                str(config),
+                "--for",
+                kind,
+                "--job.image",
+                "i",
+                "--service.s",
+                url,
+                "--service.t",
+                of_a_secret,
+                "--service.c",
+                f"python x {shlex.quote(HOSTILE[0])} {shlex.quote(HOSTILE[21])}",
+            ],
+        )
+        == 0
+    )
     words, variables, commands, environment, work = carried_out(kind, capsys.readouterr().out, tmp_path)
     flags = parse_flags(words[1:])
     assert {name: flags[name] for name in values} == values
@@ -203,8 +383,14 @@ def test_hostile_values_of_all_flags_come_to_the_run_as_they_are_and_are_carried
         assert (variables["RLFLOW_SERVICE_S"], variables["RLFLOW_SERVICE_T"]) == (url, of_a_secret)
     assert len(commands) == (kind != "ray")
     for command in commands:
-        ran = subprocess.run(["bash", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}; {command}"], env=environment, cwd=work,
-                             capture_output=True, text=True, check=True)  # fmt: skip
+        ran = subprocess.run(
+            ["bash", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}; {command}"],
+            env=environment,
+            cwd=work,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert ran.stdout.splitlines() == ["x", HOSTILE[0], HOSTILE[21]]
     assert list(work.iterdir()) == []
 
@@ -215,23 +401,26 @@ def test_text_that_no_command_can_hold_is_refused(tmp_path, text):
         print_job("grpo", ["--for", "ray", "--hp.x", text])
 
 
-@pytest.mark.parametrize(("flags", "told"), [
-    ([], "no --for"),
-    (["--for", "slurm"], "skypilot, kuberay or ray"),
-    (["--for", "ray", "--job.nodes", "2"], "the run uses one machine of 2"),
-    (["--for", "ray", "--job.nodes", "2", "--pools", "all=2@threads"], "the run uses one machine of 2"),
-    (["--for", "ray", "--job.node", "2"], "job.node"),
-    (["--for", "ray", "--job.accelerators", "8xH100"], "names no accelerators"),
-    (["--for", "ray", "--tracker.api_key", "0123456789abcdef"], "--tracker.api_key"),
-    (["--for", "ray", "--service.s", "serve --token sk-0123456789abcdefghijklmn"], "--service.s"),
-    (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
-    (["--for", "kuberay"], "no --job.image"),
-    (["--for", "kuberay", "--job.keep", "s3://bucket"], "the name of a PersistentVolumeClaim"),
-    (["--for", "ray", "--job.keep", "claim"], "an absolute path"),
-    (["--for", "skypilot", "--job.keep", "My Bucket"], "s3://BUCKET"),
-    (["--for", "ray", "--job.keep", "/shared", "--out", "/elsewhere"], "leave out --out"),
-    (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "no --for"),
+        (["--for", "slurm"], "skypilot, kuberay or ray"),
+        (["--for", "ray", "--job.nodes", "2"], "the run uses one machine of 2"),
+        (["--for", "ray", "--job.nodes", "2", "--pools", "all=2@threads"], "the run uses one machine of 2"),
+        (["--for", "ray", "--job.node", "2"], "job.node"),
+        (["--for", "ray", "--job.accelerators", "8xH100"], "names no accelerators"),
+        (["--for", "ray", "--tracker.api_key", "0123456789abcdef"], "--tracker.api_key"),
+        (["--for", "ray", "--service.s", "serve --token sk-0123456789abcdefghijklmn"], "--service.s"),
+        (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
+        (["--for", "kuberay"], "no --job.image"),
+        (["--for", "kuberay", "--job.keep", "s3://bucket"], "the name of a PersistentVolumeClaim"),
+        (["--for", "ray", "--job.keep", "claim"], "an absolute path"),
+        (["--for", "skypilot", "--job.keep", "My Bucket"], "s3://BUCKET"),
+        (["--for", "ray", "--job.keep", "/shared", "--out", "/elsewhere"], "leave out --out"),
+        (["--for", "skypilot", "--service.s", "serve", "--service.s.gpus", "1"], "no --job.accelerators"),
+    ],
+)
 def test_what_cannot_be_printed_is_refused(flags, told):
     with pytest.raises(PlanError) as refused:
         print_job("grpo", flags)
@@ -245,20 +434,32 @@ def test_a_run_that_is_kept_goes_on_under_its_name_where_it_is_kept(capsys, kind
     out = "/shared/runs" if kind == "ray" else "/rlflow-runs"
     assert f"--out {out} --name grpo --resume auto" in text
     assert "warning" not in text
-    mounts = [path for document in yaml.safe_load_all(text) for path in mounted(document)] if kind != "ray" else []
-    assert mounts == {"skypilot": [(out, KEPT[kind])] * 2, "kuberay": [(out, KEPT[kind])] * 2, "ray": []}[kind]
+    mounts = (
+        [path for document in yaml.safe_load_all(text) for path in mounted(document)] if kind != "ray" else []
+    )
+    assert (
+        mounts == {"skypilot": [(out, KEPT[kind])] * 2, "kuberay": [(out, KEPT[kind])] * 2, "ray": []}[kind]
+    )
 
 
 def mounted(document):
     """(path, what appears there) of each volume or bucket of a document."""
-    specs = [document, *(document.get("spec", {}).get("rayClusterSpec", {}).get("workerGroupSpecs", [])),
-             document.get("spec", {}).get("rayClusterSpec", {}).get("headGroupSpec", {})]  # fmt: skip
+    specs = [
+        document,
+        *(document.get("spec", {}).get("rayClusterSpec", {}).get("workerGroupSpecs", [])),
+        document.get("spec", {}).get("rayClusterSpec", {}).get("headGroupSpec", {}),
+    ]
     for spec in specs:
         yield from ((path, mount["source"]) for path, mount in spec.get("file_mounts", {}).items())
         pod = spec.get("template", {}).get("spec", {})
-        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod.get("volumes", [])}
-        yield from ((mount["mountPath"], claims[mount["name"]]) for each in pod.get("containers", [])
-                    for mount in each.get("volumeMounts", []))  # fmt: skip
+        claims = {
+            volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod.get("volumes", [])
+        }
+        yield from (
+            (mount["mountPath"], claims[mount["name"]])
+            for each in pod.get("containers", [])
+            for mount in each.get("volumeMounts", [])
+        )
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -269,17 +470,22 @@ def test_a_run_that_nothing_keeps_is_warned_of_in_the_text_and_beside_it(capsys,
         assert text.count("warning: nothing keeps this run") == 1
         assert "--job.keep" in text
     assert print_job("grpo", ["--for", kind, "--job.image", "i", "--out", "/shared/runs"]) == 0
-    assert ("warning" in capsys.readouterr().out) is (kind == "kuberay")  # whose pods have no disk of their own
+    # whose pods have no disk of their own
+    assert ("warning" in capsys.readouterr().out) is (kind == "kuberay")
 
 
 def test_loops_of_a_job_group_have_a_deadline_and_join_the_ray_that_it_started(capsys, tmp_path):
     """Run in a shell in which no machine ever comes, and time has passed."""
     _, run, workers = yaml.safe_load_all(printed(capsys, "kept", "skypilot"))
     calls = tmp_path / "calls"
-    stubs = (f'python() {{ echo "$*" >> {calls}; }}; ray() {{ [ "$2" = --head ]; }}; rlflow() {{ echo ran; }}; '
-             'timeout() { shift; "$@"; }; sleep() { SECONDS=901; }')  # fmt: skip
+    stubs = (
+        f'python() {{ echo "$*" >> {calls}; }}; ray() {{ [ "$2" = --head ]; }}; rlflow() {{ echo ran; }}; '
+        'timeout() { shift; "$@"; }; sleep() { SECONDS=901; }'
+    )
     for task in (run, workers):
-        done = subprocess.run(["bash", "-c", f"{stubs}\n{task['run']}"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", f"{stubs}\n{task['run']}"], capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stdout) == (1, "")
         assert "within 900 s" in done.stderr
     assert 'address="127.0.0.1:6379"' in calls.read_text()
@@ -288,7 +494,9 @@ def test_loops_of_a_job_group_have_a_deadline_and_join_the_ray_that_it_started(c
 
 def test_pools_of_a_table_are_pools_too(tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[pools]\ntrain = 8\nrollout = 8\n")
-    assert print_job("grpo", ["--config", str(tmp_path / "run.toml"), "--for", "ray", "--job.nodes", "2"]) == 0
+    assert (
+        print_job("grpo", ["--config", str(tmp_path / "run.toml"), "--for", "ray", "--job.nodes", "2"]) == 0
+    )
     assert "--pools.train 8 --pools.rollout 8 --ray-address auto" in capsys.readouterr().out
 
 
@@ -330,12 +538,22 @@ def test_skypilot_itself_reads_the_job_group(capsys, case, lacking, tmp_path):
         lacking("SkyPilot is not installed")
     text = printed(capsys, case, "skypilot")
     secrets = list(next(iter(list(yaml.safe_load_all(text))[1:]))["secrets"])
-    read = subprocess.run([str(SKYPILOT), "-c", PARSE, *secrets], input=text, capture_output=True, text=True,
-                          env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]}, check=False)  # fmt: skip
+    read = subprocess.run(
+        [str(SKYPILOT), "-c", PARSE, *secrets],
+        input=text,
+        capture_output=True,
+        text=True,
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        check=False,
+    )
     assert read.returncode == 0, read.stderr
     name, primary, delays, tasks = json.loads(read.stdout.splitlines()[-1])
     assert (name, primary) == ({"one": "grpo", "kept": "grpo", "many": "ppo"}[case], ["run"])
     assert delays["default"] == "0s"
-    others = {"one": [], "kept": [["workers", 1]], "many": [["workers", 1], ["search", 1], ["judge-model", 1]]}
+    others = {
+        "one": [],
+        "kept": [["workers", 1]],
+        "many": [["workers", 1], ["search", 1], ["judge-model", 1]],
+    }
     assert [task[:2] for task in tasks] == [["run", 1], *others[case]]
     assert tasks[0][2] == sorted(secrets)

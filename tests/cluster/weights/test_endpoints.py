@@ -51,7 +51,9 @@ def moved(ends, route, version, told=None):
         assert done == (told if told is not None else version)
         for receiver, letters in route.addressed(index).items():
             firsts = list(route.letters[index][0])
-            receivers[receiver - 1].take(index, [0] * len(letters), *(messages[firsts.index(first)] for _, first in letters))
+            receivers[receiver - 1].take(
+                index, [0] * len(letters), *(messages[firsts.index(first)] for _, first in letters)
+            )
     return made
 
 
@@ -63,7 +65,10 @@ def test_ranks_that_need_the_same_take_one_message_and_have_the_trainers_bits(en
     weights = dict(sender.trainer.weights())
     for tensor in weights.values():
         tensor.data.add_(torch.randn(tensor.shape) * 0.01)
-    sent = sum(len(message.raw) if run is None else message.raw[1] - message.raw[0] for message in moved(ends, route, 3))
+    sent = sum(
+        len(message.raw) if run is None else message.raw[1] - message.raw[0]
+        for message in moved(ends, route, 3)
+    )
     terms = sender.terms()
     size = sum(tensor.nbytes for tensor in weights.values())
     assert len(route.plan.buckets) > 5
@@ -71,7 +76,9 @@ def test_ranks_that_need_the_same_take_one_message_and_have_the_trainers_bits(en
     for receiver in receivers:
         assert receiver.finish(3, terms) == {"inbound": size, "bound": size}
         assert receiver.generator.version == 3
-        assert all(torch.equal(tensor, weights[names[0]]) for names, tensor in receiver.generator.network.own())
+        assert all(
+            torch.equal(tensor, weights[names[0]]) for names, tensor in receiver.generator.network.own()
+        )
     assert route.plan.stats.extra(route.transport) <= 3 * BUCKET
     sender.close()
 
@@ -94,6 +101,7 @@ def test_what_was_not_sent_or_not_asked_for_is_noticed(ends):
 
 def bits(pool):
     """Of each rank a digest of what it samples with."""
+
     def told(host):
         own = host.instance.engine.models["actor"].generator.network.own()
         return hashlib.sha256(b"".join(tensor.numpy().tobytes() for _, tensor in own)).hexdigest()
@@ -102,25 +110,42 @@ def bits(pool):
 
 
 def scaled(state, factor):
-    return {name: tensor * factor if name.startswith("parameters/") else tensor for name, tensor in state.items()}
+    return {
+        name: tensor * factor if name.startswith("parameters/") else tensor for name, tensor in state.items()
+    }
 
 
 @pytest.mark.slow
 def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_many(ray_address):
     """Weights that were frozen before those that were sampled with last, too."""
-    roles = rlflow.roles("grpo", prompts=4, iterations=2, held_out=0, threads=1, pools="train=2,rollout=2", ray_address=ray_address,
-                         **{"actor.trainer": "fsdp"})
+    roles = rlflow.roles(
+        "grpo",
+        prompts=4,
+        iterations=2,
+        held_out=0,
+        threads=1,
+        pools="train=2,rollout=2",
+        ray_address=ray_address,
+        **{"actor.trainer": "fsdp"},
+    )
     model = roles.prepared.engine.models["actor"]
     try:
         state, found, sizes = model.trainer.state(), [], []
         for how, transport in (("gather", None), ("auto", "segment"), ("alltoall", "store")):
-            model.transfer = WeightTransfer("actor", model.trainer.pool, model.generator, how, 1, BUCKET) if transport else None
+            model.transfer = (
+                WeightTransfer("actor", model.trainer.pool, model.generator, how, 1, BUCKET)
+                if transport
+                else None
+            )
             model.trainer.restore(scaled(state, 0.5))
             model.version += 1
             frozen = model.frozen()
             model.trainer.restore(scaled(state, 1.5))
             model.version += 1
-            for kind, bring in ((transport, lambda: model.synchronise(60.0)), ("frozen", lambda frozen=frozen: model.use(frozen, 60.0))):
+            for kind, bring in (
+                (transport, lambda: model.synchronise(60.0)),
+                ("frozen", lambda frozen=frozen: model.use(frozen, 60.0)),
+            ):
                 bring()
                 found.append(bits(model.generator))
                 sizes.append(model.arrived())

@@ -16,17 +16,23 @@ from rlflow.training.weight_sync.proof import Destinations
 from rlflow.training.weight_sync.shards import ShardView, TensorViews
 
 
-@pytest.mark.parametrize(("how", "device", "one_machine", "found"), [
-    ("auto", "cpu", True, ("segment",)),
-    ("auto", "cuda", True, ("handles", "alltoall")),  # where processes cannot share the memory of their GPUs, messages can
-    ("auto", "cpu", False, ("alltoall",)),
-    ("auto", "cuda", False, ("alltoall",)),
-    ("alltoall", "cpu", True, ("alltoall",)),
-    ("alltoall", "cuda", True, ("alltoall",)),
-    ("segment", "cpu", True, ("segment",)),
-    ("segment", "cuda", True, ("handles",)),  # what was asked for, or nothing
-])  # fmt: skip
-def test_the_way_is_shared_memory_on_one_machine_and_messages_between_several(how, device, one_machine, found):
+@pytest.mark.parametrize(
+    ("how", "device", "one_machine", "found"),
+    [
+        ("auto", "cpu", True, ("segment",)),
+        # where processes cannot share the memory of their GPUs, messages can
+        ("auto", "cuda", True, ("handles", "alltoall")),
+        ("auto", "cpu", False, ("alltoall",)),
+        ("auto", "cuda", False, ("alltoall",)),
+        ("alltoall", "cpu", True, ("alltoall",)),
+        ("alltoall", "cuda", True, ("alltoall",)),
+        ("segment", "cpu", True, ("segment",)),
+        ("segment", "cuda", True, ("handles",)),  # what was asked for, or nothing
+    ],
+)
+def test_the_way_is_shared_memory_on_one_machine_and_messages_between_several(
+    how, device, one_machine, found
+):
     assert ways(how, device, one_machine) == found
 
 
@@ -87,7 +93,12 @@ def test_without_other_ranks_no_plan_moves_anything():
 
 def test_a_plan_moves_weights_of_halves_that_show_them(on_ranks):
     def asked(rank):
-        pairs = [Model(Shown(), Shown()), Model(Shown(None), Shown()), Model(SimpleNamespace(), Shown()), Model(Shown(), SimpleNamespace())]
+        pairs = [
+            Model(Shown(), Shown()),
+            Model(Shown(None), Shown()),
+            Model(SimpleNamespace(), Shown()),
+            Model(Shown(), SimpleNamespace()),
+        ]
         return [movable(pair, "auto") for pair in pairs] + [movable(pairs[0], "gather")]
 
     assert on_ranks(2, asked) == [[True, False, False, False, False]] * 2
@@ -109,9 +120,14 @@ class Half(Shown):
 
     def renew(self):
         """Other memory for the same boxes."""
-        self.shown = {name: TensorViews(spread.shape, spread.dtype, tuple(ShardView(box, torch.zeros(lengths(box)))
-                                                                          for box in spread.boxes[self.rank]))
-                      for name, spread in self.layout.tensors.items()}  # fmt: skip
+        self.shown = {
+            name: TensorViews(
+                spread.shape,
+                spread.dtype,
+                tuple(ShardView(box, torch.zeros(lengths(box))) for box in spread.boxes[self.rank]),
+            )
+            for name, spread in self.layout.tensors.items()
+        }
 
     def fill(self, version):
         for name, piece in self.all():
@@ -133,20 +149,28 @@ class Half(Shown):
 
 
 def moved(rank):
-    """Whether what is sampled with is what was trained, after each transfer; and what the transfers say of themselves."""
-    trainer, generator = Half(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank), Half(replicated(SHAPES, "float32", 2), rank)
+    """Whether what is sampled with is what was trained, after each transfer; and what the transfers say of
+    themselves."""
+    trainer, generator = (
+        Half(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank),
+        Half(replicated(SHAPES, "float32", 2), rank),
+    )
     moving, told, right = SameRankTransfer(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
     for version in (1, 2, 3):
         if version == 3:
             trainer.renew()  # as an optimizer that gives its parameters other memory
         trainer.fill(version)
         told.append(moving(version))
-        right += [torch.equal(piece.view, part(values(version)[name], piece.box)) for name, piece in generator.all()]
+        right += [
+            torch.equal(piece.view, part(values(version)[name], piece.box)) for name, piece in generator.all()
+        ]
     moving.close()
     return [all(right), generator.steps, told]
 
 
-def test_every_rank_samples_with_what_all_have_trained_though_their_memory_is_another_one_in_between(on_ranks):
+def test_every_rank_samples_with_what_all_have_trained_though_their_memory_is_another_one_in_between(
+    on_ranks,
+):
     whole = 4 * sum(tensor.numel() for tensor in values(0).values())
     answers = on_ranks(2, moved)
     for right, steps, told in answers:

@@ -1,4 +1,5 @@
-"""What the driver knows of a model on pools: when its weights have to move, by which way, and what a failed transfer leaves."""
+"""What the driver knows of a model on pools: when its weights have to move, by which way, and what a failed
+transfer leaves."""
 
 from concurrent.futures import Future
 
@@ -12,7 +13,8 @@ from rlflow.errors import RemoteError
 
 
 class InThisProcess(Pool):
-    """A pool of so many ranks without processes: it writes down what it is asked, and answers each time with the next of ``answers``."""
+    """A pool of so many ranks without processes: it writes down what it is asked, and answers each time with
+    the next of ``answers``."""
 
     def __init__(self, name, ranks=1, answers=()):
         super().__init__(name, range(ranks), ThreadTransport())
@@ -37,7 +39,9 @@ class Plan(WeightTransfer):
     """A way between two pools, on which nothing really goes."""
 
     def __init__(self, there):
-        super().__init__("actor", Pool("train", (), ThreadTransport()), Pool("rollout", (), ThreadTransport()))
+        super().__init__(
+            "actor", Pool("train", (), ThreadTransport()), Pool("rollout", (), ThreadTransport())
+        )
         self.there, self.calls, self.failing = there, [], False
 
     def bind(self, seconds):
@@ -61,7 +65,14 @@ class Plan(WeightTransfer):
 
 def apart(transfer=None, version=3):
     """A model whose halves are on two pools, and whose weights are newer than what samples."""
-    return RemoteModel("actor", RemoteTrainer("actor", InThisProcess("train")), InThisProcess("rollout"), version, 1, transfer=transfer)
+    return RemoteModel(
+        "actor",
+        RemoteTrainer("actor", InThisProcess("train")),
+        InThisProcess("rollout"),
+        version,
+        1,
+        transfer=transfer,
+    )
 
 
 def test_of_a_trainer_that_shards_every_rank_takes_part_and_rank_0_answers():
@@ -87,7 +98,9 @@ def test_on_one_pool_each_rank_has_both_halves_and_the_most_of_all_ranks_is_told
 @pytest.mark.parametrize(("trainer", "generator"), [(True, False), (False, True), (False, False)])
 def test_a_role_with_one_half_has_nothing_to_hand_over(trainer, generator):
     pool = InThisProcess("all")
-    model = RemoteModel("actor", RemoteTrainer("actor", pool) if trainer else None, pool if generator else None, version=2)
+    model = RemoteModel(
+        "actor", RemoteTrainer("actor", pool) if trainer else None, pool if generator else None, version=2
+    )
     assert model.frozen() is None
     model.synchronise()
     assert pool.asked == []

@@ -10,7 +10,7 @@ from rlflow.compiler.check.chance import unseeded
 from rlflow.compiler.check.checker import check
 
 NUMBERS = itertools.count()
-FLOW = '''
+FLOW = """
 import random
 import numpy
 import numpy as np
@@ -37,7 +37,7 @@ def chancy(prompts, actor, reward):
     batch |= reward(batch)
     batch |= spread(batch)
     actor.update(batch, gain)
-'''
+"""
 
 
 def warned(tmp_path, expression, more="", dispatch="", factor="1"):
@@ -47,30 +47,52 @@ def warned(tmp_path, expression, more="", dispatch="", factor="1"):
     report = check(load_flow(str(path)), with_variants=False)
     assert report.ok
     lines = path.read_text().splitlines()
-    return [(problem.found.split(" ")[0], lines[problem.definition.line - 1].strip(), problem.remedy) for problem in report.problems]
+    return [
+        (problem.found.split(" ")[0], lines[problem.definition.line - 1].strip(), problem.remedy)
+        for problem in report.problems
+    ]
 
 
-@pytest.mark.parametrize(("expression", "name"), [
-    ("torch.rand(mask.shape)", "torch.rand"), ("torch.randn_like(mask.float())", "torch.randn_like"),
-    ("torch.randint(0, 2, mask.shape)", "torch.randint"), ("torch.bernoulli(torch.ones(mask.shape))", "torch.bernoulli"),
-    ("torch.multinomial(torch.ones(mask.shape[1]), 1)", "torch.multinomial"), ("torch.randperm(3)[0]", "torch.randperm"),
-    ("torch.full(mask.shape, 0.5).bernoulli()", ".bernoulli()"), ("F.dropout(mask.float())", "torch.nn.functional.dropout"),
-    ("draw(mask.shape)", "torch.rand"), ("randn(mask.shape)", "torch.randn"), ("torch.empty(mask.shape).uniform_()", ".uniform_()"),
-    ("random.random()", "random.random"), ("np.random.rand()", "numpy.random.rand"), ("numpy.random.normal()", "numpy.random.normal"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("torch.rand(mask.shape)", "torch.rand"),
+        ("torch.randn_like(mask.float())", "torch.randn_like"),
+        ("torch.randint(0, 2, mask.shape)", "torch.randint"),
+        ("torch.bernoulli(torch.ones(mask.shape))", "torch.bernoulli"),
+        ("torch.multinomial(torch.ones(mask.shape[1]), 1)", "torch.multinomial"),
+        ("torch.randperm(3)[0]", "torch.randperm"),
+        ("torch.full(mask.shape, 0.5).bernoulli()", ".bernoulli()"),
+        ("F.dropout(mask.float())", "torch.nn.functional.dropout"),
+        ("draw(mask.shape)", "torch.rand"),
+        ("randn(mask.shape)", "torch.randn"),
+        ("torch.empty(mask.shape).uniform_()", ".uniform_()"),
+        ("random.random()", "random.random"),
+        ("np.random.rand()", "numpy.random.rand"),
+        ("numpy.random.normal()", "numpy.random.normal"),
+    ],
+)
 def test_a_draw_by_the_process_own_chance_is_warned_of_at_its_line(tmp_path, expression, name):
     found, line, _ = warned(tmp_path, expression)[0]
     assert (found, line) == (name, f"return ({expression}) * mask.float()")
 
 
 def test_a_draw_in_a_function_that_the_stage_calls_is_one_of_the_stage(tmp_path):
-    assert [found[:2] for found in warned(tmp_path, "helper(scores[:, None])")] == [("torch.randn", "return x + torch.randn(x.shape)")]
+    assert [found[:2] for found in warned(tmp_path, "helper(scores[:, None])")] == [
+        ("torch.randn", "return x + torch.randn(x.shape)")
+    ]
 
 
-@pytest.mark.parametrize("expression", [
-    "torch.rand(mask.shape, generator=generator)", "torch.bernoulli(torch.ones(mask.shape), generator=generator)",
-    "random.Random(7).random()", "float(np.random.default_rng(7).random())", "scores[:, None].abs()",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "torch.rand(mask.shape, generator=generator)",
+        "torch.bernoulli(torch.ones(mask.shape), generator=generator)",
+        "random.Random(7).random()",
+        "float(np.random.default_rng(7).random())",
+        "scores[:, None].abs()",
+    ],
+)
 def test_what_is_seeded_or_draws_nothing_is_left_in_peace(tmp_path, expression):
     assert warned(tmp_path, expression, ", *, generator", ", dispatch=RANK0") == []
 
@@ -88,13 +110,15 @@ def test_a_loss_that_draws_is_warned_of_too_and_gets_its_numbers_from_a_stage(tm
 
 def test_functions_that_call_each_other_are_read_once(tmp_path):
     path = tmp_path / "round.py"
-    path.write_text(textwrap.dedent("""
+    path.write_text(
+        textwrap.dedent("""
         import torch
         def one(x):
             return two(x)
         def two(x):
             return one(x) + torch.rand(1)
-    """))
+    """)
+    )
     names = {"__name__": "round"}
     exec(compile(path.read_text(), str(path), "exec"), names)
     assert [(name, place.line) for name, place in unseeded(names["one"])] == [("torch.rand", 6)]

@@ -1,5 +1,7 @@
-"""The checker: one fixture file per kind of mistake, whose wrong lines end in ``# <- code``. Beside it lies what is found, as JSON:
-the parts of each problem but for those of ``USUAL``, with which staleness, and in which trace of several where that is not the first."""
+"""The checker: one fixture file per kind of mistake, whose wrong lines end in ``# <- code``. Beside it lies
+what is found, as JSON:
+the parts of each problem but for those of ``USUAL``, with which staleness, and in which trace of several
+where that is not the first."""
 
 import inspect
 import json
@@ -37,13 +39,17 @@ def findings(name: str) -> tuple[Problem, ...]:
 
 def marks(name: str) -> set[tuple[str, int]]:
     lines = (FIXTURES / f"{name}.py").read_text().splitlines()
-    return {(code, number) for number, line in enumerate(lines, 1) for code in re.findall(r"# <- ([\w-]+)", line)}
+    return {
+        (code, number) for number, line in enumerate(lines, 1) for code in re.findall(r"# <- ([\w-]+)", line)
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_mistake_is_found_at_its_line_with_what_to_write_instead(name):
     found = findings(name)
-    assert [{part: getattr(problem, part) for part in PARTS} for problem in found] == [USUAL | one for one in expected(name)["findings"]]
+    assert [{part: getattr(problem, part) for part in PARTS} for problem in found] == [
+        USUAL | one for one in expected(name)["findings"]
+    ]
     assert {(problem.code, problem.place.line) for problem in found} == marks(name)
     assert {problem.place.path for problem in found} == {str(FIXTURES / f"{name}.py")}
 
@@ -57,7 +63,8 @@ def test_every_fixture_has_its_findings():
 def test_every_mistake_that_tracing_finds_has_a_fixture(module):
     codes = set(re.findall(r'Problem\(\s*"([a-z-]+)"', inspect.getsource(module)))
     shown = {finding["code"] for name in FILES for finding in expected(name)["findings"]}
-    # of flags, of a stage of a state, of environments: test_sampling.py, test_compile.py, binding/test_environments.py
+    # of flags, of a stage of a state, of environments: test_sampling.py, test_compile.py,
+    # binding/test_environments.py
     assert codes - shown <= {"no-such-generate", "state-dispatch", "env-role", "env-lengths"}
     assert codes & shown
 
@@ -80,23 +87,46 @@ def test_a_definition_is_named_beside_the_call():
 
 def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
     source = (FIXTURES / "setting_range_verb.py").read_text()
-    broken = source.replace("generate(prompts, samples=0,", "generate(\n        prompts,\n        samples=0,\n       ")
+    broken = source.replace(
+        "generate(prompts, samples=0,", "generate(\n        prompts,\n        samples=0,\n       "
+    )
     (tmp_path / "broken.py").write_text(broken)
     line = next(number for number, text in enumerate(broken.splitlines(), 1) if "generate(" in text)
     assert {p.place.line for p in check(load_flow(str(tmp_path / "broken.py"))).errors} == {line}
 
 
-# -- settings, from the file and from flags --------------------------------------------------------------------------------------
+# -- settings, from the file and from flags
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "code", "found", "expected", "nearest"),
     [
         ("--hp.bta", "0.2", "unknown-setting", "bta", "one of beta, samples", "--hp.beta"),
-        ("--hp.samples", "1", "setting-range", "'1'", "int >= 2: input should be greater than or equal to 2", None),
-        ("--hp.samples", "two", "setting-range", "'two'",
-         "int >= 2: input should be a valid integer, unable to parse string as an integer", None),
-        ("--hp.beta", "-1", "setting-range", "'-1'", "float >= 0: input should be greater than or equal to 0", None),
+        (
+            "--hp.samples",
+            "1",
+            "setting-range",
+            "'1'",
+            "int >= 2: input should be greater than or equal to 2",
+            None,
+        ),
+        (
+            "--hp.samples",
+            "two",
+            "setting-range",
+            "'two'",
+            "int >= 2: input should be a valid integer, unable to parse string as an integer",
+            None,
+        ),
+        (
+            "--hp.beta",
+            "-1",
+            "setting-range",
+            "'-1'",
+            "float >= 0: input should be greater than or equal to 0",
+            None,
+        ),
     ],
 )
 def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected, nearest):
@@ -105,7 +135,12 @@ def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected,
     with pytest.raises(PlanError) as caught:
         check_flow(str(FIXTURES / "variant_number.py"), [flag, value])
     problem = caught.value.problems[0]
-    assert (problem.code, problem.found, problem.expected, problem.nearest) == (code, found, expected, nearest)
+    assert (problem.code, problem.found, problem.expected, problem.nearest) == (
+        code,
+        found,
+        expected,
+        nearest,
+    )
     assert problem.remedy
 
 
@@ -114,7 +149,10 @@ def test_given_settings_are_judged_and_so_is_each_changed_alone():
 
     report = check_flow(str(FIXTURES / "variant_number.py"), ["--hp.beta", "0"])
     assert [(p.code, p.variant) for p in report.errors] == [("missing-column", "")]
-    assert check_flow(str(FIXTURES / "variant_boolean.py"), ["--hp.use_critic=true"]).errors[0].variant == "use_critic=False"
+    assert (
+        check_flow(str(FIXTURES / "variant_boolean.py"), ["--hp.use_critic=true"]).errors[0].variant
+        == "use_critic=False"
+    )
 
 
 @pytest.mark.parametrize("value", ["groups", "tries"])
@@ -124,7 +162,9 @@ def test_a_supply_of_rows_that_cannot_come_is_refused_not_waited_for(value):
 
     arguments = ["--hp.tries", "2", f"--hp.{value}", "0"] if value == "groups" else ["--hp.tries", "0"]
     found = check_flow(str(FIXTURES / "torchforge_557.py"), arguments).errors
-    assert [(p.code, p.found, p.expected) for p in found] == [("setting-range", f"{value}=0", f"{value}: an integer of at least 1")]
+    assert [(p.code, p.found, p.expected) for p in found] == [
+        ("setting-range", f"{value}=0", f"{value}: an integer of at least 1")
+    ]
 
 
 def test_a_staleness_of_none_is_synchronous_and_a_negative_one_admits_no_rows():

@@ -8,7 +8,7 @@ from rlflow.author.load import load_flow
 from rlflow.compiler.check.checker import check
 
 NUMBERS = itertools.count()
-FLOW = '''
+FLOW = """
 import torch
 from rlflow import flow, group_mean, loss, stage
 
@@ -31,7 +31,7 @@ def tried(prompts, actor, reward):
     batch |= centred(batch)
     batch |= ones(batch)
     actor.update(batch, gain{settings})
-'''
+"""
 
 
 def found(tmp_path, body, parameters="new, advantages", decorator="@loss", settings=""):
@@ -40,7 +40,9 @@ def found(tmp_path, body, parameters="new, advantages", decorator="@loss", setti
     path.write_text(FLOW.format(body=body, parameters=parameters, decorator=decorator, settings=settings))
     report = check(load_flow(str(path)), with_variants=False)
     lines = path.read_text().splitlines()
-    problems = tuple(problem for problem in report.problems if problem.code not in ("never-read", "unseeded-chance"))
+    problems = tuple(
+        problem for problem in report.problems if problem.code not in ("never-read", "unseeded-chance")
+    )
     for problem in problems:
         assert "actor.update" in lines[problem.place.line - 1]
         assert lines[problem.definition.line - 1].startswith("@loss")
@@ -58,12 +60,22 @@ def test_what_the_loss_does_not_ask_the_model_for_is_named_with_the_way_to_ask(t
     assert "raised by" in problem.found
     assert "tried.py:15, in gain" in problem.found
     assert problem.remedy == 'write @loss(new=("logprobs", "entropy"))'
-    assert not found(tmp_path, "return -new.logprobs * advantages - 0.01 * new.entropy, {}",
-                     decorator='@loss(new=("logprobs", "entropy"))')  # fmt: skip
-    assert not found(tmp_path, "bonus = 0.0 if new.entropy is None else new.entropy\n    return -new.logprobs * advantages - bonus, {}")
+    assert not found(
+        tmp_path,
+        "return -new.logprobs * advantages - 0.01 * new.entropy, {}",
+        decorator='@loss(new=("logprobs", "entropy"))',
+    )
+    assert not found(
+        tmp_path,
+        "bonus = 0.0 if new.entropy is None else new.entropy\n    return -new.logprobs * advantages - "
+        "bonus, {}",
+    )
 
 
-@pytest.mark.parametrize("body", ["return -(new.logprobs * advantages).mean(), {}", "return -(new.logprobs * advantages).sum(), {}"])
+@pytest.mark.parametrize(
+    "body",
+    ["return -(new.logprobs * advantages).mean(), {}", "return -(new.logprobs * advantages).sum(), {}"],
+)
 def test_values_that_are_already_averaged_are_refused(tmp_path, body):
     problem = only(found(tmp_path, body))
     assert problem.message.startswith("loss 'gain' returns a number that is averaged already")
@@ -74,34 +86,62 @@ PER_ROW = "return -(new.logprobs * advantages).sum(1), {}"
 PER_TOKEN = "return -new.logprobs * advantages, {}"
 
 
-@pytest.mark.parametrize(("body", "settings", "remedy"), [
-    (PER_ROW, "", 'write actor.update(…, mean="rows")'),
-    (PER_ROW, ', mean="row-tokens"', 'write actor.update(…, mean="rows")'),
-    (PER_TOKEN, ', mean="rows"', 'write actor.update(…, mean="tokens" or mean="row-tokens")'),
-])  # fmt: skip
-def test_a_mean_over_another_level_than_the_values_is_refused_with_one_that_does(tmp_path, body, settings, remedy):
+@pytest.mark.parametrize(
+    ("body", "settings", "remedy"),
+    [
+        (PER_ROW, "", 'write actor.update(…, mean="rows")'),
+        (PER_ROW, ', mean="row-tokens"', 'write actor.update(…, mean="rows")'),
+        (PER_TOKEN, ', mean="rows"', 'write actor.update(…, mean="tokens" or mean="row-tokens")'),
+    ],
+)
+def test_a_mean_over_another_level_than_the_values_is_refused_with_one_that_does(
+    tmp_path, body, settings, remedy
+):
     assert only(found(tmp_path, body, settings=settings)).remedy == remedy
 
 
-@pytest.mark.parametrize(("body", "settings"), [(PER_ROW, ', mean="rows"'), (PER_ROW, ", mean=7"), (PER_TOKEN, ""), (PER_TOKEN, ", mean=7"),
-                                                (PER_TOKEN, ', mean="row-tokens"'), ("return -new.logprobs * advantages", "")])
+@pytest.mark.parametrize(
+    ("body", "settings"),
+    [
+        (PER_ROW, ', mean="rows"'),
+        (PER_ROW, ", mean=7"),
+        (PER_TOKEN, ""),
+        (PER_TOKEN, ", mean=7"),
+        (PER_TOKEN, ', mean="row-tokens"'),
+        ("return -new.logprobs * advantages", ""),
+    ],
+)
 def test_a_loss_that_runs_is_left_in_peace(tmp_path, body, settings):
     assert found(tmp_path, body, settings=settings) == ()
 
 
-@pytest.mark.parametrize(("body", "says"), [
-    ("return new.logprobs[:, 1:] * advantages[:, 1:], {}", "returns another shape than its rows"),
-    ("return new.logprobs.detach() * advantages, {}", "returns values through which no gradient flows to the model"),
-    ("return {'loss': new.logprobs}", "does not return a value and metrics"),
-    ("return -new.logprobs * advantages, {}, {}", "does not return a value and metrics"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return new.logprobs[:, 1:] * advantages[:, 1:], {}", "returns another shape than its rows"),
+        (
+            "return new.logprobs.detach() * advantages, {}",
+            "returns values through which no gradient flows to the model",
+        ),
+        ("return {'loss': new.logprobs}", "does not return a value and metrics"),
+        ("return -new.logprobs * advantages, {}, {}", "does not return a value and metrics"),
+    ],
+)
 def test_what_cannot_be_trained_on_is_said(tmp_path, body, says):
     assert says in only(found(tmp_path, body)).message
 
 
-@pytest.mark.parametrize(("body", "severity"), [("return new.logprobs @ advantages, {}", "error"), ("return nothing_such, {}", "error"),
-                                                ("raise ValueError('at most 2 tokens')", "warning")])
-def test_what_a_loss_raises_names_its_line_and_is_no_error_where_numbers_may_excuse_it(tmp_path, body, severity):
+@pytest.mark.parametrize(
+    ("body", "severity"),
+    [
+        ("return new.logprobs @ advantages, {}", "error"),
+        ("return nothing_such, {}", "error"),
+        ("raise ValueError('at most 2 tokens')", "warning"),
+    ],
+)
+def test_what_a_loss_raises_names_its_line_and_is_no_error_where_numbers_may_excuse_it(
+    tmp_path, body, severity
+):
     problem = only(found(tmp_path, body))
     assert (problem.code, problem.severity) == ("loss-raised", severity)
     assert "tried.py:15, in gain: " in problem.found
@@ -111,7 +151,9 @@ def test_a_loss_that_takes_weights_and_is_the_same_without_is_warned_of(tmp_path
     problem = only(found(tmp_path, PER_TOKEN, "new, advantages, weights"))
     assert (problem.code, problem.severity) == ("weights-unused", "warning")
     assert not found(tmp_path, "return -weights * new.logprobs * advantages, {}", "new, advantages, weights")
-    assert not found(tmp_path, "return -new.logprobs * advantages * (weights < 2), {}", "new, advantages, weights")
+    assert not found(
+        tmp_path, "return -new.logprobs * advantages * (weights < 2), {}", "new, advantages, weights"
+    )
 
 
 def test_the_trial_draws_nothing_of_the_process_chance(tmp_path):

@@ -16,7 +16,7 @@ from rlflow.compiler.trace.compile import TraceOptions
 from rlflow.rewards.environments.environment_spec import parse_environment
 
 NUMBERS = itertools.count()
-HEAD = '''
+HEAD = """
 import torch
 from rlflow import RANK0, ask, choose, concat, flow, group, group_mean, loss, repeat, row, scalar, stage, text
 
@@ -51,7 +51,7 @@ def gain(new, advantages):
 @loss
 def likelihood(new):
     return -new.logprobs, {}
-'''
+"""
 
 
 def load(tmp_path, source):
@@ -62,28 +62,41 @@ def load(tmp_path, source):
 
 
 def found(tmp_path, body, more="", head="@flow"):
-    source = f"{more}\n{head}\ndef tried(prompts, actor, reward):\n" + "\n".join(f"    {line}" for line in body.strip().split("\n"))
+    source = f"{more}\n{head}\ndef tried(prompts, actor, reward):\n" + "\n".join(
+        f"    {line}" for line in body.strip().split("\n")
+    )
     report = check(load(tmp_path, source), with_variants=False)
-    return [problem for problem in report.problems if problem.code not in ("never-read", "replaced-unread", "role-unused")]
+    return [
+        problem
+        for problem in report.problems
+        if problem.code not in ("never-read", "replaced-unread", "role-unused")
+    ]
 
 
 SAMPLED = "batch = actor.generate(prompts, samples=2, max_tokens=4)\nbatch |= reward(batch)\n"
 
 
-@pytest.mark.parametrize("body", [
-    "batch |= centred(batch)\nactor.update(batch, gain)",
-    "actor.update(choose(batch | good(batch), 'good'), likelihood)",
-    "actor.update(choose(batch, top='scores', count=1, per='group'), likelihood)",
-    "second = actor.generate(ask(batch | told(batch), 'question'), max_tokens=4)\nactor.update(second, likelihood)",
-    "actor.update(concat(choose(batch | good(batch), 'good'), batch), likelihood)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        "batch |= centred(batch)\nactor.update(batch, gain)",
+        "actor.update(choose(batch | good(batch), 'good'), likelihood)",
+        "actor.update(choose(batch, top='scores', count=1, per='group'), likelihood)",
+        "second = actor.generate(ask(batch | told(batch), 'question'), "
+        "max_tokens=4)\nactor.update(second, likelihood)",
+        "actor.update(concat(choose(batch | good(batch), 'good'), batch), likelihood)",
+    ],
+)
 def test_scores_count_by_columns_and_by_the_rows_that_they_choose_or_ask(tmp_path, body):
     assert found(tmp_path, SAMPLED + body) == []
 
 
 def test_scores_count_by_the_groups_that_a_repeat_keeps(tmp_path):
-    body = ("def body(prompts):\n    rows = actor.generate(prompts, samples=2, max_tokens=4)\n    rows |= reward(rows)\n"
-            "    return rows | mixed(rows)\nactor.update(repeat(body, prompts, groups=2, tries=2), likelihood)")
+    body = (
+        "def body(prompts):\n    rows = actor.generate(prompts, samples=2, max_tokens=4)\n    rows |= "
+        "reward(rows)\n"
+        "    return rows | mixed(rows)\nactor.update(repeat(body, prompts, groups=2, tries=2), likelihood)"
+    )
     assert found(tmp_path, body) == []
 
 
@@ -94,20 +107,34 @@ def test_scores_count_by_state_of_the_next_iteration(tmp_path):
 
 
 def test_scores_count_by_weights_that_were_trained_with_them(tmp_path):
-    more = ("@loss(new='values')\ndef regress(new, scores):\n    return (new.values - scores[:, None]) ** 2, {}\n"
-            "@stage(gives='advantages')\ndef from_values(values):\n    return values\n")
-    body = SAMPLED + "batch |= critic.values(batch)\nbatch |= from_values(batch)\ncritic.update(batch, regress)\nactor.update(batch, gain)"
+    more = (
+        "@loss(new='values')\ndef regress(new, scores):\n    return (new.values - scores[:, None]) ** 2, {}\n"
+        "@stage(gives='advantages')\ndef from_values(values):\n    return values\n"
+    )
+    body = (
+        SAMPLED + "batch |= critic.values(batch)\nbatch |= from_values(batch)\ncritic.update(batch, "
+        "regress)\nactor.update(batch, gain)"
+    )
     source = f"{more}\n@flow\ndef tried(prompts, actor, critic, reward):\n    " + body.replace("\n", "\n    ")
     assert check(load(tmp_path, source), with_variants=False).ok
 
 
-@pytest.mark.parametrize(("body", "more", "path"), [
-    ("batch |= centred(batch)\nactor.update(batch, likelihood)", "", "centred gives advantages (…), which no update reads"),
-    ("batch |= centred(batch)\nactor.update(batch, zero)",
-     "@loss\ndef zero(new, advantages):\n    return -new.logprobs - advantages, {}\n",
-     "actor.update reads 'advantages', and the gradient of loss 'zero' is the same whatever it is (…)"),
-    ("actor.update(batch, likelihood)", "", "reward gives scores (…), which no update reads"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "more", "path"),
+    [
+        (
+            "batch |= centred(batch)\nactor.update(batch, likelihood)",
+            "",
+            "centred gives advantages (…), which no update reads",
+        ),
+        (
+            "batch |= centred(batch)\nactor.update(batch, zero)",
+            "@loss\ndef zero(new, advantages):\n    return -new.logprobs - advantages, {}\n",
+            "actor.update reads 'advantages', and the gradient of loss 'zero' is the same whatever it is (…)",
+        ),
+        ("actor.update(batch, likelihood)", "", "reward gives scores (…), which no update reads"),
+    ],
+)
 def test_an_unreached_reward_is_an_error_with_its_path(tmp_path, body, more, path):
     (problem,) = found(tmp_path, SAMPLED + body, more)
     assert (problem.code, problem.severity) == ("reward-unreached", "error")
@@ -121,21 +148,36 @@ def test_an_unreached_reward_is_an_error_with_its_path(tmp_path, body, more, pat
 def test_a_reason_waives_it_and_is_printed(tmp_path):
     more = "@loss(unrewarded='it follows the samples')\ndef copied(new):\n    return -new.logprobs, {}\n"
     (problem,) = found(tmp_path, SAMPLED + "actor.update(batch, copied)", more)
-    assert (problem.code, problem.severity, problem.found) == ("reward-waived", "note", "unrewarded='it follows the samples'")
-    (problem,) = found(tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, copied)", more)
-    assert (problem.code, problem.severity, problem.found) == ("reward-waived", "note", "unrewarded='it follows the samples'")
+    assert (problem.code, problem.severity, problem.found) == (
+        "reward-waived",
+        "note",
+        "unrewarded='it follows the samples'",
+    )
+    (problem,) = found(
+        tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, copied)", more
+    )
+    assert (problem.code, problem.severity, problem.found) == (
+        "reward-waived",
+        "note",
+        "unrewarded='it follows the samples'",
+    )
     with pytest.raises(TypeError, match="the reason in words"):
         loss(unrewarded=True)
 
 
 def test_a_gradient_that_is_zero_for_all_rows_is_an_error_of_its_own(tmp_path):
-    more = "@loss\ndef still(new, advantages):\n    return -(new.logprobs - new.logprobs.detach()).exp() * advantages.detach() * 0, {}\n"
+    more = (
+        "@loss\ndef still(new, advantages):\n    return -(new.logprobs - new.logprobs.detach()).exp() "
+        "* advantages.detach() * 0, {}\n"
+    )
     problems = found(tmp_path, SAMPLED + "batch |= centred(batch)\nactor.update(batch, still)", more)
     assert [problem.code for problem in problems] == ["reward-unreached", "loss-zero-gradient"]
 
 
 def test_nothing_to_learn_from_is_noted(tmp_path):
-    (problem,) = found(tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, likelihood)")
+    (problem,) = found(
+        tmp_path, "batch = actor.generate(prompts, max_tokens=4)\nactor.update(batch, likelihood)"
+    )
     assert (problem.code, problem.severity) == ("no-signal", "note")
 
 
@@ -148,9 +190,12 @@ def test_what_an_environment_pays_is_something_to_learn_from(tmp_path):
 
 
 def test_a_role_that_learns_from_no_reward_is_warned_of(tmp_path):
-    source = ("@flow\ndef tried(prompts, one, other, reward):\n    batch = one.generate(prompts, samples=2, max_tokens=4)\n"
-              "    batch |= reward(batch)\n    batch |= centred(batch)\n    one.update(batch, gain)\n"
-              "    rows = other.generate(prompts, max_tokens=4)\n    other.update(rows, likelihood)\n")
+    source = (
+        "@flow\ndef tried(prompts, one, other, reward):\n    batch = one.generate(prompts, samples=2, "
+        "max_tokens=4)\n"
+        "    batch |= reward(batch)\n    batch |= centred(batch)\n    one.update(batch, gain)\n"
+        "    rows = other.generate(prompts, max_tokens=4)\n    other.update(rows, likelihood)\n"
+    )
     problems = check(load(tmp_path, source), with_variants=False).problems
     assert [(problem.code, problem.severity) for problem in problems] == [("role-untaught", "warning")]
 
@@ -161,7 +206,10 @@ def test_influence_is_tried_by_size_and_sign():
 
     program = compile_flow(grpo)
     node = program.graph.by_name["actor.update"]
-    policy, kinds = program.functions["actor.update"], column_kinds(program.graph, node, program.functions["actor.update"])
+    policy, kinds = (
+        program.functions["actor.update"],
+        column_kinds(program.graph, node, program.functions["actor.update"]),
+    )
     settings = {"clip": 0.2, "beta": 0.0}
     assert influential(policy, kinds, settings, frozenset(kinds)) == {"logprobs", "advantages", "weights"}
     assert has_gradient(policy, kinds, settings)
@@ -171,8 +219,11 @@ def test_influence_is_tried_by_size_and_sign():
 
 
 def test_the_scores_of_one_reward_do_not_stand_for_those_of_another(tmp_path):
-    source = ("@flow\ndef tried(prompts, actor, reward, other):\n    batch = actor.generate(prompts, samples=2, max_tokens=4)\n"
-              "    batch |= other(batch, gives='liked')\n    batch |= reward(batch)\n    batch |= centred(batch)\n"
-              "    actor.update(batch, gain)\n")
+    source = (
+        "@flow\ndef tried(prompts, actor, reward, other):\n    batch = actor.generate(prompts, "
+        "samples=2, max_tokens=4)\n"
+        "    batch |= other(batch, gives='liked')\n    batch |= reward(batch)\n    batch |= centred(batch)\n"
+        "    actor.update(batch, gain)\n"
+    )
     problems = check(load(tmp_path, source), with_variants=False).problems
     assert [problem.code for problem in problems if problem.severity == "error"] == ["reward-unreached"]

@@ -71,8 +71,13 @@ def test_each_stage_with_side_effects_is_warned_of_once():
     found = [problem for problem in report.problems if problem.code == "side-effects"]
     assert report.ok
     assert [problem.message for problem in found] == [
-        "stage 'noted' has side effects that no checkpoint holds", "stage 'moved' has side effects that no checkpoint holds"]
-    assert [problem.found for problem in found] == ["pure=False", "pure=False, but for the weights of 'actor'"]
+        "stage 'noted' has side effects that no checkpoint holds",
+        "stage 'moved' has side effects that no checkpoint holds",
+    ]
+    assert [problem.found for problem in found] == [
+        "pure=False",
+        "pure=False, but for the weights of 'actor'",
+    ]
     assert {problem.severity for problem in found} == {"warning"}
     assert found[0] in report.of_functions  # which the start of a run and a resumed run print
 

@@ -1,4 +1,5 @@
-"""Stages are called on synthetic rows before anything is loaded: what no values excuse is an error at the call's line."""
+"""Stages are called on synthetic rows before anything is loaded: what no values excuse is an error at the
+call's line."""
 
 import threading
 from pathlib import Path
@@ -29,7 +30,11 @@ def found(tried, *names, **options):
         actor.update(batch, policy_loss)
 
     problems = check(trying, with_variants=False).problems
-    return [(one.severity, one.message, one.found) for one in problems if one.code in ("stage-raised", "stage-result")]
+    return [
+        (one.severity, one.message, one.found)
+        for one in problems
+        if one.code in ("stage-raised", "stage-result")
+    ]
 
 
 def raising(error):
@@ -44,28 +49,50 @@ def refuse(scores, mask):
     raise RuntimeError("such scores are not meant")
 
 
-@pytest.mark.parametrize(("error", "severity", "named"), [
-    (lambda scores, mask: missing * mask, "error", "NameError: name 'missing' is not defined"),  # noqa: F821
-    (lambda scores, mask: scores * mask, "error", "RuntimeError: The size of tensor a (4) must match the size of tensor b (5)"),
-    (lambda scores, mask: scores.typo, "error", "AttributeError: "),
-    (lambda scores, mask: {}[float(scores[0])], "warning", "KeyError: "),
-    (lambda scores, mask: Path("no such file").read_text(), "warning", "FileNotFoundError: "),
-    (refuse, "note", "RuntimeError: such scores are not meant"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "severity", "named"),
+    [
+        (lambda scores, mask: missing * mask, "error", "NameError: name 'missing' is not defined"),  # noqa: F821
+        (
+            lambda scores, mask: scores * mask,
+            "error",
+            "RuntimeError: The size of tensor a (4) must match the size of tensor b (5)",
+        ),
+        (lambda scores, mask: scores.typo, "error", "AttributeError: "),
+        (lambda scores, mask: {}[float(scores[0])], "warning", "KeyError: "),
+        (lambda scores, mask: Path("no such file").read_text(), "warning", "FileNotFoundError: "),
+        (refuse, "note", "RuntimeError: such scores are not meant"),
+    ],
+)
 def test_what_a_stage_raises_is_an_error_unless_arbitrary_values_may_be_to_blame(error, severity, named):
     [(level, message, what)] = found(raising(error))
-    assert (level, message.startswith("stage 'raises' raises "), what.startswith(named)) == (severity, True, True)
+    assert (level, message.startswith("stage 'raises' raises "), what.startswith(named)) == (
+        severity,
+        True,
+        True,
+    )
     assert "test_stages.py:" in what
 
 
-@pytest.mark.parametrize(("gives", "result", "named"), [
-    ("advantages", lambda scores, mask: scores, "shape [4] for 4 rows of 5 tokens"),
-    ("advantages", lambda scores, mask: mask.long(), "int64"),
-    ("advantages", lambda scores, mask: None, "None"),
-    ("advantages", lambda scores, mask: (mask.float(), mask.float()), "2 results"),
-    ({"advantages": token(torch.float32), "kept": row(bool)}, lambda scores, mask: (mask.float(), scores > mask.any()[None]), "shape [1]"),
-    ({"advantages": token(torch.float32), "said": text}, lambda scores, mask: (mask.float(), "one"), "str"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gives", "result", "named"),
+    [
+        ("advantages", lambda scores, mask: scores, "shape [4] for 4 rows of 5 tokens"),
+        ("advantages", lambda scores, mask: mask.long(), "int64"),
+        ("advantages", lambda scores, mask: None, "None"),
+        ("advantages", lambda scores, mask: (mask.float(), mask.float()), "2 results"),
+        (
+            {"advantages": token(torch.float32), "kept": row(bool)},
+            lambda scores, mask: (mask.float(), scores > mask.any()[None]),
+            "shape [1]",
+        ),
+        (
+            {"advantages": token(torch.float32), "said": text},
+            lambda scores, mask: (mask.float(), "one"),
+            "str",
+        ),
+    ],
+)
 def test_results_that_do_not_fit_what_is_declared_are_errors(gives, result, named):
     @stage(gives=gives)
     def misfits(scores, mask):
@@ -73,7 +100,11 @@ def test_results_that_do_not_fit_what_is_declared_are_errors(gives, result, name
         return (*values[:1], values[1][:1]) if named == "shape [1]" else values
 
     [(level, message, what)] = found(misfits)
-    assert (level, message.partition("'misfits' ")[1], what.startswith(named)) == ("error", "'misfits' ", True)
+    assert (level, message.partition("'misfits' ")[1], what.startswith(named)) == (
+        "error",
+        "'misfits' ",
+        True,
+    )
 
 
 def test_sound_stages_are_found_sound_whatever_they_read_and_give():
@@ -81,7 +112,11 @@ def test_sound_stages_are_found_sound_whatever_they_read_and_give():
     def whole(scores, group, mask, completion, ref_logprobs=None, *, generator, scale=2.0):
         print("a stage that prints")
         noise = torch.stack([torch.rand((), generator=one) for one in generator])
-        return (scores + noise)[:, None] * mask * scale, [words.upper() for words in completion], {"noise": noise}
+        return (
+            (scores + noise)[:, None] * mask * scale,
+            [words.upper() for words in completion],
+            {"noise": noise},
+        )
 
     @stage(gives={"total": scalar(torch.float32)}, dispatch=RANK0)
     def summed(scores):

@@ -45,10 +45,16 @@ def undivided(batch, gives):
     return compare(batch, gives=gives, deviation=False)
 
 
-@pytest.mark.parametrize(("judged", "weights", "refused"), [
-    (compare, (1.0, 1.0), []), (compare, (1.0, 0.1), ["rewards_1"]), (compare, (2.0, -1.0), ["rewards_0", "rewards_1"]),
-    (undivided, (1.0, 0.1), []), (whole, (1.0, 0.1), []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("judged", "weights", "refused"),
+    [
+        (compare, (1.0, 1.0), []),
+        (compare, (1.0, 0.1), ["rewards_1"]),
+        (compare, (2.0, -1.0), ["rewards_0", "rewards_1"]),
+        (undivided, (1.0, 0.1), []),
+        (whole, (1.0, 0.1), []),
+    ],
+)
 def test_a_weight_that_a_division_takes_out_again_is_refused(judged, weights, refused):
     errors = check(flow_with(judged), None, TraceOptions(2, weights=weights)).errors
     found = [problem for problem in errors if problem.code == "reward-weight"]
@@ -60,7 +66,9 @@ def test_gdpo_weighs_the_advantages_of_each_reward_as_the_run_says():
     options = TraceOptions(2, weights=(2.0, 0.01))
     program = compile_flow(gdpo, None, options)
     assert check(gdpo, None, options).ok
-    assert {name: settings["weight"] for name, settings in program.settings.items() if "weight" in settings} == {"weigh": 2.0, "add": 0.01}
+    assert {
+        name: settings["weight"] for name, settings in program.settings.items() if "weight" in settings
+    } == {"weigh": 2.0, "add": 0.01}
     assert program.weighed == {"rewards_0", "rewards_1"}
     assert compile_flow(gdpo, None, TraceOptions(2)).weights == {"rewards_0": 1.0, "rewards_1": 1.0}
 
@@ -84,6 +92,8 @@ def test_a_hundredth_is_a_hundredth():
 
     group, mask = torch.tensor([0, 0, 1, 1]), torch.ones(4, 1, dtype=torch.bool)
     one, other = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 1.0, 0.0])
-    advantages = gdpo.add(gdpo.weigh(compare(one, group, mask), weight=1.0), compare(other, group, mask), weight=0.01)
+    advantages = gdpo.add(
+        gdpo.weigh(compare(one, group, mask), weight=1.0), compare(other, group, mask), weight=0.01
+    )
     unit = 0.5 / (0.5**0.5 + 1e-4)
     torch.testing.assert_close(advantages[:, 0], unit * torch.tensor([0.99, -0.99, 1.01, -1.01]))

@@ -5,7 +5,7 @@ import pytest
 from rlflow.author.load import load, load_flow
 from rlflow.compiler.trace.compile import compile_flow
 
-REPEATED = '''
+REPEATED = """
 from dataclasses import dataclass
 
 from rlflow import RANK0, flow, group_mean, loss, repeat, scalar, stage
@@ -43,7 +43,7 @@ def repeated(prompts, actor, reward, hp=Settings()):
     batch |= actor.logprobs(batch)
     batch |= raise_bar(batch, limit=hp.limit)
     actor.update(batch, policy_loss)
-'''
+"""
 
 
 @pytest.fixture(scope="session")

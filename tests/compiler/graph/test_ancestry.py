@@ -4,7 +4,14 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
-from rlflow.compiler.graph.ancestry import Merge, ahead_of_training, expected_groups, expected_rows, merge, sources
+from rlflow.compiler.graph.ancestry import (
+    Merge,
+    ahead_of_training,
+    expected_groups,
+    expected_rows,
+    merge,
+    sources,
+)
 from rlflow.compiler.graph.model import RowAxis
 from rlflow.compiler.trace.compile import compile_flow
 
@@ -12,10 +19,16 @@ from rlflow.compiler.trace.compile import compile_flow
 def counted(name, prompts, repeats="groups", **hp):
     """(rows, groups) of what each node makes, by its name."""
     flow = load_flow(name)
-    settings = override(flow.parameters.hp, {key: str(value) for key, value in hp.items()}, "hp.") if hp else None
+    settings = (
+        override(flow.parameters.hp, {key: str(value) for key, value in hp.items()}, "hp.") if hp else None
+    )
     graph = compile_flow(flow, settings).graph
     rows = expected_rows(graph, prompts, repeats)
-    return {node.name: (rows[node.makes], expected_groups(graph, node.makes, rows)) for node in graph.nodes if node.makes is not None}
+    return {
+        node.name: (rows[node.makes], expected_groups(graph, node.makes, rows))
+        for node in graph.nodes
+        if node.makes is not None
+    }
 
 
 def test_each_prompt_has_so_many_samples():
@@ -27,10 +40,19 @@ def test_a_repeat_keeps_the_groups_that_it_wants_or_one_for_each_prompt(repeats,
     assert counted("dapo", 5, repeats, samples=2, groups=7)["repeat.sampled"] == (2 * groups, groups)
 
 
-# prompts, 4 samples each, 3 more each, some of the first samples, one sample for each of these, both kinds of samples one after another;
-# beginnings of the first samples, with one and with two samples for each
-AXES = [RowAxis(), RowAxis(0, 4, True), RowAxis(0, 3, True), RowAxis(1, step="chosen"), RowAxis(3, 1), RowAxis(step="joined", parts=(3, 2)),
-        RowAxis(1, step="cut"), RowAxis(6, 1), RowAxis(6, 2)]  # fmt: skip
+# prompts, 4 samples each, 3 more each, some of the first samples, one sample for each of these, both kinds of
+# samples one after another; beginnings of the first samples, with one and with two samples for each
+AXES = [
+    RowAxis(),
+    RowAxis(0, 4, True),
+    RowAxis(0, 3, True),
+    RowAxis(1, step="chosen"),
+    RowAxis(3, 1),
+    RowAxis(step="joined", parts=(3, 2)),
+    RowAxis(1, step="cut"),
+    RowAxis(6, 1),
+    RowAxis(6, 2),
+]
 
 
 def test_rows_that_were_chosen_or_joined_are_rows_of_what_they_came_from():
@@ -38,32 +60,40 @@ def test_rows_that_were_chosen_or_joined_are_rows_of_what_they_came_from():
     assert found == [{0}, {1}, {2}, {1, 3}, {4}, {1, 2, 3, 5}, {6}, {7}, {8}]
 
 
-@pytest.mark.parametrize(("axis", "other", "by_group", "how"), [
-    (1, 1, False, Merge.WHOLE),
-    (1, 0, False, Merge.EACH),  # a prompt's value for each of its samples
-    (3, 1, False, Merge.WHOLE),
-    (4, 1, False, Merge.EACH),
-    (0, 1, False, Merge.NEVER),  # four values a prompt
-    (0, 1, True, Merge.EACH),
-    (3, 4, False, Merge.EACH),
-    (1, 3, False, Merge.SOME),
-    (1, 4, False, Merge.SOME),
-    (0, 4, True, Merge.NEVER),
-    (1, 5, False, Merge.NEVER),
-    (5, 1, False, Merge.NEVER),
-    (1, 7, False, Merge.TOKENS),
-    (3, 7, False, Merge.TOKENS),
-    (4, 7, False, Merge.NEVER),  # the samples of chosen rows have tokens of their own
-    (1, 8, False, Merge.NEVER),  # two values a token
-    (0, 7, False, Merge.NEVER),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("axis", "other", "by_group", "how"),
+    [
+        (1, 1, False, Merge.WHOLE),
+        (1, 0, False, Merge.EACH),  # a prompt's value for each of its samples
+        (3, 1, False, Merge.WHOLE),
+        (4, 1, False, Merge.EACH),
+        (0, 1, False, Merge.NEVER),  # four values a prompt
+        (0, 1, True, Merge.EACH),
+        (3, 4, False, Merge.EACH),
+        (1, 3, False, Merge.SOME),
+        (1, 4, False, Merge.SOME),
+        (0, 4, True, Merge.NEVER),
+        (1, 5, False, Merge.NEVER),
+        (5, 1, False, Merge.NEVER),
+        (1, 7, False, Merge.TOKENS),
+        (3, 7, False, Merge.TOKENS),
+        (4, 7, False, Merge.NEVER),  # the samples of chosen rows have tokens of their own
+        (1, 8, False, Merge.NEVER),  # two values a token
+        (0, 7, False, Merge.NEVER),
+    ],
+)
 def test_rows_read_what_one_value_of_belongs_to_each(axis, other, by_group, how):
     assert merge(AXES, axis, other, by_group) is how
 
 
-@pytest.mark.parametrize(("name", "ahead"), [
-    ("grpo", ["actor.generate"]), ("dapo", ["repeat.sampled"]), ("correction", ["actor.generate", "look_again", "ask", "actor.generate#2"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "ahead"),
+    [
+        ("grpo", ["actor.generate"]),
+        ("dapo", ["repeat.sampled"]),
+        ("correction", ["actor.generate", "look_again", "ask", "actor.generate#2"]),
+    ],
+)
 def test_what_samples_and_what_it_samples_from_runs_ahead_of_training(name, ahead):
     graph = compile_flow(load_flow(name)).graph
     assert [node.name for node in graph.nodes if node.id in ahead_of_training(graph)] == ahead

@@ -14,7 +14,18 @@ def test_the_text_has_a_line_for_each_node(repeated):
     lines = draw.text(repeated).splitlines()
     assert lines[0] == "flow repeated(groups=4, limit=inf)"
     assert [line.split()[0] for line in lines[1:]] == [
-        "prompts", "state", "repeat.body", "|", "|", "|", "|", "|", "actor.logprobs", "raise_bar", "actor.update", "state",
+        "prompts",
+        "state",
+        "repeat.body",
+        "|",
+        "|",
+        "|",
+        "|",
+        "|",
+        "actor.logprobs",
+        "raise_bar",
+        "actor.update",
+        "state",
     ]
     assert lines[-1] == "  state bar = 0.25, then raise_bar.bar"
 
@@ -40,7 +51,11 @@ def test_numbers_that_json_has_not_are_text(repeated):
 def test_mermaid_names_every_node_and_edges_lead_between_them(name, request):
     graph = request.getfixturevalue(name)
     first, *lines = draw.mermaid(graph).splitlines()
-    nodes = [match for line in lines if (match := re.fullmatch(r'  n(\d+)(\[\(|\[\[|\[|\{\{)"([^"]+)"(\)\]|\]\]|\]|\}\})', line))]
+    nodes = [
+        match
+        for line in lines
+        if (match := re.fullmatch(r'  n(\d+)(\[\(|\[\[|\[|\{\{)"([^"]+)"(\)\]|\]\]|\]|\}\})', line))
+    ]
     edges = [match for line in lines if (match := re.fullmatch(r'  n(\d+) -->\|"[^"|]+"\| n(\d+)', line))]
     assert first == "flowchart TD"
     assert [match[3] for match in nodes] == [node.name for node in graph.nodes]
@@ -70,4 +85,6 @@ def test_quotes_in_names_do_not_break_a_drawing():
 
 def test_settings_cannot_break_the_first_line(graph_of, repeated_text):
     text = repeated_text.replace("groups: int = 4", 'groups: int = 4\n    name: str = "a\\nb\\x1b[0m"')
-    assert draw.text(graph_of(text)).splitlines()[0] == "flow repeated(groups=4, name=a\\nb\\x1b[0m, limit=inf)"
+    assert (
+        draw.text(graph_of(text)).splitlines()[0] == "flow repeated(groups=4, name=a\\nb\\x1b[0m, limit=inf)"
+    )

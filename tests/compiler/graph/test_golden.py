@@ -1,4 +1,5 @@
-"""Golden graphs: what each shipped algorithm compiles to. RLFLOW_WRITE_GOLDEN=1 writes them anew; read the difference."""
+"""Golden graphs: what each shipped algorithm compiles to. RLFLOW_WRITE_GOLDEN=1 writes them anew; read the
+difference."""
 
 import os
 from pathlib import Path

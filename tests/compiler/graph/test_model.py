@@ -59,7 +59,8 @@ def test_joined_rows_wait_for_what_makes_each_part():
     def f(prompts, actor, reward):
         batch = actor.generate(prompts, samples=2, max_tokens=4)
         batch |= reward(batch)
-        best = choose(batch, top="scores", count=1, per="group")  # whose columns are all of the rows that it chose from
+        # whose columns are all of the rows that it chose from
+        best = choose(batch, top="scores", count=1, per="group")
         both = concat(batch, best)
         both |= actor.logprobs(both)
         actor.update(both, policy_loss)
@@ -83,7 +84,9 @@ def node(number, op, role, **fields):
     ],
 )
 def test_reads_stand_between_the_writes_around_them(nodes, order):
-    made = tuple(node(i, Op.UPDATE if letter == "W" else Op.LOGPROBS, "actor") for i, letter in enumerate(nodes))
+    made = tuple(
+        node(i, Op.UPDATE if letter == "W" else Op.LOGPROBS, "actor") for i, letter in enumerate(nodes)
+    )
     assert {(a, b) for a, b, _ in weight_order(made)} == order
 
 
@@ -142,7 +145,10 @@ def test_stages_with_side_effects_keep_program_order_and_others_need_not():
 
 def test_a_repeat_has_the_side_effects_of_its_body():
     inner = node(1, Op.STAGE, None, pure=False)
-    assert node(0, Op.REPEAT, None, body=Graph("body", (node(0, Op.STAGE, None), inner), ())).impure_stage is inner
+    assert (
+        node(0, Op.REPEAT, None, body=Graph("body", (node(0, Op.STAGE, None), inner), ())).impure_stage
+        is inner
+    )
 
 
 def test_a_repeat_reads_what_its_body_reads(repeated):

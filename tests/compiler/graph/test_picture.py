@@ -1,4 +1,5 @@
-"""Pictures of graphs: well-formed, escaped, with every node in a box that no arrow crosses and every arrow downwards."""
+"""Pictures of graphs: well-formed, escaped, with every node in a box that no arrow crosses and every arrow
+downwards."""
 
 import re
 from itertools import combinations
@@ -53,7 +54,11 @@ def test_the_body_of_a_repeat_is_drawn_beneath():
 
 def test_texts_cannot_become_markup():
     graph = load_flow("grpo").graph()
-    page = html(graph, {node.id: "<script>alert(1)</script>" for node in graph.nodes}, ["</pre><img src=x onerror=alert(1)>"])
+    page = html(
+        graph,
+        {node.id: "<script>alert(1)</script>" for node in graph.nodes},
+        ["</pre><img src=x onerror=alert(1)>"],
+    )
     assert "<script" not in page
     assert "<img" not in page
     assert "&lt;script&gt;" in page

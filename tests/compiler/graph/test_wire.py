@@ -28,7 +28,10 @@ def test_what_is_packed_is_unpacked(name, request):
 
 
 SAMPLING = {"actor.generate": {"stop_token_ids": (1, 2), "lengths": (3,), "stop": ("(", "7"), "top_k": 2**70}}
-JOINT = "actor.update(batch, (policy_loss, policy_loss), mean=(\"tokens\", 3), scale=(1, 0.5), where=(None, \"keep\"))"
+JOINT = (
+    'actor.update(batch, (policy_loss, policy_loss), mean=("tokens", 3), scale=(1, 0.5), '
+    'where=(None, "keep"))'
+)
 
 
 def test_settings_of_verbs_are_stored_as_pairs_and_read_with_their_types(repeated_text, tmp_path):
@@ -37,17 +40,38 @@ def test_settings_of_verbs_are_stored_as_pairs_and_read_with_their_types(repeate
     again = unpack(pack(graph))
     assert again == graph
     update = next(node for node in again.nodes if node.op is Op.UPDATE)
-    assert (update.settings.mean, update.settings.scale, update.settings.where) == (("tokens", 3), (1.0, 0.5), (None, "keep"))
+    assert (update.settings.mean, update.settings.scale, update.settings.where) == (
+        ("tokens", 3),
+        (1.0, 0.5),
+        (None, "keep"),
+    )
     assert repr(update.settings.mean) == "('tokens', 3)"  # 3.0 would be another graph
-    (sampling,) = [node.settings for node in again.by_name["repeat.body"].body.nodes if node.op is Op.GENERATE]
-    assert (sampling.stop_token_ids, sampling.lengths, sampling.stop, sampling.top_k) == ((1, 2), (3,), ("(", "7"), 2**70)
+    (sampling,) = [
+        node.settings for node in again.by_name["repeat.body"].body.nodes if node.op is Op.GENERATE
+    ]
+    assert (sampling.stop_token_ids, sampling.lengths, sampling.stop, sampling.top_k) == (
+        (1, 2),
+        (3,),
+        ("(", "7"),
+        2**70,
+    )
     packed = msgpack.unpackb(pack(graph))["graph"]["nodes"][update.id]["settings"]
-    assert [name for name, _ in packed] == ["epochs", "minibatch", "mean", "after", "scale", "where", "losses"]
+    assert [name for name, _ in packed] == [
+        "epochs",
+        "minibatch",
+        "mean",
+        "after",
+        "scale",
+        "where",
+        "losses",
+    ]
 
 
 def test_settings_in_which_one_is_masked_stay_pairs():
     masked = ShownOptions((("samples", 2), ("stop_token_ids", "***")))
-    nodes = tuple(dataclasses.replace(node, settings=masked) if node.op is Op.GENERATE else node for node in PPO.nodes)
+    nodes = tuple(
+        dataclasses.replace(node, settings=masked) if node.op is Op.GENERATE else node for node in PPO.nodes
+    )
     assert unpack(pack(dataclasses.replace(PPO, nodes=nodes))).nodes == nodes
 
 
@@ -90,8 +114,14 @@ def edited(change):
         ("a node of another number", lambda e: e["graph"]["nodes"][3].update(id=7)),
         ("rows that are not there", lambda e: e["graph"]["nodes"][3].update(axis=9)),
         ("two nodes of one name", lambda e: e["graph"]["nodes"][3].update(name="reward")),
-        ("an input from a later node", lambda e: e["graph"]["nodes"][3]["inputs"][0]["column"].update(node=9)),
-        ("an input that nobody gives", lambda e: e["graph"]["nodes"][3]["inputs"][0]["column"].update(name="nothing")),
+        (
+            "an input from a later node",
+            lambda e: e["graph"]["nodes"][3]["inputs"][0]["column"].update(node=9),
+        ),
+        (
+            "an input that nobody gives",
+            lambda e: e["graph"]["nodes"][3]["inputs"][0]["column"].update(name="nothing"),
+        ),
         ("rows of rows that are not there", lambda e: e["graph"]["axes"][1].update(parent=5)),
         ("deep nesting", lambda e: e.update(graph=functools.reduce(lambda x, _: [x], range(400), 0))),
     ],

@@ -1,5 +1,5 @@
-"""What samples and health metrics show: the last columns of an iteration, and of several trained roles the rows of each."""
-
+"""What samples and health metrics show: the last columns of an iteration, and of several trained roles the
+rows of each."""
 
 import pytest
 import torch
@@ -33,10 +33,22 @@ def test_each_of_several_policies_has_the_columns_of_the_rows_that_it_learns_fro
     program = compile_flow(LINEAGE.critique)
     own = {role: makers(program.graph, columns) for role, columns in of_policies(program.graph).items()}
     assert own == {
-        "solver": {"tokens": "solver.generate", "mask": "solver.generate", "finish": "solver.generate", "scores": "reward",
-                   "sampled_logprobs": "solver.generate", "logprobs": "solver.logprobs"},
-        "verifier": {"tokens": "verifier.generate", "mask": "verifier.generate", "finish": "verifier.generate", "scores": "reward#2",
-                     "sampled_logprobs": "verifier.generate", "logprobs": "verifier.logprobs"},
+        "solver": {
+            "tokens": "solver.generate",
+            "mask": "solver.generate",
+            "finish": "solver.generate",
+            "scores": "reward",
+            "sampled_logprobs": "solver.generate",
+            "logprobs": "solver.logprobs",
+        },
+        "verifier": {
+            "tokens": "verifier.generate",
+            "mask": "verifier.generate",
+            "finish": "verifier.generate",
+            "scores": "reward#2",
+            "sampled_logprobs": "verifier.generate",
+            "logprobs": "verifier.logprobs",
+        },
     }
     assert makers(program.graph, last(program.graph))["logprobs"] == "verifier.logprobs"
 
@@ -45,7 +57,9 @@ def test_what_is_measured_by_role_is_held_to_the_end_of_an_iteration():
     program = compile_flow(LINEAGE.critique)
     made = plan(program)
     (solver,) = (node.id for node in program.graph.nodes if node.name == "solver.generate")
-    assert {Column(solver, name) for name in ("tokens", "mask", "finish", "sampled_logprobs")} <= made.held_to_end
+    assert {
+        Column(solver, name) for name in ("tokens", "mask", "finish", "sampled_logprobs")
+    } <= made.held_to_end
     assert made.policies == of_policies(program.graph)
     assert made.records == last(program.graph)
 
@@ -79,7 +93,9 @@ def test_several_rewards_that_an_update_learns_from_are_measured_each_and_what_i
     graph = trace(gdpo, None, TraceOptions(rewards=2)).program.graph
     found = judged(graph, ())[""]
     assert {role: names(graph, [column]) for role, column in found.rewards.items()} == {
-        "rewards_0": ["rewards_0.scores"], "rewards_1": ["rewards_1.scores"]}
+        "rewards_0": ["rewards_0.scores"],
+        "rewards_1": ["rewards_1.scores"],
+    }
     assert names(graph, found.learned) == ["over_the_batch.advantages"]
 
 

@@ -10,7 +10,7 @@ from rlflow.compiler.residency_schedule import prove
 from rlflow.errors import PlanError
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
-JUDGED = '''
+JUDGED = """
 from rlflow import compare, flow, loss
 
 
@@ -32,8 +32,8 @@ def judged(prompts, actor, judge):
     batch |= compare(batch)
     actor.update(batch, policy_loss)
     judge.update(batch, spread_loss, mean="rows")
-'''
-LEAGUE = '''
+"""
+LEAGUE = """
 from rlflow import ALL, compare, flow, loss, stage
 
 
@@ -57,7 +57,7 @@ def league(prompts, actor, rival, reward):
     batch |= actor.logprobs(batch)
     batch |= compare(batch)
     actor.update(batch, policy_loss)
-'''
+"""
 SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024"
 
 
@@ -76,8 +76,16 @@ def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(
 
 def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as):
     [course] = planned_as(f"grpo {SMALL} --memory 19.5MB").residency
-    assert moves(course) == ["actor.generate: away actor.trainer weights", "actor.logprobs: back actor.trainer weights"]
-    assert [moment.step for moment in course.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
+    assert moves(course) == [
+        "actor.generate: away actor.trainer weights",
+        "actor.logprobs: back actor.trainer weights",
+    ]
+    assert [moment.step for moment in course.moments] == [
+        "weights of actor",
+        "actor.generate",
+        "actor.logprobs",
+        "actor.update",
+    ]
     tight = next(iter(planned_as(f"grpo {SMALL} --memory 16MB").residency))
     assert len(tight.moves) == 4
     assert tight.peak <= 16_000_000 < tight.peak_without
@@ -89,19 +97,30 @@ def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
     line = f"ppo {SMALL} --pools train=1,rollout=1 --memory 20MB"
     steps = {course.pool: [moment.step for moment in course.moments] for course in planned_as(line).residency}
     assert steps["rollout"] == ["weights of actor", "actor.generate"]
-    assert steps["train"] == ["the commit of actor", "the commit of critic", "weights of actor", "actor.logprobs", "reference.logprobs",
-                              "critic.values", "critic.update", "actor.update"]  # fmt: skip
+    assert steps["train"] == [
+        "the commit of actor",
+        "the commit of critic",
+        "weights of actor",
+        "actor.logprobs",
+        "reference.logprobs",
+        "critic.values",
+        "critic.update",
+        "actor.update",
+    ]
     rare = {course.pool: course for course in planned_as(f"{line} --commit-every 2").residency}["train"]
     assert rare.moments[0].step == "weights of actor"
     assert {moment.step for moment in rare.beside} == {"saving actor", "saving critic"}
 
 
-def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_delivered(planned_as, tmp_path):
+def test_a_role_that_a_stage_with_side_effects_is_given_is_committed_saved_and_delivered(
+    planned_as, tmp_path
+):
     (tmp_path / "league.py").write_text(LEAGUE)
     plan = planned_as(f"{tmp_path / 'league'}::league {SMALL} --pools train=1,rollout=1 --memory 30MB")
     steps = {course.pool: [moment.step for moment in course.moments] for course in plan.residency}
     assert "the commit of rival" in steps["train"]
-    assert steps["rollout"].count("weights of rival") == 2  # those of the iteration before, and those of the stage
+    # those of the iteration before, and those of the stage
+    assert steps["rollout"].count("weights of rival") == 2
     assert plan.commits.bytes["rival"] < plan.commits.bytes["actor"] / 2  # no optimizer
 
 
@@ -109,45 +128,78 @@ def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_bo
     prime = planned_as(f"prime {SMALL} --memory 20MB")
     assert any(course.moves for course in prime.residency)
     dapo = planned_as(f"dapo {SMALL} --memory 16MB").residency[0]
-    assert [moment.step for moment in dapo.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
+    assert [moment.step for moment in dapo.moments] == [
+        "weights of actor",
+        "actor.generate",
+        "actor.logprobs",
+        "actor.update",
+    ]
 
 
-def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(planned_as, tmp_path):
+def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(
+    planned_as, tmp_path
+):
     """Where parts move, nothing with a model may run beside another one; a reward of processes may."""
     path = tmp_path / "judged.py"
     path.write_text(JUDGED)
     limited = planned_as(f"{path} {SMALL} --memory 20MB")
-    assert {(pair.first, pair.second): pair.lane for pair in limited.pairs}["judge", "actor.logprobs"] == "model"
+    assert {(pair.first, pair.second): pair.lane for pair in limited.pairs}[
+        "judge", "actor.logprobs"
+    ] == "model"
     assert any(course.moves for course in limited.residency)
     free = planned_as(f"{path} {SMALL}")
     assert {(pair.first, pair.second): pair.lane for pair in free.pairs}["judge", "actor.logprobs"] is None
     of_processes = planned_as(f"grpo {SMALL} --memory 19.5MB")
-    assert {(pair.first, pair.second): pair.lane for pair in of_processes.pairs}["reward", "actor.logprobs"] is None
+    assert {(pair.first, pair.second): pair.lane for pair in of_processes.pairs}[
+        "reward", "actor.logprobs"
+    ] is None
 
 
-@pytest.mark.parametrize(("held_out", "beside"), [
-    (0, {"saving actor"}), (16, {"saving actor", "weights of actor", "the evaluation"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("held_out", "beside"),
+    [
+        (0, {"saving actor"}),
+        (16, {"saving actor", "weights of actor", "the evaluation"}),
+    ],
+)
 def test_an_evaluation_is_a_moment_between_iterations_where_there_is_one(planned_as, held_out, beside):
-    [course] = planned_as(f"grpo {SMALL.replace('--held-out 0', f'--held-out {held_out}')} --memory 19.5MB").residency
+    [course] = planned_as(
+        f"grpo {SMALL.replace('--held-out 0', f'--held-out {held_out}')} --memory 19.5MB"
+    ).residency
     assert {moment.step for moment in course.beside} == beside
 
 
 def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
-    whole = {(held.half, held.what): held.bytes for held in planned_as(f"ppo {SMALL}").memory if held.role == "critic"}
+    whole = {
+        (held.half, held.what): held.bytes
+        for held in planned_as(f"ppo {SMALL}").memory
+        if held.role == "critic"
+    }
     course = planned_as(f"ppo {SMALL} --memory 20MB --critic.trainer deepspeed --critic.zero 1").residency[0]
     sizes = {str(part): size for part, size in course.sizes.items()}
-    assert sizes["critic.trainer optimizer"] == whole["trainer", "optimizer"] * 3 // 2  # a float32 copy beside two moments
+    # a float32 copy beside two moments
+    assert sizes["critic.trainer optimizer"] == whole["trainer", "optimizer"] * 3 // 2
     assert "critic.trainer gradient" not in sizes
 
 
-@pytest.mark.parametrize(("line", "code", "says"), [
-    (f"grpo {SMALL} --memory 12MB", "memory", "actor.update does not fit into a rank's memory on this process: 3.2 MB too much"),
-    (f"grpo {SMALL.replace('1024', '8192')} --memory 20MB", "memory", "--actor.batch_tokens"),
-    (f"grpo {SMALL} --memory 5MB --pools train=4,rollout=1 --actor.trainer fsdp", "memory", "on rollout"),
-    (f"grpo {SMALL} --memory 13MB --reward {FOLDER}", "memory", "and always arithmetic_model.reward weights 3.8 MB"),
-    (f"grpo {SMALL} --memory plenty", "setting-range", "plenty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (
+            f"grpo {SMALL} --memory 12MB",
+            "memory",
+            "actor.update does not fit into a rank's memory on this process: 3.2 MB too much",
+        ),
+        (f"grpo {SMALL.replace('1024', '8192')} --memory 20MB", "memory", "--actor.batch_tokens"),
+        (f"grpo {SMALL} --memory 5MB --pools train=4,rollout=1 --actor.trainer fsdp", "memory", "on rollout"),
+        (
+            f"grpo {SMALL} --memory 13MB --reward {FOLDER}",
+            "memory",
+            "and always arithmetic_model.reward weights 3.8 MB",
+        ),
+        (f"grpo {SMALL} --memory plenty", "setting-range", "plenty"),
+    ],
+)
 def test_what_cannot_fit_is_refused(planned_as, line, code, says):
     with pytest.raises(PlanError) as refused:
         planned_as(line)
@@ -165,11 +217,15 @@ def test_the_amount_that_is_asked_for_does(planned_as):
 
 
 def test_what_vllm_holds_on_a_cpu_is_always_there(planned_as):
-    line = f"ppo {SMALL.partition(' --batch')[0]} --actor.generator vllm --actor.kv_cache_memory_bytes 4000000"
+    line = (
+        f"ppo {SMALL.partition(' --batch')[0]} --actor.generator vllm --actor.kv_cache_memory_bytes 4000000"
+    )
     [course] = planned_as(f"{line} --memory 30MB").residency
     assert {str(part) for part in course.fixed} == {"actor.generator weights", "actor.generator cache"}
     assert "the canary of actor" in [moment.step for moment in course.moments]
-    told = [held.bytes for held in planned_as(line.partition(" --actor.kv")[0]).memory if held.what == "cache"]
+    told = [
+        held.bytes for held in planned_as(line.partition(" --actor.kv")[0]).memory if held.what == "cache"
+    ]
     assert told == [256 << 20]
 
 

@@ -14,7 +14,9 @@ def test_rows_of_a_prompt_compute_it_once_in_forwards_and_updates(planned_as):
     found = planned_as(GRPO)
     names = ["actor.logprobs", "actor.update"]
     assert said(found) == "; ".join(f"{name} computes a prompt once for 8 rows" for name in names)
-    assert found.as_json()["packed"] == [{"node": name, "tokens": 32 * 150, "computed": 4 * 100 + 32 * 50} for name in names]
+    assert found.as_json()["packed"] == [
+        {"node": name, "tokens": 32 * 150, "computed": 4 * 100 + 32 * 50} for name in names
+    ]
 
 
 def test_not_by_a_trainer_that_is_told_otherwise_or_cannot(planned_as):

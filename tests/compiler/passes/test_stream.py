@@ -20,17 +20,29 @@ def streamed(explanation):
 @pytest.fixture
 def judging(tmp_path):
     """A folder that is a reward model."""
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForSequenceClassification"], "num_labels": 1})
+    )
     return tmp_path
 
 
 def test_the_local_backend_streams_rewards_and_the_null_backend_forwards_too(planned_as):
     local, none = planned_as(f"ppo --model {MODEL} {TWO} --stream 3"), planned_as(f"ppo {TWO} --stream 3")
-    assert streamed(local) == f"actor.generate gives 3 chunks to reward; not to {FORWARDS} (rounds a row by the rows beside it)"
-    assert streamed(none) == "actor.generate gives 3 chunks to reward, actor.logprobs, reference.logprobs, critic.values"
-    assert {step["name"]: step["chunks"] for step in none.as_json()["nodes"] if step["chunks"] > 1} == dict.fromkeys(
-        ("reward", "actor.logprobs", "reference.logprobs", "critic.values"), 3)  # fmt: skip
-    assert {pair.second for pair in none.pairs if pair.first == "actor.generate"} == {"reward", *FORWARDS.split(", ")}
+    assert (
+        streamed(local)
+        == f"actor.generate gives 3 chunks to reward; not to {FORWARDS} (rounds a row by the rows beside it)"
+    )
+    assert (
+        streamed(none)
+        == "actor.generate gives 3 chunks to reward, actor.logprobs, reference.logprobs, critic.values"
+    )
+    assert {
+        step["name"]: step["chunks"] for step in none.as_json()["nodes"] if step["chunks"] > 1
+    } == dict.fromkeys(("reward", "actor.logprobs", "reference.logprobs", "critic.values"), 3)
+    assert {pair.second for pair in none.pairs if pair.first == "actor.generate"} == {
+        "reward",
+        *FORWARDS.split(", "),
+    }
     assert none.time.makespan < planned_as(f"ppo {TWO}").time.makespan
 
 
@@ -40,7 +52,10 @@ def test_a_reward_that_is_a_model_is_streamed_where_its_backend_is_exact(planned
     assert "to reward" in streamed(planned_as(f"grpo --stream 2 --reward math {judged}"))
     with pytest.raises(PlanError, match="nothing in flow 'grpo' can be scored before") as refused:
         planned_as(f"{local} {judged}")
-    assert "not to reward, actor.logprobs (rounds a row by the rows beside it)" in refused.value.problems[0].found
+    assert (
+        "not to reward, actor.logprobs (rounds a row by the rows beside it)"
+        in refused.value.problems[0].found
+    )
 
 
 def test_a_backend_without_chunks_streams_nothing(planned_as, monkeypatch):

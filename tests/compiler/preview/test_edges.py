@@ -11,13 +11,21 @@ from rlflow.cluster.rpc.parcels import opened
 from rlflow.cluster.rpc.pool import Pool
 
 FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
-TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", "facts": "actor.update", "update": "actor.update"},
-           "reward": {"reward": "reward"}}  # fmt: skip
+TARGETS = {
+    "actor": {
+        "generate": "actor.generate",
+        "forward": "actor.logprobs",
+        "facts": "actor.update",
+        "update": "actor.update",
+    },
+    "reward": {"reward": "reward"},
+}
 
 
 @pytest.fixture
 def sent(monkeypatch):
-    """(iteration, node, pool that sends, pool that receives, batch) of everything that one rank sends another for a node's call."""
+    """(iteration, node, pool that sends, pool that receives, batch) of everything that one rank sends another
+    for a node's call."""
     moved, senders = [], {}
     send = Pool.send
 
@@ -45,22 +53,41 @@ def sent(monkeypatch):
 
 
 def test_columns_that_move(planned_as, sent, tmp_path):
-    rlflow.run(load_flow("grpo"), backend="null", pools="train=2@threads,rollout=2@threads", prompts=8, iterations=2, out=str(tmp_path),
-               **{"hp.samples": 2, "hp.max_tokens": 16})
+    rlflow.run(
+        load_flow("grpo"),
+        backend="null",
+        pools="train=2@threads,rollout=2@threads",
+        prompts=8,
+        iterations=2,
+        out=str(tmp_path),
+        **{"hp.samples": 2, "hp.max_tokens": 16},
+    )
     moved = Counter()
     for iteration, node, source, target, batch in sent:
         if iteration == 1 and source != target:
             moved.update({(node, source, target, name): len(batch) for name in batch.columns})
-    within = {(node, name) for _, node, source, target, batch in sent if source == target for name in batch.columns}
+    within = {
+        (node, name) for _, node, source, target, batch in sent if source == target for name in batch.columns
+    }
     planned = planned_as(f"grpo {FLAGS}").edges
-    rows = {(edge.target, edge.from_pool, edge.to_pool, name): edge.moved * 16 // edge.bytes
-            for edge in planned if edge.why == "pool" for name in edge.columns}  # fmt: skip
+    rows = {
+        (edge.target, edge.from_pool, edge.to_pool, name): edge.moved * 16 // edge.bytes
+        for edge in planned
+        if edge.why == "pool"
+        for name in edge.columns
+    }
     assert moved == dict.fromkeys(rows, 16)  # each row comes from the other pool once
     assert len({(*pools, name) for _, *pools, name in moved}) == len(moved) == 8  # whoever reads it there
     assert rows["actor.logprobs", "rollout", "train", "tokens"] == 16 // 2  # whole numbers travel as int32
-    of_floats = {place: count for place, count in rows.items() if place[-1] in ("logprobs", "advantages", "weights", "scores")}
+    of_floats = {
+        place: count
+        for place, count in rows.items()
+        if place[-1] in ("logprobs", "advantages", "weights", "scores")
+    }
     # half of the rows of an update then go to the rank that learns
     assert of_floats == {place: 24 if place[0] == "actor.update" else 16 for place in of_floats}
     split = {(edge.target, name) for edge in planned if edge.why == "split" for name in edge.columns}
-    assert split == {("actor.update", name) for name in ("logprobs", "prompt_tokens", "tokens", "temperature")}
+    assert split == {
+        ("actor.update", name) for name in ("logprobs", "prompt_tokens", "tokens", "temperature")
+    }
     assert split <= within

@@ -6,7 +6,10 @@ import pytest
 from sources import ROOT
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "algorithms").glob("[a-z]*.py"))
-PPO = "ppo --pools train=4,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16 --data.max_prompt 10 --hp.epochs 2"
+PPO = (
+    "ppo --pools train=4,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16 --data.max_prompt 10 "
+    "--hp.epochs 2"
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +28,24 @@ def edge(found, source, target, column):
 
 def test_waves_are_the_longest_chains(ppo):
     assert {name: step.wave for name, step in by_name(ppo).items()} == {
-        "actor.generate": 0, "reward": 1, "actor.logprobs": 1, "reference.logprobs": 1, "critic.values": 1, "truncated_weights": 2,
-        "charge_kl": 2, "gae": 3, "normalise": 4, "critic.update": 4, "actor.update": 5,
-    }  # fmt: skip
+        "actor.generate": 0,
+        "reward": 1,
+        "actor.logprobs": 1,
+        "reference.logprobs": 1,
+        "critic.values": 1,
+        "truncated_weights": 2,
+        "charge_kl": 2,
+        "gae": 3,
+        "normalise": 4,
+        "critic.update": 4,
+        "actor.update": 5,
+    }
 
 
 def test_each_node_runs_in_its_pool_with_a_layout(ppo):
-    told = {name: (step.pool, step.dispatch, step.layout, step.split_of) for name, step in by_name(ppo).items()}
+    told = {
+        name: (step.pool, step.dispatch, step.layout, step.split_of) for name, step in by_name(ppo).items()
+    }
     assert told["actor.generate"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
     assert told["reward"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
     assert told["critic.values"] == ("train", "DP_COMPUTE", "by rows", None)
@@ -40,17 +54,29 @@ def test_each_node_runs_in_its_pool_with_a_layout(ppo):
     assert told["actor.update"] == ("train", "UPDATE", "by minibatch", None)
 
 
-@pytest.mark.parametrize(("source", "target", "column", "size", "moved"), [
-    ("prompts", "actor.generate", "prompt_tokens", 8 * 10 * 8, 0),  # 8 prompts of 10 int64
-    ("prompts", "actor.logprobs", "prompt_tokens", 16 * 10 * 8, 16 * 10 * 4),  # repeated for 16 rows, to the other pool, as int32
-    ("prompts", "reference.logprobs", "prompt_tokens", 16 * 10 * 8, 0),  # which has them since
-    ("actor.generate", "actor.logprobs", "tokens", 16 * (16 * 8 + 4), 16 * (16 * 4 + 4)),  # with a temperature each
-    ("actor.generate", "charge_kl", "mask", 16 * 16, 16 * 16),
-    ("actor.generate", "gae", "mask", 16 * 16, 0),
-    ("actor.logprobs", "charge_kl", "logprobs", 16 * 16 * 4, 0),  # stays where it was made
-    ("gae", "normalise", "advantages", 16 * 16 * 4, 16 * 16 * 4 * 3 // 4),  # all but rank 0's share of four
-    ("gae", "critic.update", "returns", 16 * 16 * 4, int(16 * 16 * 4 * 3 * (1 - (3 / 4) ** 2))),  # ranks drawn anew in two epochs
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "target", "column", "size", "moved"),
+    [
+        ("prompts", "actor.generate", "prompt_tokens", 8 * 10 * 8, 0),  # 8 prompts of 10 int64
+        # repeated for 16 rows, to the other pool, as int32
+        ("prompts", "actor.logprobs", "prompt_tokens", 16 * 10 * 8, 16 * 10 * 4),
+        ("prompts", "reference.logprobs", "prompt_tokens", 16 * 10 * 8, 0),  # which has them since
+        # with a temperature each
+        ("actor.generate", "actor.logprobs", "tokens", 16 * (16 * 8 + 4), 16 * (16 * 4 + 4)),
+        ("actor.generate", "charge_kl", "mask", 16 * 16, 16 * 16),
+        ("actor.generate", "gae", "mask", 16 * 16, 0),
+        ("actor.logprobs", "charge_kl", "logprobs", 16 * 16 * 4, 0),  # stays where it was made
+        (
+            "gae",
+            "normalise",
+            "advantages",
+            16 * 16 * 4,
+            16 * 16 * 4 * 3 // 4,
+        ),  # all but rank 0's share of four
+        # ranks drawn anew in two epochs
+        ("gae", "critic.update", "returns", 16 * 16 * 4, int(16 * 16 * 4 * 3 * (1 - (3 / 4) ** 2))),
+    ],
+)
 def test_bytes_of_an_edge(ppo, source, target, column, size, moved):
     found = edge(ppo, source, target, column)
     assert (found.bytes, found.moved) == (size, moved)
@@ -75,14 +101,17 @@ def test_nodes_that_may_overlap_do_so_in_virtual_time(ppo):
 
 
 def test_the_body_of_a_repeat_is_told_with_it(planned_as):
-    found = planned_as("dapo --pools train=2,rollout=2 --prompts 8 --hp.groups 4 --hp.samples 2 --hp.max_tokens 8")
+    found = planned_as(
+        "dapo --pools train=2,rollout=2 --prompts 8 --hp.groups 4 --hp.samples 2 --hp.max_tokens 8"
+    )
     inside = [step.name for step in found.steps if step.within]
     assert inside == ["actor.generate", "reward", "mixed"]
     assert {step.within for step in found.steps if step.within} == {"repeat.sampled"}
     kept = 4 * 2  # rows, not what is sampled
     assert edge(found, "repeat.sampled", "actor.logprobs", "tokens").bytes == kept * (300 * 8 + 8 * 8 + 4)
     assert edge(found, "actor.generate", "mixed", "group").bytes == 8 * 2 * 8
-    assert edge(found, "repeat.sampled", "compare", "group").from_pool == "rollout"  # kept rows stay where they were sampled
+    # kept rows stay where they were sampled
+    assert edge(found, "repeat.sampled", "compare", "group").from_pool == "rollout"
 
 
 def test_in_one_process_there_are_bytes_and_no_moves(planned_as):
@@ -100,10 +129,13 @@ def test_pairs_come_as_two_rows_and_are_not_torn(planned_as):
     assert by_name(found)["reference.logprobs"].split_of == "pairs"
 
 
-@pytest.mark.parametrize(("algorithm", "pools"), [
-    *((algorithm, "--pools train=2,rollout=3") for algorithm in ALGORITHMS),
-    *((algorithm, pools) for algorithm in ("dapo", "dpo", "ppo") for pools in ("", "--pools all=3")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algorithm", "pools"),
+    [
+        *((algorithm, "--pools train=2,rollout=3") for algorithm in ALGORITHMS),
+        *((algorithm, pools) for algorithm in ("dapo", "dpo", "ppo") for pools in ("", "--pools all=3")),
+    ],
+)
 def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
     found = planned_as(f"{algorithm} {pools}")
     told = json.loads(json.dumps(found.as_json()))
@@ -120,7 +152,8 @@ def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
         assert 0 <= edge["moved"] <= edge["bytes"] * (max(ranks.values()) + 1)
         assert (edge["why"] == "stays") == (edge["moved"] == 0)
         assert edge["to_pool"] == placed[edge["target"]]["pool"]
-        whole = placed[edge["target"]]["op"] == "repeat"  # where its body runs, each of the body's own edges says
+        # where its body runs, each of the body's own edges says
+        whole = placed[edge["target"]]["op"] == "repeat"
         assert (edge["from_pool"] is None) if whole else (edge["from_pool"] in ranks)
     assert told["time"]["bound"] <= told["time"]["makespan"]
     assert set(told["time"]["critical"]) <= set(placed)

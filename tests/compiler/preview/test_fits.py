@@ -1,4 +1,5 @@
-"""Placements that cannot be meant are refused with the flag that helps; those that only waste ranks are warned of."""
+"""Placements that cannot be meant are refused with the flag that helps; those that only waste ranks are
+warned of."""
 
 import re
 from pathlib import Path
@@ -11,44 +12,98 @@ from rlflow.errors import PlanError
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
 
-@pytest.mark.parametrize(("line", "code", "found", "remedy"), [
-    ("grpo --pools train=1,rollout=1 --actor.trainer.pool trian", "no-pool", "trian", "name a pool of --pools"),
-    ("grpo --pools a=1,b=1", "pool-undecided", "a, b", "--actor.trainer.pool a --actor.generator.pool b"),
-    ("grpo --pools a=0", "pools", "--pools a=0", "--pools all=2, or --pools train=4,rollout=4"),
-    ("ppo --pools all=1 --critic.generator.pool all", "no-half", "--critic.generator.pool", "leave --critic.generator.pool out"),
-    ("ppo --pools all=1 --reference.generate_seconds 1", "no-half", "--reference.generate_seconds",
-     "leave --reference.generate_seconds out"),
-    ("ppo --critic.generator null", "no-half", "--critic.generator", "leave --critic.generator out"),
-    ("ppo --pools all=1 --reward.pool all", "no-half", "--reward.pool", "leave --reward.pool out"),
-    ("grpo --staleness -1", "staleness-range", "--staleness -1", "--staleness 0"),
-    ("grpo --staleness 1", "staleness", "--staleness 1", "--pools train=1,rollout=1, or leave --staleness out"),
-    ("grpo --pools all=5 --staleness 1", "staleness", "--staleness 1, both halves on 'all'",
-     "--pools train=2,rollout=3, or leave --staleness out"),
-    ("sft --stream 2", "stream-nothing", "--stream 2: nothing is scored before all rows are sampled", "leave --stream out"),
-    ("grpo --pools train=1,rollout=1 --staleness 1 --stream 2", "stream-ahead", "--stream 2 --staleness 1", "leave --stream out"),
-])  # fmt: skip
+
+@pytest.mark.parametrize(
+    ("line", "code", "found", "remedy"),
+    [
+        (
+            "grpo --pools train=1,rollout=1 --actor.trainer.pool trian",
+            "no-pool",
+            "trian",
+            "name a pool of --pools",
+        ),
+        ("grpo --pools a=1,b=1", "pool-undecided", "a, b", "--actor.trainer.pool a --actor.generator.pool b"),
+        ("grpo --pools a=0", "pools", "--pools a=0", "--pools all=2, or --pools train=4,rollout=4"),
+        (
+            "ppo --pools all=1 --critic.generator.pool all",
+            "no-half",
+            "--critic.generator.pool",
+            "leave --critic.generator.pool out",
+        ),
+        (
+            "ppo --pools all=1 --reference.generate_seconds 1",
+            "no-half",
+            "--reference.generate_seconds",
+            "leave --reference.generate_seconds out",
+        ),
+        ("ppo --critic.generator null", "no-half", "--critic.generator", "leave --critic.generator out"),
+        ("ppo --pools all=1 --reward.pool all", "no-half", "--reward.pool", "leave --reward.pool out"),
+        ("grpo --staleness -1", "staleness-range", "--staleness -1", "--staleness 0"),
+        (
+            "grpo --staleness 1",
+            "staleness",
+            "--staleness 1",
+            "--pools train=1,rollout=1, or leave --staleness out",
+        ),
+        (
+            "grpo --pools all=5 --staleness 1",
+            "staleness",
+            "--staleness 1, both halves on 'all'",
+            "--pools train=2,rollout=3, or leave --staleness out",
+        ),
+        (
+            "sft --stream 2",
+            "stream-nothing",
+            "--stream 2: nothing is scored before all rows are sampled",
+            "leave --stream out",
+        ),
+        (
+            "grpo --pools train=1,rollout=1 --staleness 1 --stream 2",
+            "stream-ahead",
+            "--stream 2 --staleness 1",
+            "leave --stream out",
+        ),
+    ],
+)
 def test_what_cannot_be_meant_is_refused(planned_as, line, code, found, remedy):
     with pytest.raises(PlanError) as refused:
         planned_as(line)
-    assert [(problem.code, problem.found, problem.remedy) for problem in refused.value.problems] == [(code, found, remedy)]
+    assert [(problem.code, problem.found, problem.remedy) for problem in refused.value.problems] == [
+        (code, found, remedy)
+    ]
 
 
 WITH = f"--model {FOLDER} --data chain_sum"
 PROCESSES = "--pools all=2, whose ranks are processes"
 
 
-@pytest.mark.parametrize(("line", "names"), [
-    pytest.param(f"ppo {WITH} --pools all=2@threads --critic.trainer fsdp --actor.generator vllm",
-                 ["the trainer fsdp of role 'critic'", "the generator vllm of role 'actor'"], marks=pytest.mark.slow),  # imports vLLM
-    (f"grpo {WITH} --pools all=2@threads --actor.trainer deepspeed", ["the trainer deepspeed of role 'actor'"]),
-    ("grpo --pools all=2@threads --weights alltoall --ray-address auto", ["--weights alltoall", "--ray-address joins a Ray"]),
-    ("grpo --pools all=2@threads --weights segment", ["--weights segment"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        pytest.param(
+            f"ppo {WITH} --pools all=2@threads --critic.trainer fsdp --actor.generator vllm",
+            # imports vLLM
+            ["the trainer fsdp of role 'critic'", "the generator vllm of role 'actor'"],
+            marks=pytest.mark.slow,
+        ),
+        (
+            f"grpo {WITH} --pools all=2@threads --actor.trainer deepspeed",
+            ["the trainer deepspeed of role 'actor'"],
+        ),
+        (
+            "grpo --pools all=2@threads --weights alltoall --ray-address auto",
+            ["--weights alltoall", "--ray-address joins a Ray"],
+        ),
+        ("grpo --pools all=2@threads --weights segment", ["--weights segment"]),
+    ],
+)
 def test_what_needs_processes_is_refused_for_ranks_that_are_threads(planned_as, line, names):
     with pytest.raises(PlanError) as refused:
         planned_as(line)
     problems = refused.value.problems
-    assert [(problem.code, problem.remedy) for problem in problems] == [("pool-threads", PROCESSES)] * len(names)
+    assert [(problem.code, problem.remedy) for problem in problems] == [("pool-threads", PROCESSES)] * len(
+        names
+    )
     assert all(problem.message.startswith(name) for problem, name in zip(problems, names, strict=True))
 
 
@@ -59,8 +114,14 @@ def test_pools_of_threads_and_of_processes_are_refused_together(planned_as):
 
 @pytest.mark.parametrize("flags", ["", "--weights gather", "--memory 20GiB", "--stream 2", "--staleness 1"])
 def test_all_else_is_planned_for_threads_as_for_processes(planned_as, flags):
-    threads, processes = (planned_as(f"grpo --pools train=2{kind},rollout=1{kind} {flags}") for kind in ("@threads", ""))
-    assert (threads.steps, threads.edges, threads.memory) == (processes.steps, processes.edges, processes.memory)
+    threads, processes = (
+        planned_as(f"grpo --pools train=2{kind},rollout=1{kind} {flags}") for kind in ("@threads", "")
+    )
+    assert (threads.steps, threads.edges, threads.memory) == (
+        processes.steps,
+        processes.edges,
+        processes.memory,
+    )
     assert threads.placement.threads
     assert not processes.placement.threads
 
@@ -68,21 +129,42 @@ def test_all_else_is_planned_for_threads_as_for_processes(planned_as, flags):
 def test_all_that_does_not_fit_is_said_at_once(planned_as):
     with pytest.raises(PlanError) as refused:
         planned_as("miles_1735::uncorrected --pools all=2 --staleness 2 --reward.pool all")
-    assert [problem.code for problem in refused.value.problems] == ["no-half", "stale-uncorrected", "staleness"]
+    assert [problem.code for problem in refused.value.problems] == [
+        "no-half",
+        "stale-uncorrected",
+        "staleness",
+    ]
 
 
-@pytest.mark.parametrize(("line", "warned"), [
-    ("grpo --pools train=1,rollout=1,rest=1 --actor.trainer.pool train --actor.generator.pool rollout", {"pool-unused": "rest"}),
-    ("grpo --pools train=4,rollout=8 --prompts 4 --hp.samples 2", {"idle-ranks": "8 ranks, at most 4 rows at once"}),
-    ("grpo --pools train=4,rollout=2 --prompts 4 --hp.minibatch 2", {"small-minibatch": "minibatch=2, 4 ranks"}),
-    ("grpo --pools train=8,rollout=4 --prompts 4 --hp.samples 2 --hp.minibatch 8", {}),  # as many rows as ranks
-    ("dapo --pools train=2,rollout=9 --prompts 4 --hp.samples 2 --hp.groups 2", {"idle-ranks": "9 ranks, at most 4 rows"}),  # in a repeat
-    ("dpo --pools all=9 --prompts 4", {"idle-ranks": "9 ranks, at most 8 rows at once"}),
-    (f"grpo --model {FOLDER}", {"no-room": "256 positions of role 'actor'"}),
-    (f"grpo --model {FOLDER} --hp.max_tokens 255", {}),
-    ("grpo --pools train=4,rollout=4", {}),
-    ("grpo --pools train=4,rollout=4 --reference.pool train", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        (
+            "grpo --pools train=1,rollout=1,rest=1 --actor.trainer.pool train --actor.generator.pool rollout",
+            {"pool-unused": "rest"},
+        ),
+        (
+            "grpo --pools train=4,rollout=8 --prompts 4 --hp.samples 2",
+            {"idle-ranks": "8 ranks, at most 4 rows at once"},
+        ),
+        (
+            "grpo --pools train=4,rollout=2 --prompts 4 --hp.minibatch 2",
+            {"small-minibatch": "minibatch=2, 4 ranks"},
+        ),
+        # as many rows as ranks
+        ("grpo --pools train=8,rollout=4 --prompts 4 --hp.samples 2 --hp.minibatch 8", {}),
+        # in a repeat
+        (
+            "dapo --pools train=2,rollout=9 --prompts 4 --hp.samples 2 --hp.groups 2",
+            {"idle-ranks": "9 ranks, at most 4 rows"},
+        ),
+        ("dpo --pools all=9 --prompts 4", {"idle-ranks": "9 ranks, at most 8 rows at once"}),
+        (f"grpo --model {FOLDER}", {"no-room": "256 positions of role 'actor'"}),
+        (f"grpo --model {FOLDER} --hp.max_tokens 255", {}),
+        ("grpo --pools train=4,rollout=4", {}),
+        ("grpo --pools train=4,rollout=4 --reference.pool train", {}),
+    ],
+)
 def test_what_only_wastes_is_warned_of(planned_as, line, warned):
     found = {problem.code: problem for problem in planned_as(line).warnings}
     assert list(found) == list(warned)
@@ -93,10 +175,29 @@ def test_what_only_wastes_is_warned_of(planned_as, line, warned):
 
 
 def test_the_page_has_a_line_for_every_code():
-    sources = ("compiler/preview/fits.py", "runs/preview.py", "compiler/placement.py", "compiler/check/staleness.py",
-               "compiler/residency_schedule.py", "compiler/passes/residency.py", "config/roles/prompt_room.py", "runs/planning.py")
-    found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (ROOT / "rlflow" / file).read_text())}
+    sources = (
+        "compiler/preview/fits.py",
+        "runs/preview.py",
+        "compiler/placement.py",
+        "compiler/check/staleness.py",
+        "compiler/residency_schedule.py",
+        "compiler/passes/residency.py",
+        "config/roles/prompt_room.py",
+        "runs/planning.py",
+    )
+    found = {
+        code
+        for file in sources
+        for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (ROOT / "rlflow" / file).read_text())
+    }
     found -= {"model-folder", "memory-proof"}
-    page = (ROOT / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]
+    page = (
+        (ROOT / "docs" / "runs.md")
+        .read_text()
+        .partition("## What a plan says")[2]
+        .partition("`--json` prints")[0]
+    )
     table = page.partition("| --- | --- | --- |")[2]
-    assert found == {code for row in table.splitlines()[1:] for code in re.findall(r"`([a-z-]+)`", row.split(" | ")[0])}
+    assert found == {
+        code for row in table.splitlines()[1:] for code in re.findall(r"`([a-z-]+)`", row.split(" | ")[0])
+    }

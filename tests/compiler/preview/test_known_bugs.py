@@ -34,7 +34,11 @@ def test_sampling_ahead_on_the_trainers_own_pool_is_refused(planned_as):
         planned_as(f"slime_180 {TWO} --staleness 1 --actor.generator.pool train")
     [problem] = refused.value.problems
     assert (problem.code, problem.found) == ("staleness", "--staleness 1, both halves on 'train'")
-    assert problem.message == "the trainer and the generator of role 'actor' take turns on pool 'train', so its rollouts are never stale"
+    assert (
+        problem.message
+        == "the trainer and the generator of role 'actor' take turns on pool 'train', so its rollouts "
+        "are never stale"
+    )
     assert problem.remedy == "--actor.generator.pool rollout"
     found = planned_as(f"slime_180 {TWO} --staleness 1")
     assert [(each.from_pool, each.to_pool) for each in found.weights] == [("train", "rollout")]
@@ -50,7 +54,10 @@ def test_rows_of_older_weights_without_a_correction_are_refused_at_their_line(pl
     with pytest.raises(PlanError) as refused:
         planned_as(f"miles_1735::uncorrected {TWO} --staleness 1")
     [problem] = refused.value.problems
-    assert (problem.code, problem.place.line) == ("stale-uncorrected", marked("miles_1735", "stale-uncorrected"))
+    assert (problem.code, problem.place.line) == (
+        "stale-uncorrected",
+        marked("miles_1735", "stale-uncorrected"),
+    )
     assert "batch |= truncated_weights(batch, cap=2.0)" in problem.remedy
     assert "take `weights` and multiply the value by it" in problem.remedy
     planned_as(f"miles_1735::uncorrected {TWO}")  # at 0 there is nothing to correct

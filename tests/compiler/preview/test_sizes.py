@@ -27,30 +27,44 @@ def size(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize(("head", "dtype", "lora", "targets"), [
-    ("logprobs", "float32", 0, "all-linear"),
-    ("logprobs", "bfloat16", 0, "all-linear"),
-    ("values", "float64", 0, "all-linear"),
-    ("scores", "float32", 0, "all-linear"),
-    ("values", "float32", 4, "all-linear"),
-    ("logprobs", "float32", 4, "all-linear"),
-    ("logprobs", "bfloat16", 4, "attention"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("head", "dtype", "lora", "targets"),
+    [
+        ("logprobs", "float32", 0, "all-linear"),
+        ("logprobs", "bfloat16", 0, "all-linear"),
+        ("values", "float64", 0, "all-linear"),
+        ("scores", "float32", 0, "all-linear"),
+        ("values", "float32", 4, "all-linear"),
+        ("logprobs", "float32", 4, "all-linear"),
+        ("logprobs", "bfloat16", 4, "attention"),
+    ],
+)
 def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
-    trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets))
+    trainer = Trainer(
+        ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets)
+    )
     told = ModelFootprint(facts, head, True, dtype, lora, targets == "attention").trainer()
     learning = trainer.network.parameters().values()
     assert told["weights"] == size(tensor for _, tensor in trainer.network.own())
     assert told["gradient"] == size(learning)
     assert told["optimizer"] == 2 * size(learning)
-    assert ModelFootprint(facts, head, True, dtype, lora, targets == "attention", copied=True).trainer()["optimizer"] == 3 * size(learning)
+    assert ModelFootprint(facts, head, True, dtype, lora, targets == "attention", copied=True).trainer()[
+        "optimizer"
+    ] == 3 * size(learning)
     assert told.get("adapters") == (size(learning) if lora else None)
 
 
-@pytest.mark.parametrize(("head", "dtype", "lora"), [
-    ("logprobs", "float32", 0), ("logprobs", "bfloat16", 0), ("values", "float64", 0), ("scores", "float32", 0), ("values", "float32", 4),
-    ("logprobs", "bfloat16", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("head", "dtype", "lora"),
+    [
+        ("logprobs", "float32", 0),
+        ("logprobs", "bfloat16", 0),
+        ("values", "float64", 0),
+        ("scores", "float32", 0),
+        ("values", "float32", 4),
+        ("logprobs", "bfloat16", 4),
+    ],
+)
 def test_what_a_commit_takes_is_what_a_trainer_that_has_learned_gives(facts, head, dtype, lora):
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora))
     for parameter in trainer.network.parameters().values():
@@ -76,10 +90,15 @@ def test_a_plan_says_what_is_copied_out_of_the_workers_for_recovery(planned_as, 
 def test_the_cache_of_a_token(facts):
     trainer = Trainer(ModelSpec(FOLDER, "logprobs", False, "cpu", "float32"))
     with torch.no_grad():
-        cache = trainer.network.module(input_ids=torch.ones(1, 7, dtype=torch.int64), use_cache=True).past_key_values
+        cache = trainer.network.module(
+            input_ids=torch.ones(1, 7, dtype=torch.int64), use_cache=True
+        ).past_key_values
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     assert facts.cache_numbers == held // 7
-    assert ModelFootprint(facts, batch_tokens=100).generator()["cache, at most"] == int(held // 7 * 100 * 1.5) * 4
+    assert (
+        ModelFootprint(facts, batch_tokens=100).generator()["cache, at most"]
+        == int(held // 7 * 100 * 1.5) * 4
+    )
 
 
 def test_what_a_folder_does_not_say_is_not_known(tmp_path):
@@ -93,8 +112,11 @@ def test_halves_lie_on_their_pools(planned_as):
     found = planned_as(f"ppo --model {FOLDER} --data chain_sum --pools train=2,rollout=3 --actor.lora 4")
     held = {(entry.pool, entry.role, entry.half, entry.what): entry.bytes for entry in found.memory}
     assert {key[:3] for key in held} == {
-        ("train", "actor", "trainer"), ("train", "critic", "trainer"), ("train", "reference", "trainer"), ("rollout", "actor", "generator"),
-    }  # fmt: skip
+        ("train", "actor", "trainer"),
+        ("train", "critic", "trainer"),
+        ("train", "reference", "trainer"),
+        ("rollout", "actor", "generator"),
+    }
     assert ("train", "reference", "trainer", "gradient") not in held
     assert held["train", "actor", "trainer", "gradient"] < held["train", "critic", "trainer", "gradient"]
     [moved] = found.weights
@@ -104,9 +126,18 @@ def test_halves_lie_on_their_pools(planned_as):
 
 def test_what_ranks_divide_is_a_part_on_each(planned_as):
     line = f"grpo --model {FOLDER} --data chain_sum --pools all=4"
-    whole = {(entry.half, entry.what): entry.bytes for entry in planned_as(line).memory if entry.role == "actor"}
-    engines = "--actor.trainer fsdp --actor.generator vllm --actor.generator.tensor_parallel 2 --actor.kv_cache_memory_bytes 4096"
-    parts = {(entry.half, entry.what): entry.bytes for entry in planned_as(f"{line} {engines}").memory if entry.role == "actor"}
+    whole = {
+        (entry.half, entry.what): entry.bytes for entry in planned_as(line).memory if entry.role == "actor"
+    }
+    engines = (
+        "--actor.trainer fsdp --actor.generator vllm --actor.generator.tensor_parallel 2 "
+        "--actor.kv_cache_memory_bytes 4096"
+    )
+    parts = {
+        (entry.half, entry.what): entry.bytes
+        for entry in planned_as(f"{line} {engines}").memory
+        if entry.role == "actor"
+    }
     for what in ("weights", "gradient", "optimizer"):
         assert parts["trainer", what] == -(-whole["trainer", what] // 4)
     assert parts["generator", "weights"] == -(-whole["generator", "weights"] // 2)
@@ -121,10 +152,14 @@ def test_weights_that_lie_otherwise_for_sampling_move_as_little_as_can_be(planne
     assert replicas.each == pytest.approx(whole * 3 / 4, rel=0.02)  # each rank has a fourth
     [parts] = planned_as(f"{line} --actor.generator.tensor_parallel 2").weights
     assert parts.each < replicas.each
-    assert planned_as(f"grpo --model {FOLDER} --data chain_sum --pools all=4").weights == ()  # each rank trains the whole
+    # each rank trains the whole
+    assert planned_as(f"grpo --model {FOLDER} --data chain_sum --pools all=4").weights == ()
 
 
-@pytest.mark.parametrize(("pools", "where"), [("--pools train=1,rollout=1", "rollout"), ("--pools all=2", "all"), ("", "this process")])
+@pytest.mark.parametrize(
+    ("pools", "where"),
+    [("--pools train=1,rollout=1", "rollout"), ("--pools all=2", "all"), ("", "this process")],
+)
 def test_a_reward_model_is_held_where_it_scores(planned_as, pools, where):
     found = planned_as(f"grpo --model {FOLDER} --data chain_sum --reward {FOLDER} {pools}")
     assert [entry.pool for entry in found.memory if entry.half == "reward"] == [where]
@@ -135,17 +170,22 @@ def test_a_flow_that_never_samples_has_a_generator_to_be_evaluated(planned_as):
     found = planned_as(f"sft --model {FOLDER} --data chain_sum --pools train=1,rollout=1")
     assert ("rollout", "generator") in {(entry.pool, entry.half) for entry in found.memory}
     assert found.weights[0].before == ()
-    [warning, unused] = planned_as(f"sft --model {FOLDER} --data chain_sum --pools a=1,b=1 --actor.trainer.pool a").warnings
+    [warning, unused] = planned_as(
+        f"sft --model {FOLDER} --data chain_sum --pools a=1,b=1 --actor.trainer.pool a"
+    ).warnings
     assert (warning.code, unused.code) == ("evaluation-undecided", "pool-unused")
     assert warning.remedy == "--actor.generator.pool a, or --held-out 0"
 
 
-@pytest.mark.parametrize(("flow", "rows", "groups"), [
-    ("sft", [6], [6]),
-    ("dpo", [12], [6]),  # the records of a data set of pairs have two rows each
-    ("ppo", [6, 6], [6, 6]),
-    ("grpo", [6, 48], [6, 6]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flow", "rows", "groups"),
+    [
+        ("sft", [6], [6]),
+        ("dpo", [12], [6]),  # the records of a data set of pairs have two rows each
+        ("ppo", [6, 6], [6, 6]),
+        ("grpo", [6, 48], [6, 6]),
+    ],
+)
 def test_an_axis_has_so_many_rows_in_so_many_groups(flow, rows, groups):
     sizes = Sizes.of(compile_flow(load_flow(flow)).graph, Assumed(prompts=6))
     assert [sizes.rows[axis] for axis in sorted(sizes.rows)] == rows

@@ -12,7 +12,10 @@ from rlflow.training.weight_sync.kinds import flat, tensor_parallel
 from rlflow.training.weight_sync.planner import make_plan
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
-LINE = f"grpo --model {FOLDER} --data chain_sum --actor.trainer fsdp --actor.generator vllm --actor.generator.tensor_parallel 2"
+LINE = (
+    f"grpo --model {FOLDER} --data chain_sum --actor.trainer fsdp --actor.generator vllm "
+    "--actor.generator.tensor_parallel 2"
+)
 TWO = "--pools train=2,rollout=2"
 
 
@@ -21,10 +24,19 @@ def facts():
     return ModelFacts.of(FOLDER)
 
 
-@pytest.mark.parametrize(("flags", "transport"), [
-    ("", "segment"), ("--weights alltoall", "store"), ("--ray-address auto", "store"), ("--weights gather", "whole"),
-    ("--actor.lora 4", "whole"), ("--staleness 1", "frozen"), ("--device cuda", "store"), ("--device cuda --weights segment", "segment"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "transport"),
+    [
+        ("", "segment"),
+        ("--weights alltoall", "store"),
+        ("--ray-address auto", "store"),
+        ("--weights gather", "whole"),
+        ("--actor.lora 4", "whole"),
+        ("--staleness 1", "frozen"),
+        ("--device cuda", "store"),
+        ("--device cuda --weights segment", "segment"),
+    ],
+)
 def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts, flags, transport):
     [moved] = planned_as(f"{LINE} {TWO} {flags}").weights
     whole = 4 * facts.parameters
@@ -37,16 +49,25 @@ def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts
         assert 0 < moved.extra <= {"segment": 2, "store": 3, "frozen": 2}[transport] * 0.51 * whole
 
 
-@pytest.mark.parametrize(("flags", "transport", "says"), [
-    ("", "segment", "by shared memory"), ("--device cuda", "handles", "by shared handles"),
-    ("--device cuda --weights segment", "handles", "by shared handles"), ("--device cuda --weights alltoall", "alltoall", "by all-to-all"),
-    ("--device cuda --ray-address auto", "alltoall", "by all-to-all"),
-])  # fmt: skip
-def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_gpus(planned_as, flags, transport, says):
+@pytest.mark.parametrize(
+    ("flags", "transport", "says"),
+    [
+        ("", "segment", "by shared memory"),
+        ("--device cuda", "handles", "by shared handles"),
+        ("--device cuda --weights segment", "handles", "by shared handles"),
+        ("--device cuda --weights alltoall", "alltoall", "by all-to-all"),
+        ("--device cuda --ray-address auto", "alltoall", "by all-to-all"),
+    ],
+)
+def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_gpus(
+    planned_as, flags, transport, says
+):
     found = planned_as(f"{LINE} --pools all=2 {flags}")
     [moved] = found.weights
     assert (moved.transport, moved.extra) == (transport, (4 if transport == "alltoall" else 2) * moved.each)
-    assert f"  {says}; a transfer takes at most {decimal(moved.extra)} on a rank beside the model" in weights(found)
+    assert f"  {says}; a transfer takes at most {decimal(moved.extra)} on a rank beside the model" in weights(
+        found
+    )
 
 
 def test_a_trainer_whose_ranks_hold_all_of_it_moves_nothing(planned_as):

@@ -13,7 +13,18 @@ from rlflow.compiler.passes.rank import remaining
 from rlflow.compiler.simulate import durations
 from rlflow.compiler.trace.compile import compile_flow
 
-ROOM = {"all": 1, "train": 1, "rollout": 1, "actor": 1, "others": 1, "actor's": 1, "critic's": 1, "reference's": 1, "io": 8, "cpu": 2}
+ROOM = {
+    "all": 1,
+    "train": 1,
+    "rollout": 1,
+    "actor": 1,
+    "others": 1,
+    "actor's": 1,
+    "critic's": 1,
+    "reference's": 1,
+    "io": 8,
+    "cpu": 2,
+}
 POOLS = {
     "one pool": lambda node: "all",
     "rollout beside train": lambda node: "rollout" if node.op is Op.GENERATE else "train",
@@ -24,7 +35,8 @@ MODEL = (Op.GENERATE, Op.LOGPROBS, Op.VALUES, Op.UPDATE)
 
 
 def lane(node, placement):
-    """A node of a model takes its pool, and so does a `repeat` that samples; a reward waits in ``io``, own stages run on ``cpu``."""
+    """A node of a model takes its pool, and so does a `repeat` that samples; a reward waits in ``io``, own
+    stages run on ``cpu``."""
     if node.body:
         return next(lane(inner, placement) for inner in node.body.nodes if inner.op in MODEL)
     if node.op in MODEL or (node.op is Op.STAGE and node.role):
@@ -53,8 +65,8 @@ def placed():
 
 
 class Shortest:
-    """Branch and bound over the active schedules (Giffler and Thompson 1960). Of all ready nodes one can end first; in its lane some
-    node starts before that end, and which one is the choice."""
+    """Branch and bound over the active schedules (Giffler and Thompson 1960). Of all ready nodes one can end
+    first; in its lane some node starts before that end, and which one is the choice."""
 
     def __init__(self, plan, seconds, room, limit):
         self.plan, self.room, self.left = plan, room, limit
@@ -65,13 +77,19 @@ class Shortest:
     def search(self, ends, free):
         self.left -= 1
         assert self.left >= 0, "too large for an exact search"
-        starts = {i: self.start(i, ends, free) for i in self.plan.live if i not in ends and self.plan.waits_for[i] <= ends.keys()}
+        starts = {
+            i: self.start(i, ends, free)
+            for i in self.plan.live
+            if i not in ends and self.plan.waits_for[i] <= ends.keys()
+        }
         if not starts:
             self.best = min(self.best, max(ends.values()))
         elif max(starts[i] + self.seconds[i] + self.after[i] for i in starts) < self.best - 1e-9:
             for i in self.choices(starts):
                 end, lane = starts[i] + self.seconds[i], self.plan.lane[i]
-                self.search(ends | {i: end}, free | ({lane: sorted([end, *free[lane][1:]])} if lane in free else {}))
+                self.search(
+                    ends | {i: end}, free | ({lane: sorted([end, *free[lane][1:]])} if lane in free else {})
+                )
 
     def start(self, i, ends, free):
         """The earliest, after what the node waits for, in the place of its lane that is free first."""

@@ -1,5 +1,5 @@
-"""Shipped algorithms in virtual time: what takes 5 % longer than the bound takes at most 5 % longer than the shortest schedule of all."""
-
+"""Shipped algorithms in virtual time: what takes 5 % longer than the bound takes at most 5 % longer than the
+shortest schedule of all."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,18 +15,48 @@ pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is s
 ALGORITHMS = sorted(path.stem for path in (ROOT / "algorithms").glob("[a-z]*.py"))
 PLACEMENTS = ("one pool", "rollout beside train", "actor beside others")
 TIMES = {  # seconds by kind of node
-    "sampling is slow": {Op.GENERATE: 60, Op.REPEAT: 90, Op.LOGPROBS: 8, Op.VALUES: 8, Op.UPDATE: 30, Op.REWARD: 5, Op.STAGE: 0.1},
-    "training is slow": {Op.GENERATE: 20, Op.REPEAT: 30, Op.LOGPROBS: 15, Op.VALUES: 12, Op.UPDATE: 80, Op.REWARD: 2, Op.STAGE: 0.1},
-    "rewards are slow": {Op.GENERATE: 10, Op.REPEAT: 60, Op.LOGPROBS: 4, Op.VALUES: 4, Op.UPDATE: 12, Op.REWARD: 45, Op.STAGE: 0.5},
-    "all take the same": dict.fromkeys((Op.GENERATE, Op.REPEAT, Op.LOGPROBS, Op.VALUES, Op.UPDATE, Op.REWARD, Op.STAGE), 1),
+    "sampling is slow": {
+        Op.GENERATE: 60,
+        Op.REPEAT: 90,
+        Op.LOGPROBS: 8,
+        Op.VALUES: 8,
+        Op.UPDATE: 30,
+        Op.REWARD: 5,
+        Op.STAGE: 0.1,
+    },
+    "training is slow": {
+        Op.GENERATE: 20,
+        Op.REPEAT: 30,
+        Op.LOGPROBS: 15,
+        Op.VALUES: 12,
+        Op.UPDATE: 80,
+        Op.REWARD: 2,
+        Op.STAGE: 0.1,
+    },
+    "rewards are slow": {
+        Op.GENERATE: 10,
+        Op.REPEAT: 60,
+        Op.LOGPROBS: 4,
+        Op.VALUES: 4,
+        Op.UPDATE: 12,
+        Op.REWARD: 45,
+        Op.STAGE: 0.5,
+    },
+    "all take the same": dict.fromkeys(
+        (Op.GENERATE, Op.REPEAT, Op.LOGPROBS, Op.VALUES, Op.UPDATE, Op.REWARD, Op.STAGE), 1
+    ),
 }
 
 
 def near_the_bound(plan, seconds, room, optimum, worst=1.0):
-    """``worst``: how much longer than the best of all schedules it may take where the bound is not reached."""
+    """``worst``: how much longer than the best of all schedules it may take where the bound is not
+    reached."""
     simulation = simulate(rank(plan, seconds, room), seconds, room)
     assert simulation.makespan >= simulation.bound - 1e-9
-    return simulation.makespan <= 1.05 * simulation.bound or simulation.makespan <= worst * optimum(plan, seconds, room) + 1e-9
+    return (
+        simulation.makespan <= 1.05 * simulation.bound
+        or simulation.makespan <= worst * optimum(plan, seconds, room) + 1e-9
+    )
 
 
 def test_there_are_algorithms():
@@ -52,8 +82,13 @@ def test_any_times(placed, room, optimum, algorithm):
 def any_times(plan, room, optimum, placement):
     """Whatever each node takes."""
 
-    @settings(deadline=None, max_examples=10, derandomize=True)  # no rule is best always, so it may miss the best by a fifth
-    @given(st.fixed_dictionaries({i: st.integers(1, 99) | st.sampled_from([0.1, 0.5, 10.5]) for i in plan.live if i}))
+    # no rule is best always, so it may miss the best by a fifth
+    @settings(deadline=None, max_examples=10, derandomize=True)
+    @given(
+        st.fixed_dictionaries(
+            {i: st.integers(1, 99) | st.sampled_from([0.1, 0.5, 10.5]) for i in plan.live if i}
+        )
+    )
     def near(times):
         assert near_the_bound(plan, {0: 0.0} | times, room, optimum, worst=1.2), placement
 

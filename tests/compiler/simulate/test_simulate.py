@@ -15,7 +15,14 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.simulate import CriticalNode, simulate
 from rlflow.errors import PlanError
 
-SECONDS = {Op.GENERATE: 60.0, Op.LOGPROBS: 10.0, Op.VALUES: 9.0, Op.REWARD: 8.0, Op.UPDATE: 30.0, Op.STAGE: 1.0}
+SECONDS = {
+    Op.GENERATE: 60.0,
+    Op.LOGPROBS: 10.0,
+    Op.VALUES: 9.0,
+    Op.REWARD: 8.0,
+    Op.UPDATE: 30.0,
+    Op.STAGE: 1.0,
+}
 FORWARDS = ("actor.logprobs", "reference.logprobs", "critic.values")
 
 
@@ -24,7 +31,8 @@ def seconds(node):
 
 
 def made(*nodes, times, room=None):
-    """A plan of (lane, numbers of the nodes that it waits for), ranked with these times; node 0 is the data."""
+    """A plan of (lane, numbers of the nodes that it waits for), ranked with these times; node 0 is the
+    data."""
     graph = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for number, (_, before) in enumerate(nodes, 1):
         inputs = tuple(Input(f"x{b}", Column(b, "x")) for b in before)
@@ -34,11 +42,14 @@ def made(*nodes, times, room=None):
     return rank(plan, {0: 0.0} | times, room or {})
 
 
-def test_on_a_pool_for_each_role_the_forwards_and_the_reward_of_ppo_run_together_and_so_do_the_updates(placed, room):
+def test_on_a_pool_for_each_role_the_forwards_and_the_reward_of_ppo_run_together_and_so_do_the_updates(
+    placed, room
+):
     simulation = simulate(placed("ppo", "a pool for each role"), seconds, room)
     assert simulation.together("reward", *FORWARDS)
     assert simulation.together("actor.update", "critic.update")
-    assert simulation.makespan == simulation.bound == simulation.longest == 103  # sampling, a forward, three stages, an update
+    # sampling, a forward, three stages, an update
+    assert simulation.makespan == simulation.bound == simulation.longest == 103
 
 
 def test_roles_in_two_pools_halve_the_updates(placed, room):
@@ -58,15 +69,23 @@ def test_on_one_pool_models_take_turns_in_a_sound_order(placed, room):
     assert {span.node for span in models[4:]} == {"actor.update", "critic.update"}
     assert simulation.together("reward", models[1].node)
     for span in simulation.spans:
-        assert all(simulation.by_name[name].end <= span.start for name in span.waits_for if name in simulation.by_name)
+        assert all(
+            simulation.by_name[name].end <= span.start
+            for name in span.waits_for
+            if name in simulation.by_name
+        )
 
 
-@pytest.mark.parametrize("placement", ["one pool", "rollout beside train", "actor beside others", "a pool for each role"])
+@pytest.mark.parametrize(
+    "placement", ["one pool", "rollout beside train", "actor beside others", "a pool for each role"]
+)
 def test_nodes_run_once_in_their_lane_for_their_time(placed, room, placement):
     plan = placed("ppo", placement)
     spans = simulate(plan, seconds, room).spans
     assert {span.node: (span.lane, span.seconds) for span in spans} == {
-        node.name: (plan.lane[i], SECONDS[node.op]) for i in plan.live if (node := plan.graph.nodes[i]).op is not Op.DATA
+        node.name: (plan.lane[i], SECONDS[node.op])
+        for i in plan.live
+        if (node := plan.graph.nodes[i]).op is not Op.DATA
     }
     assert len(spans) == len(plan.live) - 1
 
@@ -76,7 +95,11 @@ def test_the_critical_path_says_what_each_node_waited_for():
     #   └───▶ n3
     plan = made(("a", [0]), ("a", [1]), ("a", [1]), ("b", [2]), times={1: 4, 2: 1, 3: 5, 4: 2}, room={"a": 1})
     simulation = simulate(plan, {1: 4, 2: 1, 3: 5, 4: 2}, {"a": 1, "b": 1})
-    assert simulation.critical == (CriticalNode("n1"), CriticalNode("n2", "n1", "node"), CriticalNode("n3", "n2", "lane"))
+    assert simulation.critical == (
+        CriticalNode("n1"),
+        CriticalNode("n2", "n1", "node"),
+        CriticalNode("n3", "n2", "lane"),
+    )
     assert simulation.makespan == simulation.bound == 10
     assert simulation.busy == {"a": 1.0, "b": 0.2}
 
@@ -101,17 +124,32 @@ def test_what_follows_and_takes_turns_counts_as_long_as_its_turns(room):
     nodes = (("rollout", [0]), ("rollout", [0]), ("train", [1]), ("train", [1]), ("io", [2]))
     times = {1: 2, 2: 2, 3: 5, 4: 5, 5: 6}
     assert simulate(made(*nodes, times=times, room=room), times, room).makespan == 12
-    assert simulate(made(*nodes, times=times), times, room).makespan == 14  # without knowing of turns n2 goes first
+    # without knowing of turns n2 goes first
+    assert simulate(made(*nodes, times=times), times, room).makespan == 14
 
 
 def test_an_unrolled_plan_is_a_plan(placed, room):
     """Two iterations of PPO: the second samples when the actor is updated, and not before."""
     one = placed("ppo", "actor beside others")
     count = len(one.graph.nodes)
-    later = [replace(node, id=node.id + count, name=f"{node.name}@1", inputs=tuple(
-        Input(item.parameter, Column(item.column.node + count, item.column.name)) for item in node.inputs)) for node in one.graph.nodes]
-    unrolled = Plan(one.program, replace(one.graph, nodes=(*one.graph.nodes, *later)), tuple(range(2 * count)),
-                    lane=one.lane | {i + count: lane for i, lane in one.lane.items()})
+    later = [
+        replace(
+            node,
+            id=node.id + count,
+            name=f"{node.name}@1",
+            inputs=tuple(
+                Input(item.parameter, Column(item.column.node + count, item.column.name))
+                for item in node.inputs
+            ),
+        )
+        for node in one.graph.nodes
+    ]
+    unrolled = Plan(
+        one.program,
+        replace(one.graph, nodes=(*one.graph.nodes, *later)),
+        tuple(range(2 * count)),
+        lane=one.lane | {i + count: lane for i, lane in one.lane.items()},
+    )
     simulation = simulate(rank(unrolled, room=room), seconds, room)
     alone = simulate(one, seconds, room)
     assert simulation.by_name["actor.generate@1"].start >= simulation.by_name["actor.update"].end
@@ -159,4 +197,6 @@ def test_the_bound_is_never_above_the_optimum_nor_the_optimum_above_a_schedule(o
     simulation = simulate(plan, times, room)
     assert simulation.bound <= optimum(plan, times, room) + 1e-9 <= simulation.makespan + 2e-9
     assert simulation.makespan <= sum(times.values()), "there is always something that runs"
-    assert sum(simulation.by_name[step.node].seconds for step in simulation.critical) == pytest.approx(simulation.makespan)
+    assert sum(simulation.by_name[step.node].seconds for step in simulation.critical) == pytest.approx(
+        simulation.makespan
+    )

@@ -5,7 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from rlflow import RANK0, FlowError, flow, group_mean, loss, repeat, row, scalar, stage, text, truncated_weights
+from rlflow import (
+    RANK0,
+    FlowError,
+    flow,
+    group_mean,
+    loss,
+    repeat,
+    row,
+    scalar,
+    stage,
+    text,
+    truncated_weights,
+)
 from rlflow.author.load import load_flow
 from rlflow.author.node_options import AskOptions, RepeatOptions, ShownOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Op
@@ -50,7 +62,13 @@ def test_edges_are_columns_not_lines():
         actor.update(batch, policy_loss)
 
     graph = traced(f)
-    assert [node.name for node in graph.nodes] == ["prompts", "actor.generate", "reward", "actor.logprobs", "actor.update"]
+    assert [node.name for node in graph.nodes] == [
+        "prompts",
+        "actor.generate",
+        "reward",
+        "actor.logprobs",
+        "actor.update",
+    ]
     assert graph.before("reward") == {"prompts", "actor.generate"}
     assert graph.before("actor.update") == {"prompts", "actor.generate", "actor.logprobs"}
 
@@ -158,7 +176,10 @@ def test_a_second_name_asks_for_the_entropy():
         batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))
         actor.update(batch, policy_loss)
 
-    assert [(o.name, o.source) for o in traced(f).by_name["actor.logprobs"].outputs] == [("logprobs", "logprobs"), ("entropy", "entropy")]
+    assert [(o.name, o.source) for o in traced(f).by_name["actor.logprobs"].outputs] == [
+        ("logprobs", "logprobs"),
+        ("entropy", "entropy"),
+    ]
 
 
 def test_a_role_is_what_it_is_used_for():
@@ -166,7 +187,11 @@ def test_a_role_is_what_it_is_used_for():
     assert {n for n, use in uses.items() if use.trained} == {"actor", "critic"}
     assert {n for n, use in uses.items() if use.generates} == {"actor"}
     assert {n for n, use in uses.items() if use.rewards} == {"reward"}
-    assert (uses["actor"].head, uses["critic"].head, uses["reference"].head) == ("logprobs", "values", "logprobs")
+    assert (uses["actor"].head, uses["critic"].head, uses["reference"].head) == (
+        "logprobs",
+        "values",
+        "logprobs",
+    )
 
 
 def test_variadic_roles_bind_every_reward_in_order():
@@ -180,7 +205,11 @@ def test_variadic_roles_bind_every_reward_in_order():
 
     assert role_names(f, 3) == {"actor": ["actor"], "rewards": ["rewards_0", "rewards_1", "rewards_2"]}
     graph = compile_flow(f, options=TraceOptions(rewards=3)).graph
-    assert [node.name for node in graph.nodes if node.op is Op.REWARD] == ["rewards_0", "rewards_1", "rewards_2"]
+    assert [node.name for node in graph.nodes if node.op is Op.REWARD] == [
+        "rewards_0",
+        "rewards_1",
+        "rewards_2",
+    ]
 
 
 def test_a_reward_reads_what_its_function_names():
@@ -211,7 +240,8 @@ def test_pairs_arrive_as_groups_of_two_and_need_no_sampling():
     assert graph.axes[0].grouped
 
 
-# -- merging ---------------------------------------------------------------------------------------------------------------------
+# -- merging
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_baseline_of_one_row_per_prompt_is_merged_into_rows_of_the_same_prompts():
@@ -283,7 +313,8 @@ def test_an_update_needs_the_mask():
     assert [(p.code, p.expected) for p in found] == [("missing-column", "column 'mask'")]
 
 
-# -- state -----------------------------------------------------------------------------------------------------------------------
+# -- state
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_state_is_a_column_of_every_batch_and_is_set_by_the_stage_that_gives_it():
@@ -299,7 +330,9 @@ def test_state_is_a_column_of_every_batch_and_is_set_by_the_stage_that_gives_it(
     first, second = graph.by_name["raise_bar"], graph.by_name["raise_bar#2"]
     assert graph.nodes[first.inputs[1].column.node].op is Op.STATE
     assert second.inputs[1].column == Column(first.id, "bar")
-    assert [(slot.name, slot.initial, slot.final) for slot in graph.state] == [("bar", 0.5, Column(second.id, "bar"))]
+    assert [(slot.name, slot.initial, slot.final) for slot in graph.state] == [
+        ("bar", 0.5, Column(second.id, "bar"))
+    ]
 
 
 def test_a_bare_state_name_has_the_states_kind():
@@ -365,7 +398,8 @@ def test_state_is_set_once_for_all_ranks():
     assert problems(f, state=lambda hp: {"bar": 0.5}) == [("state-dispatch", "bar under ALL")]
 
 
-# -- repeat ----------------------------------------------------------------------------------------------------------------------
+# -- repeat
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_repeat_body_is_a_graph_of_its_own_with_names_unique_over_both():
@@ -398,7 +432,9 @@ def test_rows_kept_by_repeat_are_rows_of_their_own():
             return rows | mixed(rows | reward(rows))
 
         batch = repeat(body, prompts, groups=2, tries=3)
-        batch |= reward(prompts | actor.generate(prompts, max_tokens=4).select("completion"), gives="baseline")
+        batch |= reward(
+            prompts | actor.generate(prompts, max_tokens=4).select("completion"), gives="baseline"
+        )
         batch |= actor.logprobs(batch)
         actor.update(batch, policy_loss)
 
@@ -423,18 +459,40 @@ def test_mistakes_within_a_body_are_found_and_those_after_it_too():
     found = [(p.code, p.expected) for p in trace(flow(f)).problems]
     assert ("never-read", "a later stage, loss or verb that reads it") in found
     assert ("setting-range", "groups: an integer of at least 1") in found
-    assert [expected for code, expected in found if code == "missing-column"] == ["column 'scores'", "column 'logprobs'"]
+    assert [expected for code, expected in found if code == "missing-column"] == [
+        "column 'scores'",
+        "column 'logprobs'",
+    ]
 
 
-# -- symbols ---------------------------------------------------------------------------------------------------------------------
+# -- symbols
+# ------------------------------------------------------------------------------------------------------------
 
 USES = {
-    "bool": lambda b: bool(b), "len": lambda b: len(b), "iter": lambda b: list(b), "int": lambda b: int(b["tokens"]),
-    "range": lambda b: range(b["tokens"]), "neg": lambda b: -b["tokens"], "radd": lambda b: 1 + b["tokens"], "rsub": lambda b: 1 - b,
-    "and": lambda b: b & b, "or": lambda b: b | 3, "ror": lambda b: {} | b, "eq": lambda b: b == b, "ne": lambda b: b["mask"] != 1,
-    "lt": lambda b: b["tokens"] < 3, "sum": lambda b: sum(b["tokens"]), "max": lambda b: max(b, b["tokens"]), "abs": lambda b: abs(b),
-    "round": lambda b: round(b["tokens"]), "index": lambda b: b[0], "slice": lambda b: b[:2], "attribute": lambda b: b["tokens"].shape,
-    "set": lambda b: b.__setitem__("x", 1), "rows": lambda b: b.rows([0]), "chunk": lambda b: b.chunk(2),
+    "bool": lambda b: bool(b),
+    "len": lambda b: len(b),
+    "iter": lambda b: list(b),
+    "int": lambda b: int(b["tokens"]),
+    "range": lambda b: range(b["tokens"]),
+    "neg": lambda b: -b["tokens"],
+    "radd": lambda b: 1 + b["tokens"],
+    "rsub": lambda b: 1 - b,
+    "and": lambda b: b & b,
+    "or": lambda b: b | 3,
+    "ror": lambda b: {} | b,
+    "eq": lambda b: b == b,
+    "ne": lambda b: b["mask"] != 1,
+    "lt": lambda b: b["tokens"] < 3,
+    "sum": lambda b: sum(b["tokens"]),
+    "max": lambda b: max(b, b["tokens"]),
+    "abs": lambda b: abs(b),
+    "round": lambda b: round(b["tokens"]),
+    "index": lambda b: b[0],
+    "slice": lambda b: b[:2],
+    "attribute": lambda b: b["tokens"].shape,
+    "set": lambda b: b.__setitem__("x", 1),
+    "rows": lambda b: b.rows([0]),
+    "chunk": lambda b: b.chunk(2),
 }
 
 
@@ -454,13 +512,21 @@ def test_what_a_symbol_can_say_it_says():
 
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)
-        said.update(contains="tokens" in batch, absent="values" in batch, text=str(batch.select("mask")), column=str(batch["mask"]))
+        said.update(
+            contains="tokens" in batch,
+            absent="values" in batch,
+            text=str(batch.select("mask")),
+            column=str(batch["mask"]),
+        )
         batch |= actor.logprobs(batch)
         actor.update(batch, policy_loss)
 
     traced(f)
     assert said == {
-        "contains": True, "absent": False, "text": "Batch(traced; mask: token bool)", "column": "<column mask, not known while tracing>",
+        "contains": True,
+        "absent": False,
+        "text": "Batch(traced; mask: token bool)",
+        "column": "<column mask, not known while tracing>",
     }
 
 
@@ -480,7 +546,8 @@ def test_a_batch_of_a_finished_trace_is_refused_by_stages_too():
         kept[0].select("tokens")
 
 
-# -- settings --------------------------------------------------------------------------------------------------------------------
+# -- settings
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_settings_shape_the_graph():
@@ -583,6 +650,10 @@ def test_rows_that_are_asked_in_words_of_their_own_are_encoded_for_who_samples_f
 
 def test_a_generate_with_an_environment_waits_for_its_turns_too():
     environment = parse_environment("retry", {"turns": 3})
-    alone, beside = (compile_flow(load_flow("grpo"), options=TraceOptions(environments=some)).graph.by_name["actor.generate"].timeout
-                     for some in ({}, {"": environment}))  # fmt: skip
+    alone, beside = (
+        compile_flow(load_flow("grpo"), options=TraceOptions(environments=some))
+        .graph.by_name["actor.generate"]
+        .timeout
+        for some in ({}, {"": environment})
+    )
     assert beside - alone == environment.bounds.turns * environment.bounds.seconds > 0

@@ -1,6 +1,5 @@
 """A flow's own evaluation as a graph: what is traced of it, what identifies it, and what is refused."""
 
-
 import pytest
 from sources import TESTS
 
@@ -23,12 +22,21 @@ def program(name, **options):
 def test_the_nodes_of_an_evaluation_stand_beside_those_of_the_iteration():
     graph = program("two").graph
     assert [node.name for node in graph.evaluation.nodes] == [
-        "prompts", "evaluation.actor.generate", "evaluation.lengths", "evaluation.choose", "evaluation.again", "evaluation.ask",
-        "evaluation.actor.generate#2", "evaluation.reward",
-    ]  # fmt: skip
+        "prompts",
+        "evaluation.actor.generate",
+        "evaluation.lengths",
+        "evaluation.choose",
+        "evaluation.again",
+        "evaluation.ask",
+        "evaluation.actor.generate#2",
+        "evaluation.reward",
+    ]
     assert graph.nodes == program("usual").graph.nodes
     assert {item.parameter for item in graph.evaluation.results} == {"scores", "completion"}
-    assert [node.name for node in used_nodes(graph)] == [*(node.name for node in graph.nodes), *(n.name for n in graph.evaluation.nodes)]
+    assert [node.name for node in used_nodes(graph)] == [
+        *(node.name for node in graph.nodes),
+        *(n.name for n in graph.evaluation.nodes),
+    ]
 
 
 def test_an_evaluation_is_part_of_the_identity_and_a_flow_without_one_keeps_its_own():
@@ -36,9 +44,15 @@ def test_an_evaluation_is_part_of_the_identity_and_a_flow_without_one_keeps_its_
     assert len({identity(graph) for graph in (greedy, two, usual)}) == 3
     assert unpack(pack(two)) == two
     assert b"evaluation" not in pack(usual)
-    assert [str(line) for line in diff(usual, two) if "evaluation" in str(line)] == ["+ evaluation last_of_two"]
-    assert [str(line) for line in diff(two, usual) if "evaluation" in str(line)] == ["- evaluation last_of_two"]
-    assert any(str(line).startswith("~ in the evaluation: - evaluation.lengths") for line in diff(two, greedy))
+    assert [str(line) for line in diff(usual, two) if "evaluation" in str(line)] == [
+        "+ evaluation last_of_two"
+    ]
+    assert [str(line) for line in diff(two, usual) if "evaluation" in str(line)] == [
+        "- evaluation last_of_two"
+    ]
+    assert any(
+        str(line).startswith("~ in the evaluation: - evaluation.lengths") for line in diff(two, greedy)
+    )
     assert not diff(two, program("two").graph)
 
 
@@ -47,8 +61,14 @@ def test_an_evaluation_is_drawn():
     lines = draw.text(graph).splitlines()
     assert lines[lines.index("  evaluation greedily") + 1].startswith("  | prompts")
     mermaid = draw.mermaid(graph).splitlines()
-    inside = mermaid[mermaid.index('  subgraph evaluation["evaluation greedily"]') + 1 : mermaid.index("  end")]
-    assert inside[:3] == ['  e0[("prompts")]', '  e1["evaluation.actor.generate"]', '  e2["evaluation.reward"]']
+    inside = mermaid[
+        mermaid.index('  subgraph evaluation["evaluation greedily"]') + 1 : mermaid.index("  end")
+    ]
+    assert inside[:3] == [
+        '  e0[("prompts")]',
+        '  e1["evaluation.actor.generate"]',
+        '  e2["evaluation.reward"]',
+    ]
     assert '  e0 -->|"prompt_tokens"| e1' in inside
     dot = draw.dot(graph).splitlines()
     assert dot[dot.index("  subgraph cluster_evaluation {") + 1] == '  label="evaluation greedily";'
@@ -65,8 +85,15 @@ def test_a_plan_runs_what_the_evaluation_gives_and_nothing_else():
 
 def test_the_run_sets_how_an_evaluation_samples_but_for_its_temperatures():
     sampling = {"actor.generate": {"stop": ("x",), "top_p": 0.5, "temperature": 0.3}}
-    settings = [node.settings for node in program("two", sampling=sampling).graph.evaluation.nodes if node.role == "actor"]
-    assert [(one.stop, one.top_p, one.temperature) for one in settings] == [(("x",), 0.5, 1.0), (("x",), 0.5, 0.7)]
+    settings = [
+        node.settings
+        for node in program("two", sampling=sampling).graph.evaluation.nodes
+        if node.role == "actor"
+    ]
+    assert [(one.stop, one.top_p, one.temperature) for one in settings] == [
+        (("x",), 0.5, 1.0),
+        (("x",), 0.5, 0.7),
+    ]
 
 
 def test_what_a_flow_calls_before_does_not_change_the_chance_of_its_evaluation():
@@ -113,7 +140,11 @@ def test_sampling_in_an_evaluation_is_none_to_be_learned_from():
 
     graph = compile_flow(learned).graph
     assert not next(use for use in graph.roles if use.name == "actor").generates
-    assert {output.name for output in graph.evaluation.nodes[0].outputs} == {"prompt", "answer", "prompt_tokens"}
+    assert {output.name for output in graph.evaluation.nodes[0].outputs} == {
+        "prompt",
+        "answer",
+        "prompt_tokens",
+    }
     assert check(learned, staleness=1).ok
 
 

@@ -19,24 +19,42 @@ def of_rows(new, scores):
 
 
 ROWS = {
-    "of prompts": RowAxis(), "sampled": RowAxis(0, samples=4, grouped=True), "alone": RowAxis(0, samples=1, grouped=True),
-    "chosen": RowAxis(1, grouped=True, step="chosen"), "whole groups": RowAxis(1, samples=4, grouped=True, step="chosen"),
+    "of prompts": RowAxis(),
+    "sampled": RowAxis(0, samples=4, grouped=True),
+    "alone": RowAxis(0, samples=1, grouped=True),
+    "chosen": RowAxis(1, grouped=True, step="chosen"),
+    "whole groups": RowAxis(1, samples=4, grouped=True, step="chosen"),
 }
 
 
-@pytest.mark.parametrize(("rows", "code"), [
-    ("of prompts", ["no-groups"]), ("sampled", []), ("alone", ["single-groups"]), ("chosen", ["thin-groups"]), ("whole groups", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ("of prompts", ["no-groups"]),
+        ("sampled", []),
+        ("alone", ["single-groups"]),
+        ("chosen", ["thin-groups"]),
+        ("whole groups", []),
+    ],
+)
 def test_a_loss_of_groups_needs_groups_of_several_rows_and_one_of_rows_needs_none(rows, code):
     assert [problem.code for problem in update_rules(of_groups, ROWS[rows], "it", None)] == code
     assert list(update_rules(of_rows, ROWS[rows], "it", None)) == []
 
 
-@pytest.mark.parametrize(("kinds", "fit"), [
-    ([row("float32")], True), ([row("float32"), row("float32")], True), ([row("float32"), None], True), ([None, None], True),
-    ([group("float32"), row("float32")], True), ([row("float32"), token("float32")], False), ([row("float32"), row("int64")], False),
-    ([row("float32"), text], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kinds", "fit"),
+    [
+        ([row("float32")], True),
+        ([row("float32"), row("float32")], True),
+        ([row("float32"), None], True),
+        ([None, None], True),
+        ([group("float32"), row("float32")], True),
+        ([row("float32"), token("float32")], False),
+        ([row("float32"), row("int64")], False),
+        ([row("float32"), text], False),
+    ],
+)
 def test_columns_of_one_name_are_joined_where_they_are_of_one_kind(kinds, fit):
     problem = joined_kinds("bonus", kinds, None)
     assert (problem is None) == fit
@@ -44,6 +62,9 @@ def test_columns_of_one_name_are_joined_where_they_are_of_one_kind(kinds, fit):
 
 
 def test_only_a_function_has_parameters_that_may_be_settings():
-    remedies = [missing("choose", "hard", ["prompt"], None, defined, ()).remedy for defined in (None, Place("mine.py", 3))]
+    remedies = [
+        missing("choose", "hard", ["prompt"], None, defined, ()).remedy
+        for defined in (None, Place("mine.py", 3))
+    ]
     assert [("'*'" in str(remedy)) for remedy in remedies] == [False, True]
     assert remedies[0] == "merge the stage that gives it first: batch |= <stage giving 'hard'>(batch)"

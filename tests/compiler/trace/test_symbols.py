@@ -12,8 +12,13 @@ from rlflow.compiler.graph.model import Column, Input, Node, Op
 from rlflow.compiler.trace.symbols import ColumnSource, SymbolicColumn, call_settings
 from rlflow.errors import FlowError
 
-RECORDED = SimpleNamespace(nodes=[Node(0, Op.DATA, "prompts", 0), Node(1, Op.STAGE, "all", 0, dispatch="ALL"),
-                                  Node(2, Op.STAGE, "one", 0, dispatch="RANK0")])  # fmt: skip
+RECORDED = SimpleNamespace(
+    nodes=[
+        Node(0, Op.DATA, "prompts", 0),
+        Node(1, Op.STAGE, "all", 0, dispatch="ALL"),
+        Node(2, Op.STAGE, "one", 0, dispatch="RANK0"),
+    ]
+)
 
 
 def column(kind, node=2, recorded=RECORDED):
@@ -31,7 +36,9 @@ def test_a_scalar_is_an_edge_and_has_no_value_whatever_its_default():
     assert not call.problems
 
 
-@pytest.mark.parametrize("wrong", [column(row("float32")), column(scalar("bool")), column(None), column(scalar("float32"), node=1)])
+@pytest.mark.parametrize(
+    "wrong", [column(row("float32")), column(scalar("bool")), column(None), column(scalar("float32"), node=1)]
+)
 def test_what_is_no_single_number_is_refused_and_has_its_default(wrong):
     call = settings(beta=wrong, count=wrong)
     assert [problem.code for problem in call.problems] == ["setting-column"] * 2
@@ -52,8 +59,13 @@ def test_a_column_of_another_trace_does_not_belong_here():
         settings(beta=column(scalar("float32"), recorded=SimpleNamespace()))
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("heat", 'pass batch["heat"] as a setting, or read it inside a @stage'),
-                                              ("scores", "read columns inside a @stage")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("heat", 'pass batch["heat"] as a setting, or read it inside a @stage'),
+        ("scores", "read columns inside a @stage"),
+    ],
+)
 def test_a_column_that_is_asked_for_as_an_attribute_is_not_called_missing(name, remedy):
     @flow(state=lambda hp: {"heat": 1.0})
     def asking(prompts, actor, reward):
@@ -62,4 +74,7 @@ def test_a_column_that_is_asked_for_as_an_attribute_is_not_called_missing(name, 
         getattr(batch, name)
 
     (problem,) = check(asking, with_variants=False).problems
-    assert (problem.message, problem.remedy) == (f"a batch has no attribute '{name}', it has a column of that name", remedy)
+    assert (problem.message, problem.remedy) == (
+        f"a batch has no attribute '{name}', it has a column of that name",
+        remedy,
+    )

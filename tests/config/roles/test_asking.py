@@ -1,4 +1,5 @@
-"""Rows that are asked become prompts by the tokenizer and the chat template of the role that samples from them."""
+"""Rows that are asked become prompts by the tokenizer and the chat template of the role that samples from
+them."""
 
 import json
 import math
@@ -57,7 +58,9 @@ def other(tmp_path):
     """A model folder whose tokenizer is told otherwise than that of the packaged model."""
     folder = shutil.copytree(MODEL, tmp_path / "other")
     file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "padding_side": "right", "model_max_length": 7}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "padding_side": "right", "model_max_length": 7})
+    )
     return folder
 
 
@@ -81,7 +84,9 @@ def test_roles_of_different_tokenizers_do_not_share_asked_rows(other):
 
 def test_a_copy_of_a_tokenizer_is_the_same_tokenizer(tmp_path):
     copy = shutil.copytree(MODEL, tmp_path / "copy")
-    assert encoder(MODEL, copy).encode(("critic",), ["1+2="]) == encoder(MODEL, MODEL).encode(("critic",), ["1+2="])
+    assert encoder(MODEL, copy).encode(("critic",), ["1+2="]) == encoder(MODEL, MODEL).encode(
+        ("critic",), ["1+2="]
+    )
 
 
 def test_a_text_that_follows_a_response_is_not_put_as_a_prompt():
@@ -99,12 +104,22 @@ def test_a_role_whose_model_cannot_be_told_of_its_tools_is_refused_at_once():
     values = {"model": str(MODEL), "solver.model": str(MODEL)}
     config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
     tools = parse_environment(f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator", {})
-    with pytest.raises(PlanError, match=r"calculator\.py:\d+: tools are told of by a chat template, and the tokenizer of .* has none"):
+    with pytest.raises(
+        PlanError,
+        match=r"calculator\.py:\d+: tools are told of by a chat template, and the tokenizer of .* has none",
+    ):
         asking(graph, bind_roles(graph, config), config, {"solver": tools})
 
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant={% endif %}"
-MESSAGES = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}, {"role": "user", "content": "7-4="}]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}{% if add_generation_prompt "
+    "%}assistant={% endif %}"
+)
+MESSAGES = [
+    {"role": "user", "content": "1+2="},
+    {"role": "assistant", "content": "3"},
+    {"role": "user", "content": "7-4="},
+]
 
 
 @pytest.fixture
@@ -119,8 +134,10 @@ def chatting(tmp_path):
 def test_messages_go_through_the_chat_template_of_the_role_as_prompts_of_the_data_do(chatting):
     asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting)
     ids = asked.encode(("solver",), [MESSAGES, MESSAGES[:1], "1+2="])
-    expected = [tokenizer.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-                for messages in (MESSAGES, MESSAGES[:1])]  # fmt: skip
+    expected = [
+        tokenizer.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        for messages in (MESSAGES, MESSAGES[:1])
+    ]
     assert ids[:2] == [tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"] for text in expected]
     assert ids[2] == ids[1], "a text is a user's message where there is a template"
     with_system = encoder(chatting, chatting, **{"data.system": "add"}).encode(("solver",), [MESSAGES])
@@ -135,8 +152,16 @@ def test_a_chat_template_gets_the_variables_of_the_data_for_what_is_asked_too(ch
     assert asked.decode(("solver",), asked.encode(("solver",), ["1+2="])) == ["user=1+2=;assistant=3"]
 
 
-CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]),
-                                                "content": st.text("0123456789+-=", max_size=5)}), min_size=1, max_size=4)  # fmt: skip
+CONVERSATIONS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system"]),
+            "content": st.text("0123456789+-=", max_size=5),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 def test_any_messages_have_the_ids_of_transformers_and_those_of_prompts_of_the_data(chatting, tmp_path):
@@ -147,9 +172,14 @@ def test_any_messages_have_the_ids_of_transformers_and_those_of_prompts_of_the_d
     @given(st.lists(CONVERSATIONS, min_size=5, max_size=9))
     def equal(conversations):
         rows = asked.encode(("solver",), conversations)
-        assert rows == [tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in conversations]
+        assert rows == [
+            tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False)
+            for each in conversations
+        ]
         questions = {number: each for number, each in enumerate(conversations) if each[-1]["role"] == "user"}
-        file.write_text("".join(json.dumps({"prompt": each, "answer": "3"}) + "\n" for each in questions.values()))
+        file.write_text(
+            "".join(json.dumps({"prompt": each, "answer": "3"}) + "\n" for each in questions.values())
+        )
         data = open_data(file, tokenizer=chatting) if questions else None
         for row, number in enumerate(questions):
             assert rows[number] == data.batch([row]).data["prompt_tokens"].value.tolist()
@@ -172,7 +202,10 @@ def test_messages_that_follow_a_response_are_turns_of_the_template(chatting):
 
 
 def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
-    for call in (lambda asked: asked.encode(("solver",), ["1", MESSAGES]), lambda asked: asked.follow(("solver",), [MESSAGES], [[5]])):
+    for call in (
+        lambda asked: asked.encode(("solver",), ["1", MESSAGES]),
+        lambda asked: asked.follow(("solver",), [MESSAGES], [[5]]),
+    ):
         with pytest.raises(PlanError) as caught:
             call(encoder(MODEL, MODEL))
         assert "has no chat template" in str(caught.value)

@@ -29,7 +29,15 @@ def judged(tmp_path):
 
 
 def test_a_generator_of_one_backend_goes_with_a_trainer_of_another(judged):
-    judged(TRAINED, **{"actor.generator": "vllm", "actor.lr": "1e-3", "actor.tensor_parallel": "2", "actor.max_num_seqs": "8"})
+    judged(
+        TRAINED,
+        **{
+            "actor.generator": "vllm",
+            "actor.lr": "1e-3",
+            "actor.tensor_parallel": "2",
+            "actor.max_num_seqs": "8",
+        },
+    )
     with pytest.raises(PlanError, match="max_num_seqs"):
         judged(TRAINED, **{"actor.generator": "vllm", "actor.max_num_seqs": "0"})
 
@@ -50,17 +58,25 @@ def test_a_half_that_a_role_does_not_use_may_be_missing(judged):
 
 
 def test_naming_the_vllm_backend_loads_no_engine():
-    code = "import sys, rlflow.backends.vllm as b; print(hasattr(b, 'Trainer'), sorted({'torch', 'vllm'} & set(sys.modules)))"
+    code = (
+        "import sys, rlflow.backends.vllm as b; print(hasattr(b, 'Trainer'), sorted({'torch', 'vllm'} "
+        "& set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "[]"]
 
 
-@pytest.mark.parametrize(("half", "name", "device", "install"), [
-    ("generator", "vllm", "cpu", "python -m rlflow.backends.vllm.install"),
-    ("generator", "vllm", "cuda", r"pip install 'rlflow-dag\[vllm\]'"),
-    ("trainer", "deepspeed", "cpu", r"pip install --no-build-isolation 'rlflow-dag\[deepspeed\]'"),
-])  # fmt: skip
-def test_a_missing_engine_is_named_with_what_installs_it_before_anything_is_loaded(judged, monkeypatch, half, name, device, install):
+@pytest.mark.parametrize(
+    ("half", "name", "device", "install"),
+    [
+        ("generator", "vllm", "cpu", "python -m rlflow.backends.vllm.install"),
+        ("generator", "vllm", "cuda", r"pip install 'rlflow-dag\[vllm\]'"),
+        ("trainer", "deepspeed", "cpu", r"pip install --no-build-isolation 'rlflow-dag\[deepspeed\]'"),
+    ],
+)
+def test_a_missing_engine_is_named_with_what_installs_it_before_anything_is_loaded(
+    judged, monkeypatch, half, name, device, install
+):
     monkeypatch.setitem(sys.modules, name, None)
     told = rf"the package '{name}' is not installed(.|\n)*remedy: +{install}"
     with pytest.raises(PlanError, match=told):
@@ -78,9 +94,14 @@ def test_a_missing_vllm_is_named_with_what_installs_it(monkeypatch):
         imported("cuda")
 
 
-@pytest.mark.parametrize(("device", "dtype", "kept"), [
-    ("cuda", "float32", "highest"), ("cuda", "bfloat16", "high"), ("cpu", "float32", "high"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "dtype", "kept"),
+    [
+        ("cuda", "float32", "highest"),
+        ("cuda", "bfloat16", "high"),
+        ("cpu", "float32", "high"),
+    ],
+)
 def test_float32_on_a_gpu_is_float32(device, dtype, kept):
     before = torch.get_float32_matmul_precision()
     try:

@@ -28,7 +28,10 @@ def of(flow, **values):
 def test_each_role_that_is_a_model_is_bound_with_what_it_needs():
     found = of("ppo")
     assert {name: role.needs for name, role in found.items()} == {
-        "actor": Halves(True, True), "critic": Halves(True, False), "reference": Halves(True, False)}  # fmt: skip
+        "actor": Halves(True, True),
+        "critic": Halves(True, False),
+        "reference": Halves(True, False),
+    }
     assert {role.folder for role in found.values()} == {MODEL}
     assert list(folders(found.values())) == [MODEL]
     assert [half.backend for half in found["actor"].halves] == ["local", "local"]
@@ -36,7 +39,10 @@ def test_each_role_that_is_a_model_is_bound_with_what_it_needs():
 
 def test_a_role_has_the_variables_of_its_chat_template_by_which_its_rows_end(tmp_path):
     folder = shutil.copytree(MODEL, tmp_path / "model")
-    template = "{% for m in messages %}{{ m.content }}{{ '<pad>' if padded and m.role == 'assistant' else '<eos>' }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.content }}{{ '<pad>' if padded and m.role == 'assistant' "
+        "else '<eos>' }}{% endfor %}"
+    )
     (folder / "chat_template.jinja").write_text(template)
     for padded, wanted in ((True, (0, 1)), (False, (1,))):
         role = of("grpo", model=str(folder), **{"data.template_kwargs": {"padded": padded}})["actor"]
@@ -50,8 +56,14 @@ def test_a_reward_that_nobody_trains_is_no_model():
 
 
 def test_what_backends_declare():
-    found = of("grpo", **{"actor.trainer": "fsdp", "actor.generator": "vllm", "actor.tensor_parallel": 2})["actor"]
-    assert (found.trainer.can.collective, found.trainer.can.tensor, found.generator.can.tensor) == (True, 2, 2)
+    found = of("grpo", **{"actor.trainer": "fsdp", "actor.generator": "vllm", "actor.tensor_parallel": 2})[
+        "actor"
+    ]
+    assert (found.trainer.can.collective, found.trainer.can.tensor, found.generator.can.tensor) == (
+        True,
+        2,
+        2,
+    )
     assert found.generator.offers(ScoresTokens)
     assert found.generator.offers(GivesChunks)
     assert found.generator.can.cache_bytes > 0
@@ -68,18 +80,28 @@ class Cold(local.Generator):
         return replace(super().capabilities(settings, device), temperatures=(0.01, 2.0))
 
 
-@pytest.mark.parametrize(("temperature", "found"), [("3", "3"), ("0.001", "0.001"), ("2", None), ("0.01", None), ("0", None)])
-def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is_made(temperature, found, monkeypatch):
-    config = sort_values({"model": str(MODEL), "actor.generate.temperature": temperature}, ["actor", "reference", "reward"])
+@pytest.mark.parametrize(
+    ("temperature", "found"), [("3", "3"), ("0.001", "0.001"), ("2", None), ("0.01", None), ("0", None)]
+)
+def test_a_temperature_that_an_engine_does_not_sample_at_is_refused_before_it_is_made(
+    temperature, found, monkeypatch
+):
+    config = sort_values(
+        {"model": str(MODEL), "actor.generate.temperature": temperature}, ["actor", "reference", "reward"]
+    )
     graph = compile_flow(load_flow("grpo"), None, TraceOptions(sampling=config.sampling)).graph
     bind_roles(graph, config)
     monkeypatch.setattr(local, "Generator", Cold)
     if found is None:
         assert bind_roles(graph, config)
         return
-    with pytest.raises(PlanError, match="--actor.generate.temperature 1, or another --actor.generator") as refused:
+    with pytest.raises(
+        PlanError, match="--actor.generate.temperature 1, or another --actor.generator"
+    ) as refused:
         bind_roles(graph, config)
-    assert [(problem.code, problem.found) for problem in refused.value.problems] == [("temperature", f"temperature {found}")]
+    assert [(problem.code, problem.found) for problem in refused.value.problems] == [
+        ("temperature", f"temperature {found}")
+    ]
 
 
 def test_vllm_declares_the_temperatures_that_it_refuses():
@@ -107,7 +129,10 @@ def test_a_class_that_returns_no_capabilities_is_named_with_what_to_do():
 
     with pytest.raises(PlanError, match=r"Forgets does not say what it can do(?s:.*)gave None"):
         capabilities(Forgets, object(), "cpu")
-    with pytest.raises(PlanError, match=r"NotOfTheClass does not say(?s:.*)gave TypeError(?s:.*)remedy: +return .* from a class method"):
+    with pytest.raises(
+        PlanError,
+        match=r"NotOfTheClass does not say(?s:.*)gave TypeError(?s:.*)remedy: +return .* from a class method",
+    ):
         capabilities(NotOfTheClass, object(), "cpu")
 
 
@@ -120,8 +145,10 @@ def test_a_subclass_has_to_say_itself_that_its_ranks_may_be_threads_and_that_it_
 
 def test_a_class_opts_out_of_an_inherited_ability_by_none():
     whole = type("Whole", (null.Generator,), {"generate_chunks": None})
-    assert [BoundHalf("generator", "null", kind, None, Capabilities()).offers(GivesChunks) for kind in (null.Generator, whole, None)] == [
-        True, False, False]  # fmt: skip
+    assert [
+        BoundHalf("generator", "null", kind, None, Capabilities()).offers(GivesChunks)
+        for kind in (null.Generator, whole, None)
+    ] == [True, False, False]
 
 
 def test_forwards_of_the_null_backend_alone_are_the_same_bits_beside_any_rows():

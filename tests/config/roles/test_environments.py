@@ -1,4 +1,5 @@
-"""Environments are bound to the role that samples; what does not fit is said at file and line, before anything is loaded."""
+"""Environments are bound to the role that samples; what does not fit is said at file and line, before
+anything is loaded."""
 
 import json
 
@@ -10,13 +11,20 @@ from rlflow.cli.check import check_flow
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.options import Options
-from rlflow.config.roles.environments import Environments, by_role, default_rewards, environments_of, single_rank, wanted_fields
+from rlflow.config.roles.environments import (
+    Environments,
+    by_role,
+    default_rewards,
+    environments_of,
+    single_rank,
+    wanted_fields,
+)
 from rlflow.data.json_fields import Wanted
 from rlflow.errors import PlanError
 from rlflow.runs.api import resolve_config
 
 GRPO, CRITIQUE = "algorithms/grpo.py", "algorithms/critique.py"
-READING = '''
+READING = """
 from rlflow import Turn
 class Reading:
     def reset(self, prompt, quest, extra=None, *, seed): ...
@@ -27,7 +35,7 @@ class Tokens:
 class Rest:
     def reset(self, **fields): ...
     def step(self, said): return Turn()
-'''
+"""
 
 
 @pytest.fixture
@@ -50,7 +58,9 @@ def config(**values):
 
 
 def test_flags_are_sorted_by_role_and_name():
-    sorted_ = config(**{"env": "a.py:A", "env.topk": "3", "actor.env": "b.py:B", "actor.env.turns": "2", "actor.lr": "0.1"})
+    sorted_ = config(
+        **{"env": "a.py:A", "env.topk": "3", "actor.env": "b.py:B", "actor.env.turns": "2", "actor.lr": "0.1"}
+    )
     assert sorted_.environments == {"": {"": "a.py:A", "topk": "3"}, "actor": {"": "b.py:B", "turns": "2"}}
     assert sorted_.options.env == "a.py:A"
     assert sorted_.roles == {"actor": {"lr": "0.1"}}
@@ -84,7 +94,9 @@ def test_the_packaged_tasks_reward_gives_way_to_the_environments():
     flow = load_flow(GRPO)
     assert resolve_config(flow, None, {})[0].options.reward == ("task",)
     assert resolve_config(flow, None, {"env": f"{FILE}:Scripted"})[0].options.reward == ()
-    assert resolve_config(flow, None, {"env": f"{FILE}:Scripted", "reward": ("math",)})[0].options.reward == ("math",)
+    assert resolve_config(flow, None, {"env": f"{FILE}:Scripted", "reward": ("math",)})[0].options.reward == (
+        "math",
+    )
 
 
 def test_check_passes_an_environment_and_its_node_tells_of_it():
@@ -93,7 +105,9 @@ def test_check_passes_an_environment_and_its_node_tells_of_it():
     node = report.program.graph.by_name["actor.generate"]
     assert node.settings.environment == "scripted.py:Scripted(), at most 3 turns"
     assert node.digest == spec_of(turns=3).digest
-    assert {"turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score"} <= {output.name for output in node.outputs}
+    assert {"turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score"} <= {
+        output.name for output in node.outputs
+    }
     assert node.timeout == 1800 + 3 * 60
     assert "prompt" in {item.parameter for item in node.inputs}
     reward = report.program.graph.by_name["reward"]
@@ -106,7 +120,10 @@ def test_what_reset_reads_is_judged_at_its_line(reading):
     assert str(error.definition).endswith("reading.py:3")
     assert "--data.quest FIELD" in error.remedy
     (error,) = errors(GRPO, "--env", f"{reading}:Tokens")
-    assert error.message == "the environment reading.py:Tokens reads column 'prompt_tokens', which is no row column"
+    assert (
+        error.message
+        == "the environment reading.py:Tokens reads column 'prompt_tokens', which is no row column"
+    )
 
 
 def test_fields_of_the_data_are_read_by_their_names(reading, tmp_path):
@@ -124,7 +141,9 @@ def test_an_environment_belongs_to_a_role_that_samples():
     (error,) = errors(GRPO, "--reference.env", f"{FILE}:Silent")
     assert error.message == "role 'reference' does not sample, so no environment can answer it"
     (error,) = errors(CRITIQUE, "--env", f"{FILE}:Silent")
-    assert error.message.startswith("several roles sample, and --env does not say which of them scripted.py:Silent answers")
+    assert error.message.startswith(
+        "several roles sample, and --env does not say which of them scripted.py:Silent answers"
+    )
     role = error.found.partition(",")[0]
     assert not errors(CRITIQUE, f"--{role}.env", f"{FILE}:Silent")
 
@@ -138,14 +157,24 @@ def test_columns_of_episodes_are_there_under_an_environment_alone():
 def test_recorded_lengths_and_an_environment_do_not_go_together(tmp_path):
     lengths = tmp_path / "lengths.json"
     lengths.write_text('{"lengths": [2, 3]}')
-    codes = [problem.code for problem in errors(GRPO, "--env", f"{FILE}:Silent", "--actor.generate.lengths", str(lengths))]
+    codes = [
+        problem.code
+        for problem in errors(GRPO, "--env", f"{FILE}:Silent", "--actor.generate.lengths", str(lengths))
+    ]
     assert codes == ["env-lengths"]
 
 
 def test_the_graph_changes_with_the_environment():
     flow = load_flow(GRPO)
-    graphs = {digest: compile_flow(flow, None, TraceOptions(environments=specs)).graph for digest, specs in (
-        ("none", {}), ("two", {"": spec_of(turns=2)}), ("three", {"": spec_of(turns=3)}), ("actor", {"actor": spec_of(turns=3)}))}
+    graphs = {
+        digest: compile_flow(flow, None, TraceOptions(environments=specs)).graph
+        for digest, specs in (
+            ("none", {}),
+            ("two", {"": spec_of(turns=2)}),
+            ("three", {"": spec_of(turns=3)}),
+            ("actor", {"actor": spec_of(turns=3)}),
+        )
+    }
     nodes = {name: graph.by_name["actor.generate"] for name, graph in graphs.items()}
     assert nodes["none"].digest == ""
     assert nodes["two"].digest != nodes["three"].digest == nodes["actor"].digest

@@ -12,22 +12,28 @@ from rlflow.config.roles.evaluation_sets import open_sets, set_paths
 from rlflow.config.roles.rewards import RewardNames, Rewards
 from rlflow.data.json_fields import NOTHING
 
-GRADE = '''
+GRADE = """
 def grade(completion, aim):
     return {"score": float(completion == str(aim["value"])), "pred": completion[:1]}
-'''
+"""
 
 
 @pytest.fixture
 def ground(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1 + 1 =", "answer": "2"}) + "\n")
-    (tmp_path / "other.jsonl").write_text("".join(json.dumps({"ask": f"{n} + 1 =", "aim": {"value": n + 1}}) + "\n" for n in range(3)))
+    (tmp_path / "other.jsonl").write_text(
+        "".join(json.dumps({"ask": f"{n} + 1 =", "aim": {"value": n + 1}}) + "\n" for n in range(3))
+    )
     (tmp_path / "judge.py").write_text(GRADE)
     return tmp_path
 
 
 def config(ground, sets=("other={}/other.jsonl",), **values):
-    written = {"data": (f"{ground}/train.jsonl",), "eval": tuple(text.format(ground) for text in sets), **values}
+    written = {
+        "data": (f"{ground}/train.jsonl",),
+        "eval": tuple(text.format(ground) for text in sets),
+        **values,
+    }
     return sort_values(written, ["actor", "reward"])
 
 
@@ -35,12 +41,17 @@ def opened(config, wanted=lambda name: NOTHING):
     return open_sets(config.options, config.data, None, wanted)
 
 
-@pytest.mark.parametrize(("sets", "words", "remedy"), [
-    (("{}/other.jsonl",), "has no name", "--eval other="), (("train={}/other.jsonl",), "'train' of a held-out set is taken", "train_test="),
-    (("a={0}/other.jsonl", "a={0}/train.jsonl"), "'a' of a held-out set is taken", "--eval a_test="),
-    (("greedy={}/other.jsonl",), "'greedy' of a held-out set is taken", ""), (("actor={}/other.jsonl",), "'actor' of a held-out", ""),
-    (("a={}/other.jsonl:0.5",), "'a' has a weight", "--eval a="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sets", "words", "remedy"),
+    [
+        (("{}/other.jsonl",), "has no name", "--eval other="),
+        (("train={}/other.jsonl",), "'train' of a held-out set is taken", "train_test="),
+        (("a={0}/other.jsonl", "a={0}/train.jsonl"), "'a' of a held-out set is taken", "--eval a_test="),
+        (("greedy={}/other.jsonl",), "'greedy' of a held-out set is taken", ""),
+        (("actor={}/other.jsonl",), "'actor' of a held-out", ""),
+        (("a={}/other.jsonl:0.5",), "'a' has a weight", "--eval a="),
+    ],
+)
 def test_a_set_has_a_name_of_its_own_and_no_weight(ground, sets, words, remedy):
     with pytest.raises(PlanError, match=words) as error:
         set_paths(config(ground, sets).options, ["actor"])
@@ -96,10 +107,17 @@ def test_a_set_has_one_judge(ground):
             RewardNames.of(config(ground, reward=rewards), grpo)
 
 
-@pytest.mark.parametrize(("rewards", "judges"), [
-    (("math", "task@a"), ("task@a",)), (("f.py:g@a.b:0.5",), ("f.py:g@a.b:0.5",)), (("task@ab",), ()),
-    (("http://host:80/x@a:2",), ("http://host:80/x@a:2",)), (("http://a@host/x",), ()), ((), ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rewards", "judges"),
+    [
+        (("math", "task@a"), ("task@a",)),
+        (("f.py:g@a.b:0.5",), ("f.py:g@a.b:0.5",)),
+        (("task@ab",), ()),
+        (("http://host:80/x@a:2",), ("http://host:80/x@a:2",)),
+        (("http://a@host/x",), ()),
+        ((), ()),
+    ],
+)
 def test_a_reward_with_the_name_of_a_set_judges_that_alone(rewards, judges):
     training, found = sort_rewards({"reward": rewards, "eval": ("a=x.jsonl", "a.b=y.jsonl")})
     assert found == judges

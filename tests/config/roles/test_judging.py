@@ -10,12 +10,12 @@ from rlflow.data.scorer import MATCH, ScorerSpec
 from rlflow.rewards import RewardPool
 from rlflow.rewards.reward import Reward
 
-GRADE = '''
+GRADE = """
 def grade(completion):
     return {"score": 0.5, "pred": 7} if completion else {"score": 1, "other": 2.0}
 def silent(completion):
     return None
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +26,30 @@ def pool():
 
 
 def judge(pool, **scorers):
-    return HeldOutJudge.of(torch.float32, {name: Reward(name, 1.0, scorer, pool) for name, scorer in scorers.items()})
+    return HeldOutJudge.of(
+        torch.float32, {name: Reward(name, 1.0, scorer, pool) for name, scorer in scorers.items()}
+    )
 
 
 def function(tmp_path, name):
     file = tmp_path / "own.py"
     file.write_text(GRADE)
-    return ScorerSpec("function", ("completion",), settings={"file": str(file), "function": name, "source": GRADE})
+    return ScorerSpec(
+        "function", ("completion",), settings={"file": str(file), "function": name, "source": GRADE}
+    )
 
 
-def test_a_row_is_judged_by_the_reward_of_its_source_and_answers_are_read_where_the_reward_reads_any(pool, tmp_path):
-    rows = Batch.of(completion=["<answer> 4 </answer>", "so #### 1,000", "x", "x", ""], answer=["4", "a #### 1000", "", "", ""],
-                    **{SOURCE: ["match", "match", "grade", "silent", "grade"]})  # fmt: skip
-    found = judge(pool, match=MATCH, grade=function(tmp_path, "grade"), silent=function(tmp_path, "silent"))(rows)
+def test_a_row_is_judged_by_the_reward_of_its_source_and_answers_are_read_where_the_reward_reads_any(
+    pool, tmp_path
+):
+    rows = Batch.of(
+        completion=["<answer> 4 </answer>", "so #### 1,000", "x", "x", ""],
+        answer=["4", "a #### 1000", "", "", ""],
+        **{SOURCE: ["match", "match", "grade", "silent", "grade"]},
+    )
+    found = judge(pool, match=MATCH, grade=function(tmp_path, "grade"), silent=function(tmp_path, "silent"))(
+        rows
+    )
     assert torch.equal(found.scores.nan_to_num(-1.0), torch.tensor([1.0, 1.0, 0.5, -1.0, 1.0]))
     assert found.extracted == ("4", "1000", "7", None, None)
 

@@ -10,10 +10,14 @@ from rlflow.config.roles.opened_data import data_settings, open_dataset, own_set
 from rlflow.errors import PlanError
 
 
-@pytest.mark.parametrize(("ends", "weights"), [((":0.75", ":0.25"), (Fraction(3, 4), Fraction(1, 4))), (("", ""), (2, 1))])
+@pytest.mark.parametrize(
+    ("ends", "weights"), [((":0.75", ":0.25"), (Fraction(3, 4), Fraction(1, 4))), (("", ""), (2, 1))]
+)
 def test_sources_have_the_shares_that_are_named_and_else_those_of_their_records(tmp_path, ends, weights):
     for name, count in (("a", 2), ("b", 1)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"prompt": "{name}{i}", "answer": "1"}}\n' for i in range(count)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(f'{{"prompt": "{name}{i}", "answer": "1"}}\n' for i in range(count))
+        )
     data = tuple(f"{tmp_path}/{name}.jsonl{end}" for name, end in zip("ab", ends, strict=True))
     flow = load_flow("grpo")
     both = open_dataset(flow, sort_values({"data": data}, ["actor", "reference"], flow.parameters.hp))
@@ -42,27 +46,56 @@ def test_a_source_that_is_not_there_is_refused():
 
 
 def test_settings_of_the_data_have_their_types_and_others_are_the_tasks():
-    values = {"system": 7, "template": "{prompt}", "split": "train", "chat": "true", "max_prompt": "5", "seed": "3", "answer": "label",
-              "size": "3", "mode": "easy"}  # fmt: skip
+    values = {
+        "system": 7,
+        "template": "{prompt}",
+        "split": "train",
+        "chat": "true",
+        "max_prompt": "5",
+        "seed": "3",
+        "answer": "label",
+        "size": "3",
+        "mode": "easy",
+    }
     assert data_settings(values, ()) == {
-        "system": "7", "template": "{prompt}", "split": "train", "chat": True, "max_prompt": 5, "seed": 3,
-        "fields": {"answer": "label"}, "task": {"size": 3, "mode": "easy"}}
+        "system": "7",
+        "template": "{prompt}",
+        "split": "train",
+        "chat": True,
+        "max_prompt": 5,
+        "seed": 3,
+        "fields": {"answer": "label"},
+        "task": {"size": 3, "mode": "easy"},
+    }
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_prompt", "0"), ("max_prompt", "many"), ("seed", "-1"), ("max_prompt", "1.5")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_prompt", "0"), ("max_prompt", "many"), ("seed", "-1"), ("max_prompt", "1.5")]
+)
 def test_a_number_of_the_data_out_of_its_range_names_its_flag(name, value):
     with pytest.raises(PlanError, match=f"(?s)found.*{value}.*change --data.{name}$"):
         data_settings({name: value}, ())
 
 
-@pytest.mark.parametrize("values", [
-    {"template_kwargs": '{"enable_thinking": false, "date": "1 May"}'}, {"template_kwargs": {"enable_thinking": False, "date": "1 May"}},
-    {"template_kwargs.enable_thinking": "false", "template_kwargs.date": "1 May"},
-    {"template_kwargs": '{"enable_thinking": true, "date": "1 May"}', "template_kwargs.enable_thinking": False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"template_kwargs": '{"enable_thinking": false, "date": "1 May"}'},
+        {"template_kwargs": {"enable_thinking": False, "date": "1 May"}},
+        {"template_kwargs.enable_thinking": "false", "template_kwargs.date": "1 May"},
+        {
+            "template_kwargs": '{"enable_thinking": true, "date": "1 May"}',
+            "template_kwargs.enable_thinking": False,
+        },
+    ],
+)
 def test_variables_of_the_chat_template_are_given_together_or_one_by_one(values):
     settings = data_settings(own_settings(values, "sums", ["sums", "more"]), ())
-    assert settings == {"template_kwargs": {"enable_thinking": False, "date": "1 May"}, "fields": None, "task": None}
+    assert settings == {
+        "template_kwargs": {"enable_thinking": False, "date": "1 May"},
+        "fields": None,
+        "task": None,
+    }
 
 
 @pytest.mark.parametrize("value", ["no", "[1]", "3", '{"a"}'])

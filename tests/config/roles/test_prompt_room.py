@@ -41,12 +41,32 @@ def folder(tmp_path):
         ({"text_config": [1], "max_position_embeddings": 9}, 9),
         ({"rope_scaling": {"type": "yarn", "factor": "x"}, "max_position_embeddings": 9}, 9),
         ({"hidden_size": 8}, None),
-        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
-         131072),
-        ({"max_position_embeddings": 131072, "rope_parameters": {"rope_type": "llama3", "factor": 8.0,
-                                                                 "original_max_position_embeddings": 8192}}, 131072),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            131072,
+        ),
         ({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "linear", "factor": 2}}, 4096),
-        ({"max_position_embeddings": 2048, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 2048),
+        (
+            {
+                "max_position_embeddings": 2048,
+                "rope_parameters": {"full_attention": {"rope_type": "default"}},
+            },
+            2048,
+        ),
         ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
     ],
 )
@@ -96,26 +116,41 @@ def test_the_shortest_model_and_the_longest_sample_say_what_a_prompt_may_have(fo
     model, critic = folder(max_position_embeddings=100), folder("critic", max_position_embeddings=64)
     assert of(sampling, model=str(model)).prompt == 80
     limited = of(sampling, model=str(model), **{"critic.model": str(critic)})
-    assert limited == Room(44, None, " (64 positions of role 'critic', of which actor.generate may sample 20)")
-    assert str(limited) == "at most 44 tokens of a prompt (64 positions of role 'critic', of which actor.generate may sample 20)"
+    assert limited == Room(
+        44, None, " (64 positions of role 'critic', of which actor.generate may sample 20)"
+    )
+    assert (
+        str(limited)
+        == "at most 44 tokens of a prompt (64 positions of role 'critic', of which actor.generate may "
+        "sample 20)"
+    )
     assert of(sampling, model=str(folder("endless"))) == Room()
 
 
 def test_an_engine_and_a_reward_model_have_limits_of_their_own(folder):
-    model, judge = folder(max_position_embeddings=100), folder("judge", max_position_embeddings=50, architectures=["X"])
-    assert of(sampling, model=str(model), **{"actor.generator": "vllm", "actor.max_model_len": 70}).prompt == 50
+    model, judge = (
+        folder(max_position_embeddings=100),
+        folder("judge", max_position_embeddings=50, architectures=["X"]),
+    )
+    assert (
+        of(sampling, model=str(model), **{"actor.generator": "vllm", "actor.max_model_len": 70}).prompt == 50
+    )
     assert of(sampling, model=str(model), reward=(str(judge),)).prompt == 30
     assert of(sampling, model=str(model), backend="null") == Room()
 
 
 def test_responses_of_the_data_need_room_too(folder):
     model = folder(max_position_embeddings=100)
-    assert of(learning, responses=True, model=str(model)) == Room(None, 100, " (100 positions of role 'actor')")
+    assert of(learning, responses=True, model=str(model)) == Room(
+        None, 100, " (100 positions of role 'actor')"
+    )
     assert of(sampling, responses=True, model=str(model)).row == 100
 
 
 def test_samples_that_leave_no_room_for_a_prompt_are_refused(folder):
-    with pytest.raises(PlanError, match=r"'actor.generate' may sample 20 tokens, which leaves no room for a prompt") as caught:
+    with pytest.raises(
+        PlanError, match=r"'actor.generate' may sample 20 tokens, which leaves no room for a prompt"
+    ) as caught:
         of(sampling, model=str(folder(max_position_embeddings=20)))
     assert "max_tokens=10 in actor.generate" in str(caught.value)
     assert caught.value.problems[0].place.path == __file__
@@ -138,18 +173,26 @@ def test_the_longest_row_that_can_come():
     assert longest_row(correction, prompts, 40) == 40 + dict(correction.hp)["max_tokens"]
     assert longest_row(compile_flow(sampling).graph, prompts, 40) == 5 + 20
     limited = replace(data("abc", "a" * 90), room=Room(80))
-    assert longest_row(compile_flow(sampling).graph, [limited], None) == 3 + 20  # what is left out does not count
+    # what is left out does not count
+    assert longest_row(compile_flow(sampling).graph, [limited], None) == 3 + 20
 
 
 def test_the_longest_row_of_data_with_responses():
     pairs = data("ab", responses=("12345",))
-    assert longest_row(compile_flow(learning).graph, [pairs], None) == 2 + 5 + 1 + 1  # its end, and one more of an evaluation
+    # its end, and one more of an evaluation
+    assert longest_row(compile_flow(learning).graph, [pairs], None) == 2 + 5 + 1 + 1
 
 
 def test_the_lengths_at_which_rotary_frequencies_change(folder):
     model = {"model_type": "llama", "max_position_embeddings": 64}
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    long = {"rope_type": "longrope", "original_max_position_embeddings": 16, "short_factor": [1.0], "long_factor": [2.0], "rope_theta": 1e4}
+    long = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0],
+        "long_factor": [2.0],
+        "rope_theta": 1e4,
+    }
     assert boundaries(folder(**model, rope_parameters=dynamic)) == [(64, True)]
     assert boundaries(folder(**model, rope_parameters=long)) == [(16, False)]
     assert boundaries(folder(**model)) == boundaries(None) == []

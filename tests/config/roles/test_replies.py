@@ -1,4 +1,5 @@
-"""What model folders say of replies is judged for each folder that a flow samples with, and for that of the data's tokenizer."""
+"""What model folders say of replies is judged for each folder that a flow samples with, and for that of the
+data's tokenizer."""
 
 import inspect
 import json
@@ -30,27 +31,37 @@ def other(tmp_path):
 def test_a_folder_is_named_once_and_one_that_samples_nothing_is_not(other):
     graph = compile_flow(load_flow("ppo")).graph
     assert list(reply_problems(graph, MODEL, {"critic": other})) == []
-    assert len(list(reply_problems(graph, MODEL, {"actor": other}))) == len(list(reply_problems(graph, other, {"actor": other}))) == 1
+    assert (
+        len(list(reply_problems(graph, MODEL, {"actor": other})))
+        == len(list(reply_problems(graph, other, {"actor": other})))
+        == 1
+    )
 
 
 def test_check_says_so_and_goes_on(other):
     report = check_flow("grpo", ["--model", str(other), "--data", "chain_sum"])
     assert report.ok
-    assert [str(other) in problem.message for problem in report.problems if problem.code == "model-ends"] == [True]
+    assert [str(other) in problem.message for problem in report.problems if problem.code == "model-ends"] == [
+        True
+    ]
 
 
 def test_what_a_run_keeps_of_a_folder_that_speaks_names_every_end(other):
     assert json.loads(kept_files(other, replies=True)["generation_config.json"])["eos_token_id"] == [1, 7]
-    assert kept_files(other, replies=False)["generation_config.json"] == (other / "generation_config.json").read_bytes()
+    assert (
+        kept_files(other, replies=False)["generation_config.json"]
+        == (other / "generation_config.json").read_bytes()
+    )
     assert kept_files(MODEL, replies=True) == kept_files(MODEL, replies=False)
 
 
 TURNS = {
-    "kept": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+    "kept": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if "
+    "add_generation_prompt %}assistant: {% endif %}",
     "thinks": "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}"
-              "{% if add_generation_prompt %}assistant: <think>\n{% endif %}",
+    "{% if add_generation_prompt %}assistant: <think>\n{% endif %}",
     "rewrites": "{% for m in messages %}{{ messages | length }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -68,15 +79,22 @@ def templated(tmp_path):
 def test_a_token_that_the_model_does_not_have_is_refused_by_flag_value_and_range():
     report = check_flow("grpo", [f"--actor.generate.stop_token_ids={token}" for token in (319, 320, 900)])
     (problem,) = report.errors
-    assert (problem.found, problem.expected) == ("--actor.generate.stop_token_ids 320, 900", "ids from 0 to 319")
+    assert (problem.found, problem.expected) == (
+        "--actor.generate.stop_token_ids 320, 900",
+        "ids from 0 to 319",
+    )
     assert problem.remedy == "correct --actor.generate.stop_token_ids"
     assert check_flow("grpo", ["--actor.generate.stop_token_ids", "319"]).ok
 
 
 def test_the_vocabulary_is_that_of_the_folder_of_the_role_and_may_be_unknown(other):
-    program = compile_flow(load_flow("grpo"), options=TraceOptions(sampling={"actor.generate": {"stop_token_ids": (7, 320)}}))
+    program = compile_flow(
+        load_flow("grpo"), options=TraceOptions(sampling={"actor.generate": {"stop_token_ids": (7, 320)}})
+    )
     (other / "config.json").write_text(json.dumps({"vocab_size": 9, "text_config": {"vocab_size": 321}}))
-    assert [len(list(stop_problems(program, MODEL, own))) for own in ({}, {"actor": other}, {"reference": other})] == [1, 0, 1]
+    assert [
+        len(list(stop_problems(program, MODEL, own))) for own in ({}, {"actor": other}, {"reference": other})
+    ] == [1, 0, 1]
     (other / "config.json").write_text("{}")
     assert list(stop_problems(program, other, {})) == list(stop_problems(program, None, {})) == []
 
@@ -101,14 +119,21 @@ def twice(prompts, actor, reward):
 
 def of_turns(graph, folder, specs=MappingProxyType({}), **more):
     """(severity, message) of each problem that is not about ends."""
-    return [(each.severity, each.message) for each in reply_problems(graph, folder, {}, specs, **more) if each.code != "model-ends"]
+    return [
+        (each.severity, each.message)
+        for each in reply_problems(graph, folder, {}, specs, **more)
+        if each.code != "model-ends"
+    ]
 
 
 def test_a_flow_that_asks_after_a_reply_needs_a_template_in_which_a_turn_can_follow(templated):
     graph, rewrites = compile_flow(twice).graph, templated("rewrites")
     assert of_turns(graph, templated("kept")) == []
     ((severity, message),) = of_turns(graph, rewrites)
-    assert (severity, message.endswith("writes earlier turns otherwise once later ones come")) == ("error", True)
+    assert (severity, message.endswith("writes earlier turns otherwise once later ones come")) == (
+        "error",
+        True,
+    )
     assert of_turns(graph, rewrites, chat=False) == [], "text that goes on as it is needs no template"
     assert of_turns(compile_flow(load_flow("grpo")).graph, rewrites) == []
 
@@ -131,13 +156,21 @@ VARIES = TURNS["rewrites"].replace("messages | length", "messages | length if co
 def test_check_gives_templates_their_variables(templated, monkeypatch):
     monkeypatch.setitem(TURNS, "varies", VARIES)
     folder = str(templated("varies"))
-    checked = {count: check_flow("grpo", ["--model", folder, "--env", "retry", f"--data.template_kwargs.count={count}"])
-               for count in ("true", "false")}  # fmt: skip
-    assert {count: [each.code for each in report.problems if each.code == "turns-template"] for count, report in checked.items()} == {
-        "true": ["turns-template"], "false": []}
+    checked = {
+        count: check_flow(
+            "grpo", ["--model", folder, "--env", "retry", f"--data.template_kwargs.count={count}"]
+        )
+        for count in ("true", "false")
+    }
+    assert {
+        count: [each.code for each in report.problems if each.code == "turns-template"]
+        for count, report in checked.items()
+    } == {"true": ["turns-template"], "false": []}
 
 
-@pytest.mark.parametrize(("name", "says"), [("coun", "reads no 'coun'"), ("tools", "which rlflow itself gives the chat template")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("coun", "reads no 'coun'"), ("tools", "which rlflow itself gives the chat template")]
+)
 def test_check_refuses_variables_as_a_run_does(templated, name, says):
     report = check_flow("grpo", ["--model", str(templated("kept")), f"--data.template_kwargs.{name}", "1"])
     assert [says in problem.message for problem in report.errors] == [True]
@@ -148,17 +181,29 @@ def test_a_tokenizer_that_cannot_write_what_others_may_say_is_told(templated):
     words = {"type": "WordLevel", "vocab": {"<pad>": 0, "<eos>": 1, "a": 2}, "unk_token": "<pad>"}
     state = json.loads((folder / "tokenizer.json").read_text()) | {"model": words, "decoder": None}
     (folder / "tokenizer.json").write_text(json.dumps(state))
-    asking, plain, retry = compile_flow(twice).graph, compile_flow(load_flow("grpo")).graph, parse_environment("retry", {})
+    asking, plain, retry = (
+        compile_flow(twice).graph,
+        compile_flow(load_flow("grpo")).graph,
+        parse_environment("retry", {}),
+    )
     allowed = parse_environment("retry", {"control_tokens": "allow"})
-    found = [[(each.severity, each.found) for each in reply_problems(graph, folder, {}, specs) if each.code == "control-tokens"]
-             for graph, specs in ((asking, {}), (plain, {"": retry}), (plain, {"": allowed}), (plain, {}))]  # fmt: skip
+    found = [
+        [
+            (each.severity, each.found)
+            for each in reply_problems(graph, folder, {}, specs)
+            if each.code == "control-tokens"
+        ]
+        for graph, specs in ((asking, {}), (plain, {"": retry}), (plain, {"": allowed}), (plain, {}))
+    ]
     assert found == [[("warning", "<pad>, <eos>")], [("warning", "<pad>, <eos>")], [], []]
     assert not [each for each in reply_problems(asking, MODEL, {}) if each.code == "control-tokens"]
 
 
 def test_rlflow_refuses_such_a_flow_before_anything_is_loaded(templated, tmp_path):
     file = tmp_path / "twice.py"
-    file.write_text("from rlflow import ask, flow, loss, stage, text\n" + "\n\n".join(
-        inspect.getsource(getattr(each, "function", each)) for each in (again, gain, twice)))
+    file.write_text(
+        "from rlflow import ask, flow, loss, stage, text\n"
+        + "\n\n".join(inspect.getsource(getattr(each, "function", each)) for each in (again, gain, twice))
+    )
     report = check_flow(str(file), ["--model", str(templated("rewrites"))])
     assert [problem.code for problem in report.errors] == ["turns-template"]

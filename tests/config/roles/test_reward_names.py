@@ -19,7 +19,12 @@ def several(prompts, actor, judge_1, *judges):
 
 def names(made, folder):
     (folder / "a.py").write_text("def f(completion): return 1.0\ndef g(completion): return 2.0\n")
-    return RewardNames.of(resolve_config(made, None, {"backend": "null", "reward": [f"{folder}/a.py:f", f"{folder}/a.py:g"]})[0], made)
+    return RewardNames.of(
+        resolve_config(made, None, {"backend": "null", "reward": [f"{folder}/a.py:f", f"{folder}/a.py:g"]})[
+            0
+        ],
+        made,
+    )
 
 
 @pytest.mark.parametrize("role", ["judge_1", "x_7", "judge"])
@@ -29,5 +34,6 @@ def test_a_role_of_its_own_has_all_rewards_whatever_it_is_called(role, tmp_path)
 
 def test_each_of_several_has_the_one_in_its_place_and_the_role_beside_them_all(tmp_path):
     found = names(several, tmp_path)
-    assert {role: [spec.function for spec in found.of_role(role)] for role in ("judges_0", "judges_1", "judge_1")} == {
-        "judges_0": ["f"], "judges_1": ["g"], "judge_1": ["f", "g"]}
+    assert {
+        role: [spec.function for spec in found.of_role(role)] for role in ("judges_0", "judges_1", "judge_1")
+    } == {"judges_0": ["f"], "judges_1": ["g"], "judge_1": ["f", "g"]}

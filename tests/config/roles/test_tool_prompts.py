@@ -1,4 +1,5 @@
-"""Tools of an environment: told of in the prompt by the chat template, called by the model, answered as messages."""
+"""Tools of an environment: told of in the prompt by the chat template, called by the model, answered as
+messages."""
 
 import json
 import shutil
@@ -14,7 +15,13 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.load import load_flow
-from rlflow.config.roles.tool_prompts import schemas, template_problems, told_of_tools, with_tools, with_tools_of
+from rlflow.config.roles.tool_prompts import (
+    schemas,
+    template_problems,
+    told_of_tools,
+    with_tools,
+    with_tools_of,
+)
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
@@ -35,6 +42,7 @@ TEMPLATE = """{%- if tools %}Tools: {{ tools | tojson }}. Call as <tool_call>{..
 @pytest.fixture
 def folder(tmp_path):
     """A function from a chat template to a folder with a tokenizer that has it."""
+
     def made(template=TEMPLATE):
         for file in Path(MODEL).iterdir():
             if "token" in file.name or file.name == "config.json":
@@ -67,16 +75,33 @@ def test_what_tells_of_tools_counts_where_long_prompts_are_dropped(folder, tmp_p
     shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
     able, file, config = folder(), tmp_path / "sums.jsonl", tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
-    file.write_text("".join(json.dumps({"prompt": f"{n} + 3 =", "answer": str(n + 3)}) + "\n" for n in range(8)))
-    keywords = {"model": str(able), "iterations": 1, "prompts": 2, "threads": 1, "out": str(tmp_path / "runs"), "hp.max_tokens": 4,
-                "reward": ["task"]}
+    file.write_text(
+        "".join(json.dumps({"prompt": f"{n} + 3 =", "answer": str(n + 3)}) + "\n" for n in range(8))
+    )
+    keywords = {
+        "model": str(able),
+        "iterations": 1,
+        "prompts": 2,
+        "threads": 1,
+        "out": str(tmp_path / "runs"),
+        "hp.max_tokens": 4,
+        "reward": ["task"],
+    }
     tools = {"env": f"{FILE}:Calculator"}
     short = {"data": str(file), "data.max_prompt": 40, "held_out": 2}
     rlflow.run("grpo", **keywords, **short)
     with pytest.raises(PlanError, match=r"every prompt of .*sums\.jsonl is longer than max_prompt"):
         rlflow.run("grpo", **keywords, **short, **tools)
     with pytest.raises(PlanError, match=r"every prompt of .*sums\.jsonl is longer than max_prompt"):
-        rlflow.run("grpo", **keywords, **tools, data=str(file), held_out=0, eval=[f"small={file}"], **{"data.small.max_prompt": 40})
+        rlflow.run(
+            "grpo",
+            **keywords,
+            **tools,
+            data=str(file),
+            held_out=0,
+            eval=[f"small={file}"],
+            **{"data.small.max_prompt": 40},
+        )
 
 
 def test_a_template_that_cannot_carry_tools_is_refused_at_the_class_of_the_tools(folder):
@@ -101,8 +126,12 @@ def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
     able = str(folder())
     assert problems(able) == []
     assert [f"{FILE.name}:" in each for each in problems(MODEL)] == [True]
-    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(able, {"actor": MODEL})] == [MODEL]
-    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(MODEL, {"actor": MODEL})] == [MODEL]
+    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(able, {"actor": MODEL})] == [
+        MODEL
+    ]
+    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(MODEL, {"actor": MODEL})] == [
+        MODEL
+    ]
     assert problems(able, {"ref": MODEL}) == []
     assert "no config.json there" in problems(str(tmp_path / "nowhere"))[0]
     assert problems(MODEL, chosen={"": parse_environment(f"{FILE}:Unused", {})}) == []
@@ -110,10 +139,15 @@ def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
 
 
 def test_prompts_must_go_through_the_template(folder):
-    with pytest.raises(PlanError, match=r"tools are told of by the chat template, through which no prompt goes(?s:.*)--data.chat true"):
+    with pytest.raises(
+        PlanError,
+        match=r"tools are told of by the chat template, through which no prompt goes(?s:.*)--data.chat true",
+    ):
         with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder())), calculator())
     (folder() / "chat_template.jinja").unlink()
-    with pytest.raises(PlanError, match="tools are told of by a chat template, and the tokenizer of .* has none"):
+    with pytest.raises(
+        PlanError, match="tools are told of by a chat template, and the tokenizer of .* has none"
+    ):
         with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder(""))), calculator())
     assert with_tools(Dataset("d", [Record("q", "a")], ByteEncoder()), calculator()).calls([1]) == []
 
@@ -127,10 +161,16 @@ def acted(folder):
     """A function from what a model says in each turn of each row to the rows."""
     encoder = TokenizerEncoder(folder()).with_tools(schemas(calculator()))
     wording = Wording()
+
     def speak(texts, sampled):
         return encoder.following(texts, sampled, wording)
 
-    speech = Speech(speak, lambda text: speak([text], [[]])[0], encoder.texts, lambda rows: [encoder.calls(row) for row in rows])
+    speech = Speech(
+        speak,
+        lambda text: speak([text], [[]])[0],
+        encoder.texts,
+        lambda rows: [encoder.calls(row) for row in rows],
+    )
 
     def rows(*scripts, cls="Calculator", max_tokens=4000):
         left = [list(script) for script in scripts]
@@ -140,15 +180,22 @@ def acted(folder):
             places = [int(key) for key in prompts.axis.keys[:, 0]]
             ids = encoder.prompts([left[place].pop(0) for place in places])
             logprobs, versions = [[-1.0] * len(row) for row in ids], [[0] * len(row) for row in ids]
-            batch = Batch.of(tokens=ids, sampled_logprobs=logprobs, policy_version=versions, temperature=[1.0] * len(ids))
+            batch = Batch.of(
+                tokens=ids, sampled_logprobs=logprobs, policy_version=versions, temperature=[1.0] * len(ids)
+            )
             texts = {"completion": tuple(encoder.texts(ids)), "finish": ("stop",) * len(ids)}
-            return Batch(prompts.axis, batch.data | {name: Data(Kind(Level.TEXT), value) for name, value in texts.items()})
+            return Batch(
+                prompts.axis,
+                batch.data | {name: Data(Kind(Level.TEXT), value) for name, value in texts.items()},
+            )
 
         asked = [[{"role": "user", "content": "2 + 3"}]] * len(scripts)
         batch = Batch.of(prompt=["2 + 3"] * len(scripts), prompt_tokens=encoder.prompts(asked))
         with closing(EnvironmentPool(parse_environment(f"{FILE}:{cls}", {"parallel": "1"}))) as pool:
             prompts = Batch(Axis.fresh(len(scripts)), batch.data)
-            return Episodes(generate, pool, Sampling(1, max_tokens), speech).sampled(prompts, [1] * len(scripts), 1)
+            return Episodes(generate, pool, Sampling(1, max_tokens), speech).sampled(
+                prompts, [1] * len(scripts), 1
+            )
 
     return rows
 
@@ -168,8 +215,16 @@ def test_tools_are_called_until_a_turn_without_a_call(acted):
 
 
 def test_several_calls_of_a_turn_are_answered_in_their_order_with_what_is_wrong(acted):
-    said = "".join([call("add", a=2), call("sub", a=1), call("add", b=1), call("add", a=1, c=2), "<tool_call>{</tool_call>",
-                    call("fail", how="bad")])  # fmt: skip
+    said = "".join(
+        [
+            call("add", a=2),
+            call("sub", a=1),
+            call("add", b=1),
+            call("add", a=1, c=2),
+            "<tool_call>{</tool_call>",
+            call("fail", how="bad"),
+        ]
+    )
     results = [message["content"] for message in episode(acted([said, "Done."]), 0)["turns"][0]["says"]]
     assert results[0] == "3"
     assert results[1] == "there is no tool 'sub'; there are add, fail"
@@ -186,4 +241,6 @@ def test_an_error_of_a_service_fails_its_row_alone(acted):
 
 
 def test_async_tools_give_json(acted):
-    assert episode(acted([call("add", a=1), "Two."], cls="Later"), 0)["turns"][0]["says"] == [{"role": "tool", "content": '{"sum": 2}'}]
+    assert episode(acted([call("add", a=1), "Two."], cls="Later"), 0)["turns"][0]["says"] == [
+        {"role": "tool", "content": '{"sum": 2}'}
+    ]

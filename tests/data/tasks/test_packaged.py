@@ -60,7 +60,9 @@ def test_no_held_out_question_is_among_the_pairs_that_ship(sides):
     assert all(pair["chosen"] == pair["answer"] != pair["rejected"] for pair in pairs)
 
 
-@pytest.mark.parametrize("name", ["grpo", "default", "dapo", "gspo", "opo", "ppo_adaptive", "gmpo", "clip_cov", "prime"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "default", "dapo", "gspo", "opo", "ppo_adaptive", "gmpo", "clip_cov", "prime"]
+)
 def test_every_packaged_task_on_sums_holds_out_the_same_questions(name):
     assert drawn(name) == drawn("ppo")
 
@@ -75,9 +77,16 @@ def test_a_flow_without_a_task_of_its_own_gets_the_default():
     assert Path(packaged("something_new")[1]["model"], "config.json").is_file()
 
 
-@pytest.mark.parametrize(("values", "there"), [
-    ({}, {"env": "retry", "env.cost": 0.25, "env.turns": 3}), ({"env.turns": "2"}, {"env": "retry", "env.cost": 0.25, "env.turns": 3}),
-    ({"env": "mine.py:Mine"}, {}), ({"actor.env": "search"}, {}), ({"model": "FOLDER"}, {}), ({"backend": "null"}, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "there"),
+    [
+        ({}, {"env": "retry", "env.cost": 0.25, "env.turns": 3}),
+        ({"env.turns": "2"}, {"env": "retry", "env.cost": 0.25, "env.turns": 3}),
+        ({"env": "mine.py:Mine"}, {}),
+        ({"actor.env": "search"}, {}),
+        ({"model": "FOLDER"}, {}),
+        ({"backend": "null"}, {}),
+    ],
+)
 def test_the_environment_of_a_task_goes_as_a_whole_where_another_one_is_given(values, there):
     assert environment_beneath("ppo_turns", values) == there

@@ -25,7 +25,8 @@ from rlflow.monitoring.diagnosis.evidence import (
 
 
 def run(settings=None, **series):
-    """A run from the values of each metric; __ stands for / and a single leading u for the policy's update."""
+    """A run from the values of each metric; __ stands for / and a single leading u for the policy's
+    update."""
     length = max(map(len, series.values()))
     named = {name.replace("__", "/"): values for name, values in series.items()}
     lines = ({name: values[i] for name, values in named.items() if i < len(values)} for i in range(length))
@@ -42,17 +43,28 @@ def test_halves_and_thirds():
 
 
 def test_a_figure_of_one_of_several_roles_is_found_and_always_the_same_ones():
-    whole = run(solver__policy__kl_sampler=[1.0, 2.0], judge__policy__kl_sampler=[5.0, 6.0], mine__kl_sampler=[7.0, 8.0])
+    whole = run(
+        solver__policy__kl_sampler=[1.0, 2.0],
+        judge__policy__kl_sampler=[5.0, 6.0],
+        mine__kl_sampler=[7.0, 8.0],
+    )
     assert whole.series((Of.ROWS, "policy/kl_sampler")) == [(0, 1.0), (1, 2.0)]
     assert whole.series((Of.STAGE, "kl_sampler")) == [(0, 7.0), (1, 8.0)]
     assert whole.series((Of.ROWS, "kl_sampler")) == []
 
 
 def test_scores_are_measured_by_their_width():
-    whole = run(reward__missing=[0.0] * 6, reward__mean=[2.0, 2.0, 2.0, 3.0, 3.0, 3.0], reward__lowest=[1.0] * 6, reward__highest=[5.0] * 6)
+    whole = run(
+        reward__missing=[0.0] * 6,
+        reward__mean=[2.0, 2.0, 2.0, 3.0, 3.0, 3.0],
+        reward__lowest=[1.0] * 6,
+        reward__highest=[5.0] * 6,
+    )
     assert place(whole) == 0.25
     assert improvement(whole) == 0.25
-    alike = run(reward__missing=[0.0] * 6, reward__mean=[1.0] * 6, reward__lowest=[1.0] * 6, reward__highest=[1.0] * 6)
+    alike = run(
+        reward__missing=[0.0] * 6, reward__mean=[1.0] * 6, reward__lowest=[1.0] * 6, reward__highest=[1.0] * 6
+    )
     assert (place(alike), improvement(alike)) == (1.0, 0.0)
     assert (place(run(loss=[1.0])), improvement(run(loss=[1.0]))) == (None, None)
 
@@ -62,8 +74,16 @@ def update(**values):
 
 
 def test_clipping_is_measured_by_what_had_something_to_learn():
-    whole = run(**update(funnel__moved=[0.1, 0.3], funnel__tokens=[100.0, 100.0], funnel__tokens_with_gradient=[60.0, 60.0],
-                         funnel__tokens_clipped_above=[15.0, 15.0], funnel__tokens_clipped_below=[5.0, 5.0], steps=[4.0, 4.0]))
+    whole = run(
+        **update(
+            funnel__moved=[0.1, 0.3],
+            funnel__tokens=[100.0, 100.0],
+            funnel__tokens_with_gradient=[60.0, 60.0],
+            funnel__tokens_clipped_above=[15.0, 15.0],
+            funnel__tokens_clipped_below=[5.0, 5.0],
+            steps=[4.0, 4.0],
+        )
+    )
     assert clipped(whole) == 0.25
     assert moved(whole) == pytest.approx(0.2)
     assert moving(whole) == 0.6
@@ -74,8 +94,10 @@ def test_clipping_is_measured_by_what_had_something_to_learn():
 
 
 def test_what_is_measured_of_a_critic_is_not_taken_for_the_policy():
-    whole = run(**{"critic.update__funnel__tokens": [10.0], "critic.update__funnel__tokens_with_gradient": [10.0]},
-                **update(funnel__moved=[0.1], funnel__tokens=[10.0], funnel__tokens_with_gradient=[4.0]))
+    whole = run(
+        **{"critic.update__funnel__tokens": [10.0], "critic.update__funnel__tokens_with_gradient": [10.0]},
+        **update(funnel__moved=[0.1], funnel__tokens=[10.0], funnel__tokens_with_gradient=[4.0]),
+    )
     assert moving(whole) == 0.4
 
 
@@ -83,7 +105,8 @@ def test_shares_of_rows_and_steps_and_how_far_weights_drift():
     assert used(run(funnel__rows_sampled=[8.0, 8.0], funnel__rows_used=[8.0, 2.0])) == 0.25
     assert skipped(run(**update(steps=[3.0, 3.0], skipped_steps=[1.0, 1.0]))) == 0.25
     assert drift(run(policy__mismatch_mean=[1e-6, 1e-3, 1e-3])) == pytest.approx(1000)
-    assert drift(run(policy__mismatch_mean=[0.0, 1e-3])) == pytest.approx(1e4)  # exact at first: measured against rounding
+    # exact at first: measured against rounding
+    assert drift(run(policy__mismatch_mean=[0.0, 1e-3])) == pytest.approx(1e4)
 
 
 def test_the_odds_under_a_charge_are_those_of_the_best_policy():
@@ -95,7 +118,9 @@ def test_the_odds_under_a_charge_are_those_of_the_best_policy():
 
 def test_no_measure_falls_over_a_run_that_says_nothing():
     for evidence in (Evidence([]), Evidence([(0, {})], {"hp.beta": "much", "staleness": None})):
-        known = {name: measure(evidence) for name, measure in MEASURES.items() if measure(evidence) is not None}
+        known = {
+            name: measure(evidence) for name, measure in MEASURES.items() if measure(evidence) is not None
+        }
         assert known == ({"uneven": 1.0} if evidence.iterations else {})  # it has no groups
 
 
@@ -103,9 +128,16 @@ def test_of_several_rewards_the_place_is_the_mean_and_the_improvement_the_larges
     def figure(of, name, reward):
         return Figure(of, name, reward, reward) if of is Of.REWARD else Figure(of, name, part=reward)
 
-    ends = {figure(Of.SCORES, name, reward): value for reward in ("task", "style") for name, value in (("lowest", 0.0), ("highest", 1.0))}
+    ends = {
+        figure(Of.SCORES, name, reward): value
+        for reward in ("task", "style")
+        for name, value in (("lowest", 0.0), ("highest", 1.0))
+    }
     means = ((0.0, 0.5), (0.0, 0.5), (0.0, 0.5), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5))
-    lines = [ends | {figure(Of.REWARD, "mean", "task"): task, figure(Of.REWARD, "mean", "style"): style} for task, style in means]
+    lines = [
+        ends | {figure(Of.REWARD, "mean", "task"): task, figure(Of.REWARD, "mean", "style"): style}
+        for task, style in means
+    ]
     for several in (lines, [dict(reversed(line.items())) for line in lines]):
         whole = Evidence(list(enumerate(several)))
         assert sorted(whole.rewards) == ["style", "task"]

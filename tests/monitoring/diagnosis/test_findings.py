@@ -11,14 +11,17 @@ from rlflow.monitoring.diagnosis.evidence import MEASURES, Evidence
 from rlflow.monitoring.diagnosis.findings import LEAST, findings
 from rlflow.monitoring.diagnosis.rules import RULES, Rule, RuleCondition
 
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))  # by `python benchmarks/stalls.py fixtures`
+# by `python benchmarks/stalls.py fixtures`
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 PLANTED = [path for path in RECORDED if not path.name.startswith("healthy")]
 HEALTHY = [path for path in RECORDED if path.name.startswith("healthy")]
 
 
 def read(path):
     content = json.loads(path.read_text())
-    return Evidence([(number, figures(values)) for number, values in content["iterations"]], content["settings"])
+    return Evidence(
+        [(number, figures(values)) for number, values in content["iterations"]], content["settings"]
+    )
 
 
 @pytest.mark.parametrize("path", PLANTED, ids=lambda path: path.stem)
@@ -33,7 +36,9 @@ def test_nothing_is_said_of_a_healthy_run(path):
 
 
 def test_there_are_recordings_of_most_rules():
-    assert len({rule.name for rule in RULES for path in PLANTED if path.name.startswith(f"{rule.name}-")}) >= 10
+    assert (
+        len({rule.name for rule in RULES for path in PLANTED if path.name.startswith(f"{rule.name}-")}) >= 10
+    )
     assert len(HEALTHY) >= 3
 
 
@@ -44,23 +49,48 @@ def test_every_rule_reads_measures_that_there_are_and_says_where_its_thresholds_
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-MISSING = Rule("missing", True, (RuleCondition("missing", "above", 0.3, "by hand"),), "{missing:.0%} are missing", "mend it (now {lr:g})",
-               (Of.SCORES, "missing_rate"))
-COLD = Rule("critic-cold", False, (RuleCondition("explained", "below", 0.0, "by hand"),), "it explains {explained:.1f}", "warm it up",
-            (Of.ROWS, "critic/explained_variance"))
+MISSING = Rule(
+    "missing",
+    True,
+    (RuleCondition("missing", "above", 0.3, "by hand"),),
+    "{missing:.0%} are missing",
+    "mend it (now {lr:g})",
+    (Of.SCORES, "missing_rate"),
+)
+COLD = Rule(
+    "critic-cold",
+    False,
+    (RuleCondition("explained", "below", 0.0, "by hand"),),
+    "it explains {explained:.1f}",
+    "warm it up",
+    (Of.ROWS, "critic/explained_variance"),
+)
 RATES = (0.1, 0.5, 0.1, 0.6, 0.7)
-RUN = [(number, figures({"reward/missing_rate": rate, "critic/explained_variance": -1.0})) for number, rate in enumerate(RATES)]
+RUN = [
+    (number, figures({"reward/missing_rate": rate, "critic/explained_variance": -1.0}))
+    for number, rate in enumerate(RATES)
+]
 
 
 def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_threshold():
     found = findings(Evidence(RUN), [COLD, MISSING])
     assert [finding.name for finding in found] == ["missing", "critic-cold"]
-    assert str(found[0]) == "47% are missing since iteration 1: mend it"  # though iteration 2 was within the threshold
+    # though iteration 2 was within the threshold
+    assert str(found[0]) == "47% are missing since iteration 1: mend it"
     assert str(found[1]) == "it explains -1.0: warm it up"  # from the first iteration on
     assert found[0].as_json() == {
-        "name": "missing", "alarm": True, "words": "47% are missing", "remedy": "mend it", "since": 1,
-        "evidence": {"missing": pytest.approx(1.4 / 3)}, "thresholds": {"missing": "above 0.3: by hand"}}  # fmt: skip
-    known = [(number, values | figures({"actor.update/funnel/moved": 0.1, "actor.update/lr": 3e-4})) for number, values in RUN]
+        "name": "missing",
+        "alarm": True,
+        "words": "47% are missing",
+        "remedy": "mend it",
+        "since": 1,
+        "evidence": {"missing": pytest.approx(1.4 / 3)},
+        "thresholds": {"missing": "above 0.3: by hand"},
+    }
+    known = [
+        (number, values | figures({"actor.update/funnel/moved": 0.1, "actor.update/lr": 3e-4}))
+        for number, values in RUN
+    ]
     assert str(findings(Evidence(known), [MISSING])[0]).endswith("mend it (now 0.0003)")
 
 

@@ -13,11 +13,24 @@ from rlflow.runs.session import PROOF_JSON
 
 def test_what_a_run_writes_is_read_as_alarms_in_its_order():
     place = Place("/away/e_sign.py", 44)
-    claims = [Claim("gradient", "actor.update", "proved", "it has a gradient"), Claim("padding", "critic.update", "falsified", "it counts"),
-              Claim("reward-direction", "actor.update", "falsified", "rows are made less likely", "correlation -0.9", place)]
+    claims = [
+        Claim("gradient", "actor.update", "proved", "it has a gradient"),
+        Claim("padding", "critic.update", "falsified", "it counts"),
+        Claim(
+            "reward-direction",
+            "actor.update",
+            "falsified",
+            "rows are made less likely",
+            "correlation -0.9",
+            place,
+        ),
+    ]
     one, two = (claim.finding() for claim in falsified(json.loads(encoded(claims))))
     assert (one.name, two.name, two.alarm) == ("padding", "reward-direction", True)
-    assert two.words == "actor.update: rows are made less likely (correlation -0.9), as the proof before iteration 1 shows"
+    assert (
+        two.words
+        == "actor.update: rows are made less likely (correlation -0.9), as the proof before iteration 1 shows"
+    )
     assert two.remedy == f"correct {place}; rlflow prove FILE tries it again"
     assert one.remedy == "correct it; rlflow prove FILE tries it again"
     assert PROOF == PROOF_JSON

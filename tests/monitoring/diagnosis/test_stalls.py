@@ -1,4 +1,5 @@
-"""Planted into real runs, stalls are named first: two of those of `python benchmarks/stalls.py`, whose table has the others."""
+"""Planted into real runs, stalls are named first: two of those of `python benchmarks/stalls.py`, whose table
+has the others."""
 
 import importlib.util
 

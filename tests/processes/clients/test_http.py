@@ -17,7 +17,8 @@ REAL_SECONDS = 30.0  # of a question that should succeed
 
 
 class Server(ThreadingHTTPServer):
-    """Gives the next of ``answers`` (status, headers, body), the last one for ever; ``asked``: method, path, token and body of each."""
+    """Gives the next of ``answers`` (status, headers, body), the last one for ever; ``asked``: method, path,
+    token and body of each."""
 
     daemon_threads = True
 
@@ -34,7 +35,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.asked.append((self.command, self.path, self.headers.get("Authorization"), body))
-        status, headers, answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        status, headers, answer = (
+            self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        )
         self.send_response(status)
         for name, value in {"Content-Length": str(len(answer)), **headers}.items():
             self.send_header(name, value)
@@ -81,12 +84,15 @@ def test_half_an_answer_is_asked_for_again():
         assert asked(server)[0] == b"done"
 
 
-@pytest.mark.parametrize(("status", "headers", "words"), [
-    (401, {"WWW-Authenticate": 'Bearer realm="judge"'}, 'WWW-Authenticate: Bearer realm="judge"'),
-    (405, {"Allow": "GET, HEAD"}, "Allow: GET, HEAD"),
-    (302, {"Location": "http://elsewhere.example/x"}, "Location: http://elsewhere.example/x"),
-    (404, {"X": "\x1b[31m"}, "404 Not Found: what \\x1b[1m is"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "headers", "words"),
+    [
+        (401, {"WWW-Authenticate": 'Bearer realm="judge"'}, 'WWW-Authenticate: Bearer realm="judge"'),
+        (405, {"Allow": "GET, HEAD"}, "Allow: GET, HEAD"),
+        (302, {"Location": "http://elsewhere.example/x"}, "Location: http://elsewhere.example/x"),
+        (404, {"X": "\x1b[31m"}, "404 Not Found: what \\x1b[1m is"),
+    ],
+)
 def test_other_answers_are_none_at_once_and_the_message_quotes_what_explains_them(status, headers, words):
     with serving((status, headers, b"what \x1b[1m is")) as server, pytest.raises(Unanswered) as error:
         asked(server)
@@ -95,13 +101,24 @@ def test_other_answers_are_none_at_once_and_the_message_quotes_what_explains_the
     assert "\x1b" not in str(error.value)
 
 
-@pytest.mark.parametrize(("status", "method", "body"), [(301, "POST", b"{}"), (302, "POST", b"{}"), (303, "GET", b""),
-                                                        (307, "POST", b"{}"), (308, "POST", b"{}")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "method", "body"),
+    [
+        (301, "POST", b"{}"),
+        (302, "POST", b"{}"),
+        (303, "GET", b""),
+        (307, "POST", b"{}"),
+        (308, "POST", b"{}"),
+    ],
+)
 def test_a_redirect_on_the_same_host_is_followed(status, method, body, monkeypatch):
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret")
     with serving((status, {"Location": "/b/?x=1"}, b""), (200, {}, b"done")) as server:
         assert asked(server, "/a")[0] == b"done"
-    assert server.asked == [("POST", "/a", "Bearer secret", b"{}"), (method, "/b/?x=1", "Bearer secret", body)]
+    assert server.asked == [
+        ("POST", "/a", "Bearer secret", b"{}"),
+        (method, "/b/?x=1", "Bearer secret", body),
+    ]
 
 
 def test_a_redirect_to_another_port_of_the_host_takes_no_token_along(monkeypatch):
@@ -112,7 +129,10 @@ def test_a_redirect_to_another_port_of_the_host_takes_no_token_along(monkeypatch
 
 
 def test_a_redirect_in_a_circle_ends():
-    with serving((307, {"Location": "/again"}, b"")) as server, pytest.raises(Unanswered, match="Location: /again"):
+    with (
+        serving((307, {"Location": "/again"}, b"")) as server,
+        pytest.raises(Unanswered, match="Location: /again"),
+    ):
         asked(server)
     assert len(server.asked) == 5
 
@@ -120,15 +140,27 @@ def test_a_redirect_in_a_circle_ends():
 def test_a_redirect_leads_nowhere_else():
     assert moved("http://h:1/a", 307, "b") == "http://h:1/b"
     assert moved("http://h:1/a", 307, "https://h/b") == "https://h/b"
-    for url, status, location in [("https://h/a", 307, "http://h/b"), ("http://h/a", 307, "http://other/b"), ("http://h/a", 307, "file://h/b"),
-                                  ("http://h/a", 307, "http://h:x/"), ("http://h/a", 307, None), ("http://h/a", 200, "b")]:  # fmt: skip
+    for url, status, location in [
+        ("https://h/a", 307, "http://h/b"),
+        ("http://h/a", 307, "http://other/b"),
+        ("http://h/a", 307, "file://h/b"),
+        ("http://h/a", 307, "http://h:x/"),
+        ("http://h/a", 307, None),
+        ("http://h/a", 200, "b"),
+    ]:
         assert moved(url, status, location) is None, location
 
 
 def test_retry_after_has_seconds_or_a_date():
     now = datetime(2026, 1, 1, tzinfo=UTC)
     date, late = format_datetime(now, usegmt=True), format_datetime(now + timedelta(seconds=90), usegmt=True)
-    assert [wanted_pause(after, date) for after in ("2", "0.5", "-3", late, date)] == [2.0, 0.5, 0.0, 90.0, 0.0]
+    assert [wanted_pause(after, date) for after in ("2", "0.5", "-3", late, date)] == [
+        2.0,
+        0.5,
+        0.0,
+        90.0,
+        0.0,
+    ]
     assert [wanted_pause(after, date) for after in (None, "", "soon", "nan", "inf")] == [None] * 5
     assert wanted_pause(late, None) == 0.0  # by this machine's clock
 

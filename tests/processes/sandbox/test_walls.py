@@ -64,24 +64,36 @@ def test_a_child_that_judges_answers_does_not_even_fork_or_write(tmp_path):
     assert not {"thread", "read", "null", "pair"} & set(found)
 
 
-@pytest.mark.parametrize(("kind", "broken", "lacks"), [
-    ("scorers", "", set()), ("scorers", "kernel.refuse = lambda *a, **k: False", {"network", "programs", "signals"}),
-    ("scorers", "kernel.only_change = lambda *a: False", {"files", "processes"}), ("scorers", "limits.take = lambda *a: None", {"limits"}),
-    ("code", "", set()),
-    ("code", "kernel.refuse = lambda *a, **k: False", {"network", "signals", "outliving the server", "shared memory"}),
-    ("code", "kernel.only_read = lambda *a: False", {"files", "processes", "reading"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "broken", "lacks"),
+    [
+        ("scorers", "", set()),
+        ("scorers", "kernel.refuse = lambda *a, **k: False", {"network", "programs", "signals"}),
+        ("scorers", "kernel.only_change = lambda *a: False", {"files", "processes"}),
+        ("scorers", "limits.take = lambda *a: None", {"limits"}),
+        ("code", "", set()),
+        (
+            "code",
+            "kernel.refuse = lambda *a, **k: False",
+            {"network", "signals", "outliving the server", "shared memory"},
+        ),
+        ("code", "kernel.only_read = lambda *a: False", {"files", "processes", "reading"}),
+    ],
+)
 @walled
 def test_a_wall_that_does_not_stand_is_found_missing(tmp_path, kind, broken, lacks):
     code = f"from rlflow.processes.sandbox import kernel, limits, probe\n{broken}\nprobe.main()"
     stand = set(within(code, str(tmp_path), kind))
     missing = set(probe.around(kind)) - stand
-    assert missing - {"signals", "processes"} == lacks - {"signals", "processes"}  # which other walls hold too
+    # which other walls hold too
+    assert missing - {"signals", "processes"} == lacks - {"signals", "processes"}
 
 
 def test_a_wall_that_the_kernel_puts_up_is_not_found_missing():
-    code = ("import json\nfrom rlflow.processes.sandbox import kernel\nkernel.no_new_privileges()\n"
-            "print(json.dumps([kernel.only_change([]), kernel.refuse(kernel.NETWORK)]))")
+    code = (
+        "import json\nfrom rlflow.processes.sandbox import kernel\nkernel.no_new_privileges()\n"
+        "print(json.dumps([kernel.only_change([]), kernel.refuse(kernel.NETWORK)]))"
+    )
     assert within(code) == [wall not in probe.missing() for wall in ("files", "network")]
 
 
@@ -109,7 +121,9 @@ def test_threads_of_this_user_are_counted():
 
 def test_each_architecture_that_is_known_refuses_what_leads_out():
     for machine, numbers in kernel.NUMBERS.items():
-        assert {"socket", "io_uring_setup", "execve", "execveat", "ptrace", "clone", "clone3", "kill"} <= set(numbers), machine
+        assert {"socket", "io_uring_setup", "execve", "execveat", "ptrace", "clone", "clone3", "kill"} <= set(
+            numbers
+        ), machine
         assert machine in kernel.ARCHITECTURES
         assert len(set(numbers.values())) == len(numbers)
     assert walls.SHARE < 1

@@ -1,4 +1,5 @@
-"""The watchdog beside a process: it is there while it is wanted, ends what was started, and comes again where it is killed."""
+"""The watchdog beside a process: it is there while it is wanted, ends what was started, and comes again where
+it is killed."""
 
 import os
 import signal
@@ -39,7 +40,8 @@ def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(dog):
 def test_it_goes_when_it_is_closed_and_may_be_closed_twice(dog):
     pid = until(lambda: dog.process)
     assert kin.stat(pid).parent != os.getpid()  # who ends all of his children does not end it
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]  # nor waits for its thread
+    # nor waits for its thread
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]
     dog.close()
     assert gone(pid)
     dog.close()
@@ -80,7 +82,9 @@ def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(dog):
     assert child.wait() == -signal.SIGKILL
 
 
-def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and_a_link_in_its_place_stays(dog, tmp_path):
+def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and_a_link_in_its_place_stays(
+    dog, tmp_path
+):
     for name in ("own", "planted"):
         dog.remove_in_the_end(tmp_path / name)
     private.create(tmp_path / "own")
@@ -139,15 +143,26 @@ with dog.marking(), dog.board.during("judge", 4, 60.0):
 """
 
 
-@pytest.mark.parametrize(("ending", "says", "state"), [
-    ("__import__('ctypes').CDLL(None)._exit(0)", "exited with code 0 while stage 'judge' of iteration 4 ran", "failed"),
-    ("os.kill(os.getpid(), 9)", "was killed by SIGKILL", "running"),
-    ("os.kill(os.getpid(), 11)", "crashed with SIGSEGV", "failed"),
-])
+@pytest.mark.parametrize(
+    ("ending", "says", "state"),
+    [
+        (
+            "__import__('ctypes').CDLL(None)._exit(0)",
+            "exited with code 0 while stage 'judge' of iteration 4 ran",
+            "failed",
+        ),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL", "running"),
+        ("os.kill(os.getpid(), 11)", "crashed with SIGSEGV", "failed"),
+    ],
+)
 def test_of_a_process_that_vanishes_nothing_is_left_but_words(python, tmp_path, ending, says, state):
     """Neither what it started nor what it forked, of which no environment tells, nor its private folder."""
-    with subprocess.Popen([sys.executable, "-c", VANISHING.replace("{ending}", ending), str(tmp_path)], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", VANISHING.replace("{ending}", ending), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         fork = int(process.stdout.readline())
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         said = process.stderr.read()  # until the watchdog closes it
@@ -175,7 +190,9 @@ with dog.board.during("judge", 4, 0.1):
 
 @pytest.mark.slow
 def test_one_that_keeps_the_interpreters_lock_past_a_deadline_is_ended(tmp_path):
-    done = subprocess.run([sys.executable, "-c", HOLDING, str(tmp_path)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", HOLDING, str(tmp_path)], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == -signal.SIGKILL
     assert "stage 'judge' failed in iteration 4: no result after its deadline of 0.1 s" in done.stderr
     assert '"state": "failed"' in (tmp_path / "status.json").read_text()

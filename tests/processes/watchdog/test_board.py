@@ -9,7 +9,10 @@ from rlflow.processes.watchdog.board import PLACES, Board, NodeUnderWay
 def test_another_process_reads_what_is_under_way():
     board = Board.new()
     seen, told = os.pipe()
-    with board.during("judge", 3, 2.5), board.during("a name of more than eighty-eight bytes, é" * 3, 4, float("inf")):
+    with (
+        board.during("judge", 3, 2.5),
+        board.during("a name of more than eighty-eight bytes, é" * 3, 4, float("inf")),
+    ):
         board.beat()
         pid = os.fork()
         if pid == 0:

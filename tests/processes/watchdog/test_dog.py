@@ -1,4 +1,5 @@
-"""When the watchdog ends a run: a node past its deadline, or a run that was asked to stop, whose interpreter is held; and never else."""
+"""When the watchdog ends a run: a node past its deadline, or a run that was asked to stop, whose interpreter
+is held; and never else."""
 
 import faulthandler
 import json
@@ -84,8 +85,10 @@ def test_a_run_that_does_not_hear_is_ended_soon_after_it_was_asked(dog, capfd, n
     assert (code, dog.warned) == (INTERRUPTED, True)
     assert ASKED_SECONDS < when <= ASKED_SECONDS + 2 * TICK
     assert why.startswith("stopped: stage 'judge' of iteration 0 kept the interpreter's lock")
-    assert capfd.readouterr().err == ("stopping: stage 'judge' of iteration 0 keeps the interpreter's lock; if it does not let go within "
-                                      f"{ASKED_SECONDS - TICK:.0f} s the run ends as it was last saved\n")  # fmt: skip
+    assert capfd.readouterr().err == (
+        "stopping: stage 'judge' of iteration 0 keeps the interpreter's lock; if it does not let go within "
+        f"{ASKED_SECONDS - TICK:.0f} s the run ends as it was last saved\n"
+    )
 
 
 def test_asked_twice_it_is_ended_at_once_and_what_comes_twice_at_once_is_once(dog):
@@ -108,22 +111,29 @@ def test_one_that_hears_in_between_has_its_time_again(dog):
             dog.board.beat()
 
 
-@given(st.lists(st.tuples(st.sampled_from("RSDTt"), st.floats(0.0, 3.0), st.booleans()), max_size=60), st.floats(0.1, 5.0))
+@given(
+    st.lists(st.tuples(st.sampled_from("RSDTt"), st.floats(0.0, 3.0), st.booleans()), max_size=60),
+    st.floats(0.1, 5.0),
+)
 def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, seconds):
-    """``looks``: the process's state, seconds since the last look, and whether the interpreter had let a thread run."""
+    """``looks``: the process's state, seconds since the last look, and whether the interpreter had let a
+    thread run."""
     dog, ran, silent = Dog(os.getpid(), "", "name", Board.new()), 0.0, 0.0
     with dog.board.during("judge", 0, seconds):
         for state, passed, beat in looks:
             if beat:
                 dog.board.beat()
             ran += 0.0 if state in "Tt" else min(passed, 2 * TICK)
-            silent = 0.0 if beat or dog.beats == -1 else silent + (0.0 if state in "Tt" else min(passed, 2 * TICK))
+            silent = (
+                0.0 if beat or dog.beats == -1 else silent + (0.0 if state in "Tt" else min(passed, 2 * TICK))
+            )
             verdict = dog.look(state, passed)
             assert (verdict is not None) == (ran > seconds + GRACE_SECONDS and silent >= SILENT_SECONDS)
     os.close(dog.board.file)
 
 
-# -- what it leaves ----------------------------------------------------------------------------------------------------------------
+# -- what it leaves
+# ------------------------------------------------------------------------------------------------------------
 
 
 def told(dog, folder, **status):
@@ -143,7 +153,9 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
         dog.stop(FAILED, "because")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
-    assert found["error"] == f"because\nsaved as {file_names.step(10, 2)}; go on with: rlflow resume runs/mine"
+    assert (
+        found["error"] == f"because\nsaved as {file_names.step(10, 2)}; go on with: rlflow resume runs/mine"
+    )
     assert capfd.readouterr().err == found["error"] + "\n"
     assert [path.name for path in tmp_path.glob(".status*")] == []
 
@@ -158,12 +170,16 @@ def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, ca
     assert capfd.readouterr().err == "because\nno checkpoint was written: start the run again\n"
 
 
-@pytest.mark.parametrize(("ending", "state", "says"), [
-    (lambda: os._exit(0), "failed", "exited with code 0 while stage 'judge' of iteration 2 ran"),
-    (lambda: os._exit(7), "failed", "exited with code 7"),
-    (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed", "crashed with SIGSEGV"),
-    (lambda: os.kill(os.getpid(), signal.SIGKILL), "running", "was killed by SIGKILL while"),
-], ids=["0", "7", "SEGV", "KILL"])
+@pytest.mark.parametrize(
+    ("ending", "state", "says"),
+    [
+        (lambda: os._exit(0), "failed", "exited with code 0 while stage 'judge' of iteration 2 ran"),
+        (lambda: os._exit(7), "failed", "exited with code 7"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "failed", "crashed with SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "running", "was killed by SIGKILL while"),
+    ],
+    ids=["0", "7", "SEGV", "KILL"],
+)
 def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(dog, tmp_path, capfd, ending, state, says):
     """One that was killed from outside counts as died by being gone."""
     dog.pid = os.fork()

@@ -15,8 +15,11 @@ from processes import gone, until
 from rlflow.processes.watchdog import kin
 
 NAMES = st.text("0123456789abcdef", min_size=1, max_size=8)
-DAEMON = ("import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\n"
-          "time.sleep(600)")
+DAEMON = (
+    "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): "
+    "os._exit(0)\nprint(os.getpid(), flush=True)\n"
+    "time.sleep(600)"
+)
 
 
 @given(st.lists(NAMES, unique=True, max_size=5), NAMES)
@@ -36,11 +39,14 @@ def started(name, *words):
 
 def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_included():
     name, other = secrets.token_hex(8), secrets.token_hex(8)
-    plain, within, foreign = (started(mark, "sleep", "600") for mark in (name, f"x/{name}/y", f"{name}{other}"))
+    plain, within, foreign = (
+        started(mark, "sleep", "600") for mark in (name, f"x/{name}/y", f"{name}{other}")
+    )
     daemon = started(name, sys.executable, "-S", "-c", DAEMON)
     try:
         pid = int(daemon.stdout.readline())
-        until(lambda: sorted(kin.marked(name)) == sorted([plain.pid, within.pid, pid]))  # the one that forked it may not be gone yet
+        # the one that forked it may not be gone yet
+        until(lambda: sorted(kin.marked(name)) == sorted([plain.pid, within.pid, pid]))
         assert kin.end_all(lambda: kin.marked(name)) == []
         assert all(map(gone, (plain.pid, within.pid, pid)))
         assert foreign.poll() is None
@@ -52,14 +58,24 @@ def test_processes_with_a_name_in_their_mark_are_found_sessions_and_forks_includ
 
 
 def test_processes_of_ray_are_found_by_the_files_that_they_have_open(tmp_path):
-    """Their titles may lie over their marks. Other processes that have a title, as whoever asks may have, are let be."""
+    """Their titles may lie over their marks. Other processes that have a title, as whoever asks may have, are
+    let be."""
     folder, other = tmp_path / "run", tmp_path / "runs"
     for where in (folder, other):
         where.mkdir()
-    code = "import sys\nfile = open(sys.argv[1], 'w')\nprint('there', flush=True)\nimport time\ntime.sleep(600)"
+    code = (
+        "import sys\nfile = open(sys.argv[1], 'w')\nprint('there', flush=True)\nimport time\ntime.sleep(600)"
+    )
     of = [("ray::Agent", folder), ("ray::Agent", other), ("driver", folder)]
-    processes = [subprocess.Popen([title, "-c", code, where / "agent.log"], executable=sys.executable, stdout=subprocess.PIPE, text=True)
-                 for title, where in of]  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [title, "-c", code, where / "agent.log"],
+            executable=sys.executable,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for title, where in of
+    ]
     try:
         assert [process.stdout.readline() for process in processes] == ["there\n"] * 3
         assert kin.of_ray([str(folder)]) == [processes[0].pid]
@@ -72,7 +88,10 @@ def test_processes_of_ray_are_found_by_the_files_that_they_have_open(tmp_path):
 
 def test_who_starts_others_while_they_are_killed_is_ended_with_them():
     name = secrets.token_hex(8)
-    breeding = "import os, time\nfor _ in range(30):\n    if os.fork() == 0: time.sleep(600)\n    time.sleep(0.01)\ntime.sleep(600)"
+    breeding = (
+        "import os, time\nfor _ in range(30):\n    if os.fork() == 0: time.sleep(600)\n    "
+        "time.sleep(0.01)\ntime.sleep(600)"
+    )
     process = started(name, sys.executable, "-S", "-c", breeding)
     until(lambda: len(kin.marked(name)) > 3)
     assert kin.end_all(lambda: kin.marked(name)) == []
@@ -107,7 +126,9 @@ def test_descendants_are_children_and_theirs_and_a_number_alone_is_nobody():
     assert kin.stat(shell.pid) is None
 
 
-@pytest.mark.parametrize(("code", "status"), [("import os; os._exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize(
+    ("code", "status"), [("import os; os._exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)]
+)
 def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
     process = subprocess.Popen([sys.executable, "-S", "-c", code])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -118,9 +139,13 @@ def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
 
 
 def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
-    code = ("import os, signal, sys, time\nfrom rlflow.processes.watchdog import kin\nparent = os.getpid()\npid = os.fork()\n"
-            "if pid == 0:\n    kin.die_with(parent)\n    print(os.getpid(), flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
-            "time.sleep(600)")
+    code = (
+        "import os, signal, sys, time\nfrom rlflow.processes.watchdog import kin\nparent = "
+        "os.getpid()\npid = os.fork()\n"
+        "if pid == 0:\n    kin.die_with(parent)\n    print(os.getpid(), flush=True)\n    "
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "time.sleep(600)"
+    )
     process = python(code)
     child = int(process.stdout.readline())
     until(lambda: kin.stat(child).state == "T")
@@ -131,24 +156,36 @@ def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
 def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_has_ended(python):
     ended = subprocess.Popen(["true"])
     ended.wait()
-    code = ("import os, time\nfrom rlflow.processes.watchdog import kin\npid = os.fork()\nif pid == 0:\n"
-            "    os.environ[kin.RAYLET] = str(os.getppid())\n    kin.die_with_raylet()\n"
-            "    print(os.getpid(), flush=True)\n    time.sleep(600)\n"
-            "os.waitid(os.P_PID, pid, os.WEXITED)\ntime.sleep(600)")
+    code = (
+        "import os, time\nfrom rlflow.processes.watchdog import kin\npid = os.fork()\nif pid == 0:\n"
+        "    os.environ[kin.RAYLET] = str(os.getppid())\n    kin.die_with_raylet()\n"
+        "    print(os.getpid(), flush=True)\n    time.sleep(600)\n"
+        "os.waitid(os.P_PID, pid, os.WEXITED)\ntime.sleep(600)"
+    )
     process = python(code)
     child = int(process.stdout.readline())
     process.kill()
     assert gone(child)
-    orphan = subprocess.run([sys.executable, "-c", code.partition("pid = os.fork()")[0] + "kin.die_with_raylet()\nprint('lives')"],
-                            env={**os.environ, kin.RAYLET: str(ended.pid)}, stdout=subprocess.PIPE)
+    orphan = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code.partition("pid = os.fork()")[0] + "kin.die_with_raylet()\nprint('lives')",
+        ],
+        env={**os.environ, kin.RAYLET: str(ended.pid)},
+        stdout=subprocess.PIPE,
+    )
     assert (orphan.returncode, orphan.stdout) == (1, b"")
 
 
 def test_orphans_are_adopted(python):
-    code = ("import os, subprocess, sys, time\nfrom rlflow.processes.watchdog import kin\nkin.adopt()\n"
-            "pid = int(subprocess.run(['sh', '-c', 'setsid sleep 600 >&- & echo $!'], env={}, stdout=subprocess.PIPE).stdout)\n"
-            "print(pid, os.getpid(), [pid for pid, _ in kin.descendants(os.getpid())], flush=True)\n"
-            "print(kin.end_all(lambda: kin.still(kin.descendants(os.getpid()))))")
+    code = (
+        "import os, subprocess, sys, time\nfrom rlflow.processes.watchdog import kin\nkin.adopt()\n"
+        "pid = int(subprocess.run(['sh', '-c', 'setsid sleep 600 >&- & echo $!'], env={}, "
+        "stdout=subprocess.PIPE).stdout)\n"
+        "print(pid, os.getpid(), [pid for pid, _ in kin.descendants(os.getpid())], flush=True)\n"
+        "print(kin.end_all(lambda: kin.still(kin.descendants(os.getpid()))))"
+    )
     out, _ = python(code).communicate()
     pid = int(out.split()[0])
     assert f"[{pid}]" in out
@@ -156,13 +193,23 @@ def test_orphans_are_adopted(python):
     assert gone(pid)
 
 
-@pytest.mark.parametrize(("leaving", "code"), [
-    ("pass", 0), ("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('words')", 1), ("raise ValueError", 1), ("raise KeyboardInterrupt", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("leaving", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit()", 0),
+        ("sys.exit('words')", 1),
+        ("raise ValueError", 1),
+        ("raise KeyboardInterrupt", 1),
+    ],
+)
 def test_a_forked_child_that_comes_out_ends_there(python, leaving, code):
-    text = ("import os, sys\nfrom rlflow.processes.watchdog import kin\n"
-            f"with kin.here_alone():\n    pid = os.fork()\n    if pid == 0:\n        {leaving}\n"
-            "print('out', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)")
+    text = (
+        "import os, sys\nfrom rlflow.processes.watchdog import kin\n"
+        f"with kin.here_alone():\n    pid = os.fork()\n    if pid == 0:\n        {leaving}\n"
+        "print('out', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)"
+    )
     assert python(text).communicate() == (f"out {code}\n", "")
 
 
@@ -174,7 +221,8 @@ def test_what_happens_in_the_process_itself_goes_its_way():
 
 
 def test_a_child_within_its_exec_is_waited_for(monkeypatch):
-    """The kernel shows no environment until the new one is laid out, which may be after pipes of the parent are closed."""
+    """The kernel shows no environment until the new one is laid out, which may be after pipes of the parent
+    are closed."""
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, kin.MARK: kin.marks("within-exec")})
     reads = []
 

@@ -1,4 +1,5 @@
-"""Private folders among those of others: nothing that somebody else has planted is used, followed or removed."""
+"""Private folders among those of others: nothing that somebody else has planted is used, followed or
+removed."""
 
 import os
 import stat
@@ -121,7 +122,10 @@ def test_the_place_is_the_first_that_is_safe_and_short_enough(tmp_path, monkeypa
     assert private.place(len(str(short)), [str(short)]) == str(short)
     assert private.place(len(str(short))) in private.PLACES
     short.chmod(0o777)
-    problems = [f"{short}: found rights 777.*", *(f"{place}: longer than 1 bytes" for place in (long, *private.PLACES))]
+    problems = [
+        f"{short}: found rights 777.*",
+        *(f"{place}: longer than 1 bytes" for place in (long, *private.PLACES)),
+    ]
     with pytest.raises(NotPrivate, match="; ".join(problems)):
         private.place(1, [str(short)])
 

@@ -1,4 +1,5 @@
-"""Who asks to stop: the first request is heard once, a second ctrl-C ends at once, and what stood there before comes back."""
+"""Who asks to stop: the first request is heard once, a second ctrl-C ends at once, and what stood there
+before comes back."""
 
 import ctypes
 import os
@@ -18,7 +19,9 @@ def before():
     assert signal.set_wakeup_fd(-1) == -1
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP], [signal.SIGINT]])
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP], [signal.SIGINT]]
+)
 def test_a_request_is_heard_once(before, numbers):
     asked = []
     with StopSignals(lambda: asked.append(1)) as signals:

@@ -1,4 +1,5 @@
-"""Where a stack that is shown ends is known by names of files and functions; these are the names that the files and functions have."""
+"""Where a stack that is shown ends is known by names of files and functions; these are the names that the
+files and functions have."""
 
 import subprocess
 import sys
@@ -89,7 +90,9 @@ turning() if told == "turn" else (there.wait(), keeping_the_lock())
 @pytest.mark.parametrize(("told", "main"), [("turn", "turning"), ("keep the lock", "keeping_the_lock")])
 def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main, monkeypatch):
     monkeypatch.setattr(stacks, "SECONDS", 60.0)  # however slow the machine is
-    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             file = int(process.stdout.readline())
             process.stdin.write(f"{told}\n")
@@ -99,8 +102,9 @@ def test_each_thread_writes_its_own_stack_whatever_the_others_do(told, main, mon
             for _ in range(50):
                 *others, last = stacks.written(process.pid, file).split(stacks.HEADER)[1:]
                 assert f"in {main}" in last  # the main thread's
-                assert sorted(name for other in others for name in ("turning", "waiting") if f"in {name}\n" in other) == [
-                    "turning", "turning", "waiting"]  # fmt: skip
+                assert sorted(
+                    name for other in others for name in ("turning", "waiting") if f"in {name}\n" in other
+                ) == ["turning", "turning", "waiting"]
         finally:
             process.kill()
     assert stacks.written(process.pid, file) == ""

@@ -14,13 +14,16 @@ def pooled():
     """A function from a class and its settings to a pool."""
     with ExitStack() as pools:
         yield lambda name="Scripted", **settings: pools.enter_context(
-            closing(EnvironmentPool(spec_of(name, **{"parallel": 1, "seconds": 5, **settings}))))
+            closing(EnvironmentPool(spec_of(name, **{"parallel": 1, "seconds": 5, **settings})))
+        )
 
 
 @pytest.fixture
 def patient():
-    """The same with one process, in which seconds pass for a call that has printed that it hangs, and for no other."""
+    """The same with one process, in which seconds pass for a call that has printed that it hangs, and for no
+    other."""
     clock = HungClock()
     with ExitStack() as pools:
         yield lambda name="Scripted", **settings: pools.enter_context(
-            closing(EnvironmentPool(spec_of(name, parallel=1, **settings), hear=clock.hear, clock=clock)))
+            closing(EnvironmentPool(spec_of(name, parallel=1, **settings), hear=clock.hear, clock=clock))
+        )

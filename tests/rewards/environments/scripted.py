@@ -1,4 +1,5 @@
-"""Environments of these tests. The prompt of an episode is its script, as JSON: {"reset": …, "turns": [{"says": …, "reward": …}, …]}."""
+"""Environments of these tests. The prompt of an episode is its script, as JSON: {"reset": …, "turns":
+[{"says": …, "reward": …}, …]}."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Episodes in processes: what fails one fails it alone, and the others of its process go on as if nothing had been."""
+"""Episodes in processes: what fails one fails it alone, and the others of its process go on as if nothing had
+been."""
 
 import os
 import signal
@@ -31,7 +32,9 @@ def causes(answers):
 
 def test_an_episode_is_reset_stepped_and_ended(pooled):
     pool = pooled(factor="2.0")
-    episodes, first = opened(pool, script({"says": "more", "reward": 1}, {"done": True, "log": {"a": 1}}, reset="hello"))
+    episodes, first = opened(
+        pool, script({"says": "more", "reward": 1}, {"done": True, "log": {"a": 1}}, reset="hello")
+    )
     assert first == [{"says": "hello"}]
     assert pool.step(episodes, ["x"]) == [{"says": "more", "reward": 2.0, "done": False, "log": {}}]
     assert pool.step(episodes, ["y"]) == [{"says": "", "reward": 0.0, "done": True, "log": {"a": 1.0}}]
@@ -40,23 +43,37 @@ def test_an_episode_is_reset_stepped_and_ended(pooled):
 
 def test_a_class_may_score_its_episode_itself(pooled):
     pool = pooled("Judged")
-    episodes, _ = opened(pool, script(score=0.25), script(score={"raise": "no"}), script(score={"give": "much"}))
+    episodes, _ = opened(
+        pool, script(score=0.25), script(score={"raise": "no"}), script(score={"give": "much"})
+    )
     assert pool.end(episodes)[0] == {"score": 0.25}
-    assert causes(pool.end(opened(pool, script(score={"raise": "no"}), script(score={"give": "much"}))[0])) == ["raised", "type"]
+    assert causes(
+        pool.end(opened(pool, script(score={"raise": "no"}), script(score={"give": "much"}))[0])
+    ) == ["raised", "type"]
 
 
 def test_an_answer_that_no_tokenizer_takes_or_that_is_too_long_is_changed_and_counted(pooled):
     pool = pooled()
     long, odd = "x" * (1 << 18), [{"role": "tool", "content": "a\0", "name": "\ud83c"}]
-    episodes, first = opened(pool, script({"says": "\ud83c no"}, {"says": long}, {"says": odd}, reset="\udc80"),
-                             script({"says": [{"role": "tool", "content": long}]}))
+    episodes, first = opened(
+        pool,
+        script({"says": "\ud83c no"}, {"says": long}, {"says": odd}, reset="\udc80"),
+        script({"says": [{"role": "tool", "content": long}]}),
+    )
     assert first == [{"says": "\ufffd", "replaced": 1.0}, {"says": ""}]
     answers = [pool.step([episodes[0]], ["x"])[0] for _ in range(3)] + pool.step([episodes[1]], ["x"])
-    assert [answer["says"] for answer in answers[:3]] == ["\ufffd no", "x" * (1 << 17),
-                                                          [{"role": "tool", "content": "a\ufffd", "name": "\ufffd"}]]
+    assert [answer["says"] for answer in answers[:3]] == [
+        "\ufffd no",
+        "x" * (1 << 17),
+        [{"role": "tool", "content": "a\ufffd", "name": "\ufffd"}],
+    ]
     assert set(answers[3]["says"][0]["content"]) == {"x"}
     assert [{name: answer.get(name) for name in CHANGES} for answer in answers] == [
-        {"replaced": 1.0, "cut": None}, {"replaced": None, "cut": 1.0}, {"replaced": 2.0, "cut": None}, {"replaced": None, "cut": 1.0}]
+        {"replaced": 1.0, "cut": None},
+        {"replaced": None, "cut": 1.0},
+        {"replaced": 2.0, "cut": None},
+        {"replaced": None, "cut": 1.0},
+    ]
 
 
 def test_calls_that_hang_end_side_by_side_and_the_others_of_their_process_go_on():
@@ -68,10 +85,14 @@ def test_calls_that_hang_end_side_by_side_and_the_others_of_their_process_go_on(
         most = max(most, together)
 
     with closing(EnvironmentPool(spec_of("Scripted", parallel=1, seconds=5), hear=hear)) as pool:
-        episodes, _ = opened(pool, *[script(TALK, {"hang": 1}, TALK)] * 4, *[script(TALK, TALK, TALK)] * 6, seeds=range(10))
+        episodes, _ = opened(
+            pool, *[script(TALK, {"hang": 1}, TALK)] * 4, *[script(TALK, TALK, TALK)] * 6, seeds=range(10)
+        )
         before = pool.step(episodes, ["a"] * 10)
         assert causes(pool.step(episodes, ["b"] * 10)) == ["timeout"] * 4 + [""] * 6
-        assert [answer["says"] for answer in pool.step(episodes[4:], ["c"] * 6)] == [f"c|{seed}" for seed in range(4, 10)]
+        assert [answer["says"] for answer in pool.step(episodes[4:], ["c"] * 6)] == [
+            f"c|{seed}" for seed in range(4, 10)
+        ]
     assert causes(before) == [""] * 10
     assert most >= 2
 
@@ -152,7 +173,11 @@ def test_episodes_are_shared_among_the_processes(pooled):
 @pytest.mark.slow
 def test_async_methods_wait_side_by_side_and_a_late_one_fails_alone(pooled):
     pool = pooled("Later")
-    episodes, _ = opened(pool, *[script(TALK, waits=waits) for waits in ("meets", "meets", "ever", "meets")], seeds=[1, 2, 3, 4])
+    episodes, _ = opened(
+        pool,
+        *[script(TALK, waits=waits) for waits in ("meets", "meets", "ever", "meets")],
+        seeds=[1, 2, 3, 4],
+    )
     answers = pool.step(episodes, list("abcd"))
     assert causes(answers) == ["", "", "timeout", ""]
     assert [answer["says"] for answer in (answers[0], answers[1], answers[3])] == ["a|1", "b|2", "d|4"]
@@ -169,10 +194,15 @@ def test_an_async_method_that_blocks_is_found(patient):
 
 def test_a_file_that_cannot_be_loaded_is_told_with_its_line(tmp_path):
     file = tmp_path / "own.py"
-    file.write_text("from rlflow import Turn\nraise RuntimeError('no corpus')\nclass Own:\n    def step(self, said): return Turn()\n")
+    file.write_text(
+        "from rlflow import Turn\nraise RuntimeError('no corpus')\nclass Own:\n    def step(self, said): "
+        "return Turn()\n"
+    )
     pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
     try:
-        with pytest.raises(PlanError, match=r"(?s)own.py:2: the environment own.py:Own cannot be loaded: .*no corpus"):
+        with pytest.raises(
+            PlanError, match=r"(?s)own.py:2: the environment own.py:Own cannot be loaded: .*no corpus"
+        ):
             pool.step(opened(pool, "{}")[0], ["x"])
     finally:
         pool.close()
@@ -180,7 +210,10 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(tmp_path):
 
 def test_a_process_that_never_starts_is_told(tmp_path):
     file = tmp_path / "own.py"
-    file.write_text("import os\nfrom rlflow import Turn\nos._exit(4)\nclass Own:\n    def step(self, said): return Turn()\n")
+    file.write_text(
+        "import os\nfrom rlflow import Turn\nos._exit(4)\nclass Own:\n    def step(self, said): return "
+        "Turn()\n"
+    )
     pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
     try:
         with pytest.raises(PlanError, match=r"does not start, 3 times in a row: .*exited with code 4"):

@@ -1,4 +1,5 @@
-"""An environment's class is read from its file's text: what it needs, what it may be, and what is wrong with it, at file and line."""
+"""An environment's class is read from its file's text: what it needs, what it may be, and what is wrong with
+it, at file and line."""
 
 from typing import Any, Literal
 
@@ -50,7 +51,11 @@ def file(tmp_path):
 def test_settings_columns_and_flags_are_those_of_the_class_and_its_bases(file):
     own = read_class(file, "Own")
     assert {name: (setting.type, setting.default) for name, setting in own.settings.items()} == {
-        "topk": (int, 3), "way": (Literal["a", "b"], "a"), "home": (Any, UNKNOWN), "key": (str, REQUIRED)}
+        "topk": (int, 3),
+        "way": (Literal["a", "b"], "a"),
+        "home": (Any, UNKNOWN),
+        "key": (str, REQUIRED),
+    }
     assert (own.required, own.optional, own.rest) == (("prompt", "question"), ("extra",), False)
     assert (own.repeatable, own.scores, own.later, own.tools) == (False, True, True, ())
     assert str(own.place).endswith("own.py:11")
@@ -77,9 +82,18 @@ def test_a_class_without_rewards_or_async_says_so(file):
     [
         ("class Ow: ...", r"own.py:1: .* defines no class 'Own'(?s:.*)nearest:  Ow"),
         ("\nclass Own:\n    def run(self): return 1", r"own.py:3: the tool 'run' has no docstring"),
-        ("\nclass Own:\n    def _run(self): return 1", r"own.py:2: the class 'Own' is no environment: it has neither step nor tools"),
-        ("class Own:\n    def step(self, said): ...\n    def reset(self, *columns): ...", r"own.py:3: 'reset' has positional-only"),
-        ("class Own:\n    def step(self, said): ...\n    def __init__(self, a, /): ...", r"own.py:3: '__init__' has positional-only"),
+        (
+            "\nclass Own:\n    def _run(self): return 1",
+            r"own.py:2: the class 'Own' is no environment: it has neither step nor tools",
+        ),
+        (
+            "class Own:\n    def step(self, said): ...\n    def reset(self, *columns): ...",
+            r"own.py:3: 'reset' has positional-only",
+        ),
+        (
+            "class Own:\n    def step(self, said): ...\n    def __init__(self, a, /): ...",
+            r"own.py:3: '__init__' has positional-only",
+        ),
         ("class Own(:", r"own.py:1: the environment's file is not valid Python"),
     ],
 )
@@ -91,13 +105,18 @@ def test_what_is_no_environment_is_told_at_its_line(tmp_path, monkeypatch, text,
 
 
 def test_a_file_that_is_not_there_is_told_with_its_neighbours(file):
-    with pytest.raises(PlanError, match=r"no such environment file: .*owm.py(?s:.*)expected: file.py:Class(?s:.*)nearest:  own.py"):
+    with pytest.raises(
+        PlanError,
+        match=r"no such environment file: .*owm.py(?s:.*)expected: file.py:Class(?s:.*)nearest:  own.py",
+    ):
         read_class(file.replace("own", "owm"), "Own")
 
 
 def test_flags_are_read_by_their_names_alone(tmp_path):
     (tmp_path / "marked.py").write_text(
-        "class Marked:\n    other = 1\n    more: int = 1\n    repeatable = False\n    def step(self, said): ...\n\n"
-        "class Typed:\n    other = 0\n    more: int = 0\n    def step(self, said): ...\n")
+        "class Marked:\n    other = 1\n    more: int = 1\n    repeatable = False\n    def step(self, "
+        "said): ...\n\n"
+        "class Typed:\n    other = 0\n    more: int = 0\n    def step(self, said): ...\n"
+    )
     marked, typed = (read_class(str(tmp_path / "marked.py"), name) for name in ("Marked", "Typed"))
     assert (marked.repeatable, typed.repeatable) == (False, True)

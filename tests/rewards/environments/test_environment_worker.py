@@ -26,15 +26,23 @@ def wrapped(hidden):
         return error
 
 
-@pytest.mark.parametrize(("error", "service"), [
-    (ConnectionRefusedError(), True), (nobody_there(), True), (wrapped(hidden=False), True), (wrapped(hidden=True), False),
-    (ValueError("no such place"), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "service"),
+    [
+        (ConnectionRefusedError(), True),
+        (nobody_there(), True),
+        (wrapped(hidden=False), True),
+        (wrapped(hidden=True), False),
+        (ValueError("no such place"), False),
+    ],
+)
 def test_a_service_that_does_not_answer_is_known_through_the_errors_of_libraries(error, service):
     assert is_service_error(error) == service
 
 
-@pytest.mark.parametrize(("answer", "words"), [(None, "a method without a return"), (Turn(done="no"), "Turn.done: found 'no'")])
+@pytest.mark.parametrize(
+    ("answer", "words"), [(None, "a method without a return"), (Turn(done="no"), "Turn.done: found 'no'")]
+)
 def test_a_step_that_answers_nothing_is_no_end_of_an_episode(answer, words):
     with pytest.raises(Refused, match=words) as error:
         checked(["step", 0, "said"], answer)

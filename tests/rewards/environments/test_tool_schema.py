@@ -25,12 +25,18 @@ def search(self, query: str, topk: int = 3, *, exact: bool, tags: list[str], kin
 ''')
     parameters = made.schema["function"]["parameters"]
     assert made.schema["function"] | {"parameters": None} == {
-        "name": "search", "description": "Search the corpus for a query.", "parameters": None}
+        "name": "search",
+        "description": "Search the corpus for a query.",
+        "parameters": None,
+    }
     assert made.parameters == {
         "query": {"type": "string", "description": "what to look for"},
         "topk": {"type": "integer", "description": "how many passages"},
-        "exact": {"type": "boolean"}, "tags": {"type": "array", "items": {"type": "string"}},
-        "kind": {"enum": ["a", "b"], "type": "string"}, "more": {"type": "number", "nullable": True}}
+        "exact": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "kind": {"enum": ["a", "b"], "type": "string"},
+        "more": {"type": "number", "nullable": True},
+    }
     assert made.required == ("query", "exact", "tags")
     assert parameters["type"] == "object"
     assert made.schema["type"] == "function"
@@ -40,7 +46,10 @@ def search(self, query: str, topk: int = 3, *, exact: bool, tags: list[str], kin
     ("text", "says"),
     [
         ("def a(self, q: str): ...", "own.py:1: the tool 'a' has no docstring"),
-        ('def a(self,\n      q):\n    "Says."', "own.py:2: the parameter 'q' of the tool 'a' has no type that JSON has"),
+        (
+            'def a(self,\n      q):\n    "Says."',
+            "own.py:2: the parameter 'q' of the tool 'a' has no type that JSON has",
+        ),
         ('def a(self, q: set):\n    "Says."', "found:    set"),
         ('def a(self, q: list[set]):\n    "Says."', r"found:    list\[set\]"),
     ],

@@ -1,4 +1,5 @@
-"""An actor and a critic with bad rows among good ones: a value that is not finite, in one of several places."""
+"""An actor and a critic with bad rows among good ones: a value that is not finite, in one of several
+places."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,5 +1,5 @@
-"""A flow in which a stage does, in its third call, what no stage should: hp.fault says what. A resumed run does it no more, once hp.once is
-there."""
+"""A flow in which a stage does, in its third call, what no stage should: hp.fault says what. A resumed run
+does it no more, once hp.once is there."""
 
 import ctypes
 import os
@@ -65,11 +65,21 @@ def speak():
 
 FAULTS = {
     "hold": lambda: HELD.read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
-    "sys.exit": lambda: sys.exit(0), "interrupt": interrupt, "os._exit": lambda: os._exit(0), "C exit": lambda: C._exit(0),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "segfault": lambda: ctypes.string_at(0),
-    "fork": os.fork, "fork and exit": fork_and_exit, "stays": stays, "daemon": daemon, "leaves all": leaves_all,
-    "sleep": lambda: time.sleep(1.0), "asked": asked, "speak": speak,
-}  # fmt: skip
+    "sys.exit": lambda: sys.exit(0),
+    "interrupt": interrupt,
+    "os._exit": lambda: os._exit(0),
+    "C exit": lambda: C._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "fork": os.fork,
+    "fork and exit": fork_and_exit,
+    "stays": stays,
+    "daemon": daemon,
+    "leaves all": leaves_all,
+    "sleep": lambda: time.sleep(1.0),
+    "asked": asked,
+    "speak": speak,
+}
 CALLS = []
 SECONDS = "FAULTY_SECONDS"  # a variable of the environment; see process_faults
 

@@ -53,7 +53,9 @@ def greedy(prompts, actor, reward):
 def last_of_two(prompts, actor, reward):
     first = actor.generate(prompts, samples=3, max_tokens=6)
     shortest = choose(first | lengths(first), top="length", count=1, per="group")
-    last = actor.generate(ask(shortest | again(shortest), "question", after="tokens"), max_tokens=6, temperature=0.7)
+    last = actor.generate(
+        ask(shortest | again(shortest), "question", after="tokens"), max_tokens=6, temperature=0.7
+    )
     return last | reward(last)
 
 

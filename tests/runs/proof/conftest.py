@@ -15,13 +15,15 @@ from rlflow.runs.proving import rehearsals
 
 @pytest.fixture
 def proven(tmp_path, monkeypatch):
-    """``proven(file, backend, flow_only, **settings)``: the claims about a run. ``backend``: a trainer or generator in place of a local
-    one, with the half that it is."""
+    """``proven(file, backend, flow_only, **settings)``: the claims about a run. ``backend``: a trainer or
+    generator in place of a local one, with the half that it is."""
 
     def proven(file, half=None, kind=None, flow_only=False, **settings):
         if kind is not None:
             module = types.ModuleType("planted_backends.one")
-            module.Trainer, module.Generator = (kind, local.Generator) if "trainer" in half else (local.Trainer, kind)
+            module.Trainer, module.Generator = (
+                (kind, local.Generator) if "trainer" in half else (local.Trainer, kind)
+            )
             monkeypatch.setitem(sys.modules, "planted_backends", types.ModuleType("planted_backends"))
             monkeypatch.setitem(sys.modules, module.__name__, module)
             settings |= {"trainer" if half == "every_trainer" else f"actor.{half}": module.__name__}

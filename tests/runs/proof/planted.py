@@ -1,4 +1,5 @@
-"""Faults after real threads, planted into a copy of an algorithm or into a backend, and the claim or problem that has to name each."""
+"""Faults after real threads, planted into a copy of an algorithm or into a backend, and the claim or problem
+that has to name each."""
 
 from __future__ import annotations
 
@@ -15,26 +16,78 @@ PPO_GAIN = "return -weights * clipped_gain(ratio, advantages, clip, high, dual)"
 
 FILES = {  # what it is: (algorithm, text, text in its place, what names it)
     "a gradient that is exactly zero": ("grpo", GAIN, f"{GAIN} * 0", "reward-unreached"),
-    "a model whose log-probs are detached": ("grpo", "ratio = (new.logprobs - logprobs).exp()",
-                                             "ratio = (new.logprobs.detach() - logprobs).exp() + 0 * new.logprobs", "reward-unreached"),
+    "a model whose log-probs are detached": (
+        "grpo",
+        "ratio = (new.logprobs - logprobs).exp()",
+        "ratio = (new.logprobs.detach() - logprobs).exp() + 0 * new.logprobs",
+        "reward-unreached",
+    ),
     "a loss that reads no advantage": ("grpo", GAIN, "return charge - weights * ratio", "reward-unreached"),
-    "advantages rolled by a row": ("grpo", GAIN, GAIN.replace("advantages", "advantages.roll(1, 0)"), "reward-direction"),
-    "advantages of another group": ("grpo", GAIN, GAIN.replace("advantages", "advantages.roll(8, 0)"), "reward-place"),
-    "advantages in reverse order": ("grpo", GAIN, GAIN.replace("advantages", "advantages.flip(0)"), "reward-place"),
+    "advantages rolled by a row": (
+        "grpo",
+        GAIN,
+        GAIN.replace("advantages", "advantages.roll(1, 0)"),
+        "reward-direction",
+    ),
+    "advantages of another group": (
+        "grpo",
+        GAIN,
+        GAIN.replace("advantages", "advantages.roll(8, 0)"),
+        "reward-place",
+    ),
+    "advantages in reverse order": (
+        "grpo",
+        GAIN,
+        GAIN.replace("advantages", "advantages.flip(0)"),
+        "reward-place",
+    ),
     "a sign that is turned": ("grpo", "charge - weights", "charge + weights", "reward-direction"),
     "weights that are read and not used": ("grpo", "charge - weights *", "charge -", "columns"),
-    "an average over the padding": ("grpo", "ratio = (new.logprobs - logprobs).exp()",
-                                    "ratio = (new.logprobs - logprobs - (advantages - advantages.detach()).sum(1, True)).exp()"
-                                    " + 1e-3 * advantages.mean(1, True)", "padding"),
+    "an average over the padding": (
+        "grpo",
+        "ratio = (new.logprobs - logprobs).exp()",
+        "ratio = (new.logprobs - logprobs - (advantages - advantages.detach()).sum(1, True)).exp()"
+        " + 1e-3 * advantages.mean(1, True)",
+        "padding",
+    ),
     "values that flee the returns": ("ppo", "square if huber", "-square if huber", "values-direction"),
-    "a critic that learns its own values": ("ppo", "error = torch.max((new.values - returns).abs(), (near - returns).abs())",
-                                            "error = (new.values - values.roll(1, 0)).abs()", "columns"),
-    "a reward on other rows": ("ppo", "return place_last(scores, mask)", "return place_last(scores.roll(3, 0), mask)", "reward-place"),
-    "a reward whose price is paid": ("ppo", "return place_last(scores, mask)", "return -place_last(scores, mask)", "reward-direction"),
-    "a policy that makes good rows unlikely": ("ppo", PPO_GAIN, PPO_GAIN.replace("-weights", "weights"), "reward-direction"),
-    "the rejected response preferred": ("dpo", "gap = margin[::2] - margin[1::2]", "gap = margin[1::2] - margin[::2]", "chosen-direction"),
-    "a likelihood that is minimised": ("sft", "return -new.logprobs", "return new.logprobs", "given-direction"),
-}  # fmt: skip
+    "a critic that learns its own values": (
+        "ppo",
+        "error = torch.max((new.values - returns).abs(), (near - returns).abs())",
+        "error = (new.values - values.roll(1, 0)).abs()",
+        "columns",
+    ),
+    "a reward on other rows": (
+        "ppo",
+        "return place_last(scores, mask)",
+        "return place_last(scores.roll(3, 0), mask)",
+        "reward-place",
+    ),
+    "a reward whose price is paid": (
+        "ppo",
+        "return place_last(scores, mask)",
+        "return -place_last(scores, mask)",
+        "reward-direction",
+    ),
+    "a policy that makes good rows unlikely": (
+        "ppo",
+        PPO_GAIN,
+        PPO_GAIN.replace("-weights", "weights"),
+        "reward-direction",
+    ),
+    "the rejected response preferred": (
+        "dpo",
+        "gap = margin[::2] - margin[1::2]",
+        "gap = margin[1::2] - margin[::2]",
+        "chosen-direction",
+    ),
+    "a likelihood that is minimised": (
+        "sft",
+        "return -new.logprobs",
+        "return new.logprobs",
+        "given-direction",
+    ),
+}
 
 
 class Deaf(local.Generator):
@@ -65,7 +118,9 @@ class Hot(local.Generator):
         rows = super().generate(prompts, sampling, seeds)
         cold = super().generate(prompts, replace(sampling, temperature=1.0), seeds)
         data = cold.data if sampling.temperature != 1.0 else rows.data
-        temperature = replace(data["temperature"], value=torch.full_like(data["temperature"].value, sampling.temperature))
+        temperature = replace(
+            data["temperature"], value=torch.full_like(data["temperature"].value, sampling.temperature)
+        )
         return Batch(rows.axis if data is rows.data else cold.axis, {**data, "temperature": temperature})
 
 
@@ -75,7 +130,9 @@ class Shifted(local.Generator):
     def generate(self, prompts, sampling, seeds):
         rows = super().generate(prompts, sampling, seeds)
         told = rows.data["sampled_logprobs"]
-        return Batch(rows.axis, {**rows.data, "sampled_logprobs": Data(told.kind, told.value.roll(1), told.lengths)})
+        return Batch(
+            rows.axis, {**rows.data, "sampled_logprobs": Data(told.kind, told.value.roll(1), told.lengths)}
+        )
 
 
 class Still(local.Trainer):

@@ -17,9 +17,18 @@ COLUMNS = {"dpo": {"chosen": " 1", "rejected": " 22"}, "sft": {"completion": " 1
 def prepared(folder, file, **settings):
     """The context of a run of this file, whose data lies in a folder; the caller closes it."""
     columns = COLUMNS.get(Path(file).stem, {"answer": "1"})
-    rows = [{"prompt": f"{a} + {b} =", **{name: value.replace("1", str(a + b)) for name, value in columns.items()}}
-            for a in range(10, 30) for b in range(10, 20)]  # fmt: skip
+    rows = [
+        {
+            "prompt": f"{a} + {b} =",
+            **{name: value.replace("1", str(a + b)) for name, value in columns.items()},
+        }
+        for a in range(10, 30)
+        for b in range(10, 20)
+    ]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config, hp = resolve_config(load_flow(file), None, {"model": MODEL, "data": (str(folder / "sums.jsonl"),), "held_out": 0, "threads": 1,
-                                                        **settings})  # fmt: skip
+    config, hp = resolve_config(
+        load_flow(file),
+        None,
+        {"model": MODEL, "data": (str(folder / "sums.jsonl"),), "held_out": 0, "threads": 1, **settings},
+    )
     return prepare(load_flow(file), hp, config, judge=None)

@@ -8,10 +8,15 @@ PLACE = Place("grpo.py", 7)
 
 def test_a_falsified_claim_has_its_place_and_every_claim_its_number():
     right = judged("reward-direction", "actor.update", True, ("it is", "it is not"), "correlation 0.9", PLACE)
-    wrong = judged("reward-direction", "actor.update", False, ("it is", "it is not"), "correlation -0.9", PLACE)
+    wrong = judged(
+        "reward-direction", "actor.update", False, ("it is", "it is not"), "correlation -0.9", PLACE
+    )
     assert str(right) == "proved     actor.update: it is (correlation 0.9)"
     assert str(wrong) == "falsified  grpo.py:7: actor.update: it is not (correlation -0.9)"
 
 
 def test_the_summary_counts_verdicts():
-    assert summary([Claim("a", "b", "proved", "c"), Claim("a", "b", "unproved", "c")]) == "1 proved, 0 falsified, 1 unproved"
+    assert (
+        summary([Claim("a", "b", "proved", "c"), Claim("a", "b", "unproved", "c")])
+        == "1 proved, 0 falsified, 1 unproved"
+    )

@@ -19,17 +19,30 @@ from rlflow.training.objective import New
 
 OF_EVERY_UPDATE = ("padding", "holes")
 SOUND = {
-    "grpo": [("reward-reaches", "reward"), *((name, "actor.update") for name in
-             ("reward-direction", "reward-place", "gradient", "columns", *OF_EVERY_UPDATE))],
+    "grpo": [
+        ("reward-reaches", "reward"),
+        *(
+            (name, "actor.update")
+            for name in ("reward-direction", "reward-place", "gradient", "columns", *OF_EVERY_UPDATE)
+        ),
+    ],
     "dpo": [(name, "actor.update") for name in ("gradient", "columns", "chosen-direction", *OF_EVERY_UPDATE)],
     "sft": [(name, "actor.update") for name in ("gradient", "given-direction", *OF_EVERY_UPDATE)],
-}  # fmt: skip
-NUMBERS = {"columns": "3 policies, 3 sizes, both signs", "padding": "gradients apart by 0", "holes": "gradients apart by 0"}
+}
+NUMBERS = {
+    "columns": "3 policies, 3 sizes, both signs",
+    "padding": "gradients apart by 0",
+    "holes": "gradients apart by 0",
+}
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_flow_has_these_claims_all_proved_with_their_lines_and_numbers(proven, name):
-    claims = proven(name, flow_only=True, **({"hp.max_tokens": 4, "hp.samples": 4, "prompts": 4} if name == "grpo" else {"prompts": 4}))
+    claims = proven(
+        name,
+        flow_only=True,
+        **({"hp.max_tokens": 4, "hp.samples": 4, "prompts": 4} if name == "grpo" else {"prompts": 4}),
+    )
     assert [(claim.name, claim.subject) for claim in claims] == SOUND[name]
     assert {claim.verdict for claim in claims} == {"proved"}
     assert all(claim.place is not None and claim.place.path.endswith(f"{name}.py") for claim in claims)
@@ -43,7 +56,12 @@ def test_a_sound_flow_has_these_claims_all_proved_with_their_lines_and_numbers(p
 
 def rows(tokens, axis=None, **more):
     """Rows of one prompt token each, which is their number's."""
-    batch = Batch.of(prompt_tokens=[[i] for i in range(len(tokens))], tokens=tokens, mask=[[True] * len(row) for row in tokens], **more)
+    batch = Batch.of(
+        prompt_tokens=[[i] for i in range(len(tokens))],
+        tokens=tokens,
+        mask=[[True] * len(row) for row in tokens],
+        **more,
+    )
     return batch if axis is None else Batch(axis, batch.data)
 
 
@@ -97,9 +115,15 @@ def parts(prompts, actor, reward, judge):
 
 def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_of_what_comes_after(tmp_path):
     (tmp_path / "parts.py").write_text(TWO_PARTS)
-    with contextlib.closing(prepared(tmp_path, str(tmp_path / "parts.py"), backend="null", prompts=4, reward=("task", "task"))) as context:
+    with contextlib.closing(
+        prepared(tmp_path, str(tmp_path / "parts.py"), backend="null", prompts=4, reward=("task", "task"))
+    ) as context:
         claims = list(FlowClaims(rehearsals(context)).claims())
-    assert str(claims[0]) == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the rehearsal ends before it)"
+    assert (
+        str(claims[0])
+        == f"unproved   parts: stage 'noted' has side effects ({tmp_path / 'parts.py'}:20; the rehearsal "
+        "ends before it)"
+    )
     verdicts = {(claim.name, claim.subject): claim.verdict for claim in claims}
     assert verdicts["reward-direction", "actor.update"] == "proved"
     assert verdicts["reward-reaches", "judge"] == "unproved"  # its scores are learned from later
@@ -110,15 +134,30 @@ def test_a_rehearsal_ends_before_a_stage_with_side_effects_and_accuses_nothing_o
 def test_differences_of_scores_and_pushes_are_of_the_rows_that_were_scored_in_both():
     one, other = rows([[5], [6], [7]]), rows([[5], [6], [8]])
     first, second = (((i,), (token,)) for i, token in ((0, 5), (1, 6)))
-    change = flow_claims._change("reward", (record([1.0, 2.0, 3.0], one), push(one, [1.0, 1.0, 1.0])),
-                                 (record([2.0, 0.0, 3.0], other), push(other, [5.0, 0.5, 9.0])))  # fmt: skip
+    change = flow_claims._change(
+        "reward",
+        (record([1.0, 2.0, 3.0], one), push(one, [1.0, 1.0, 1.0])),
+        (record([2.0, 0.0, 3.0], other), push(other, [5.0, 0.5, 9.0])),
+    )
     assert change == ({first: 1.0, second: -2.0}, {first: 4.0, second: -0.5})
     elsewhere = rows([[1], [2]])
-    assert flow_claims._change("reward", (record([1.0, 2.0], elsewhere), push(one, [1.0] * 3)),
-                               (record([0.0, 1.0], elsewhere), push(one, [2.0] * 3))) is None  # fmt: skip
-    unpushed = flow_claims._change("reward", (record([1.0, 2.0, 3.0], one), push(elsewhere, [1.0, 1.0])),
-                                   (record([2.0, 3.0, 3.0], one), push(one.rows(torch.tensor([0])), [3.0])))  # fmt: skip
-    assert unpushed == ({first: 1.0, second: 1.0, ((2,), (7,)): 0.0}, {first: 3.0, second: 0.0, ((2,), (7,)): 0.0})
+    assert (
+        flow_claims._change(
+            "reward",
+            (record([1.0, 2.0], elsewhere), push(one, [1.0] * 3)),
+            (record([0.0, 1.0], elsewhere), push(one, [2.0] * 3)),
+        )
+        is None
+    )
+    unpushed = flow_claims._change(
+        "reward",
+        (record([1.0, 2.0, 3.0], one), push(elsewhere, [1.0, 1.0])),
+        (record([2.0, 3.0, 3.0], one), push(one.rows(torch.tensor([0])), [3.0])),
+    )
+    assert unpushed == (
+        {first: 1.0, second: 1.0, ((2,), (7,)): 0.0},
+        {first: 3.0, second: 0.0, ((2,), (7,)): 0.0},
+    )
 
 
 def test_equal_rows_have_the_sum_of_their_scores_and_of_their_pushes():
@@ -153,7 +192,10 @@ def test_a_push_has_its_place_by_the_rows_path():
 def test_an_update_is_about_scored_rows_or_what_was_taken_from_them_and_of_joined_rows_where_tokens_are_theirs():
     prompts = Axis.fresh(2)
     sampled = rows([[5], [6], [7], [8]], prompts.repeat(2))
-    scored, update = [ScoredRows("reward", sampled, torch.zeros(4))], _update(sampled.rows(torch.tensor([0, 3])))
+    scored, update = (
+        [ScoredRows("reward", sampled, torch.zeros(4))],
+        _update(sampled.rows(torch.tensor([0, 3]))),
+    )
     assert flow_claims._about(update, scored)
     again = _update(rows([[5], [6], [7], [8]], prompts.repeat(2)))
     assert not flow_claims._about(again, scored)
@@ -207,7 +249,10 @@ def test_the_furthest_update_with_other_scores_is_one_whose_push_is_far_enough(g
     grpo.rescored = [(RehearsalRecord([_update(batch)]), {"actor.update": near})]
     assert grpo.furthest("actor.update", one) is None
     assert grpo.furthest("actor.update", None) is None
-    grpo.rescored += [(RehearsalRecord([replace(_update(batch), call=7)]), {"actor.update": far}), (RehearsalRecord(), {})]
+    grpo.rescored += [
+        (RehearsalRecord([replace(_update(batch), call=7)]), {"actor.update": far}),
+        (RehearsalRecord(), {}),
+    ]
     assert grpo.furthest("actor.update", one).call == 7
     assert grpo.furthest("critic.update", one) is None
 
@@ -215,7 +260,10 @@ def test_the_furthest_update_with_other_scores_is_one_whose_push_is_far_enough(g
 def test_where_equal_rows_take_each_others_push_back_no_direction_is_told(grpo):
     """As in a model that gives all samples of a prompt the same tokens, whose advantages add up to 0."""
     rows = Batch.of(prompt_tokens=[[i // 2] for i in range(8)], tokens=[[5]] * 8, mask=[[True]] * 8)
-    record = RehearsalRecord([RecordedUpdate("actor.update", "actor", rows, None, {}, 0)], [ScoredRows("reward", rows, torch.arange(8.0))])
+    record = RehearsalRecord(
+        [RecordedUpdate("actor.update", "actor", rows, None, {}, 0)],
+        [ScoredRows("reward", rows, torch.arange(8.0))],
+    )
     other = RehearsalRecord(record.updates, [ScoredRows("reward", rows, -torch.arange(8.0))])
     turns = torch.tensor([1.0, -1.0] * 4)[:, None]
     grpo._base = record

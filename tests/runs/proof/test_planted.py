@@ -1,4 +1,5 @@
-"""Faults after real threads are named: by `check` before anything is loaded, or by a claim that is falsified."""
+"""Faults after real threads are named: by `check` before anything is loaded, or by a claim that is
+falsified."""
 
 import os
 import subprocess
@@ -44,13 +45,19 @@ def test_a_fault_in_a_backend_is_named(proven, fault):
 def test_without_a_fault_nothing_is_falsified_and_all_is_put_back(proven):
     claims = proven("ppo", **{"hp.max_tokens": 6})
     assert falsified(claims) == []
-    assert {"reward-reaches", "reward-direction", "sampler-follows", "micro-batches", "frozen"} <= {claim.name for claim in claims}
+    assert {"reward-reaches", "reward-direction", "sampler-follows", "micro-batches", "frozen"} <= {
+        claim.name for claim in claims
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bar", [5, -5])
 def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar):
-    source = (ALGORITHMS / "grpo.py").read_text().replace("compare(batch, deviation=hp.deviation)", "passed(batch)")
+    source = (
+        (ALGORITHMS / "grpo.py")
+        .read_text()
+        .replace("compare(batch, deviation=hp.deviation)", "passed(batch)")
+    )
     kept = f"(scores - {bar}).clamp({'min' if bar > 0 else 'max'}=0)"
     stage = f'@stage(gives="advantages")\ndef passed(scores, mask):\n    return {kept}[:, None] * mask\n\n\n'
     path = tmp_path / "barred.py"
@@ -58,12 +65,18 @@ def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar)
     claims = {claim.name: claim for claim in proven(str(path), **{"hp.max_tokens": 6})}
     assert falsified(claims.values()) == []
     assert f"from 0 to {20 * bar}" in claims["reward-reaches"].number
-    assert {claims[name].verdict for name in ("reward-direction", "weights-direction", "weights-scores")} == {"proved"}
+    assert {claims[name].verdict for name in ("reward-direction", "weights-direction", "weights-scores")} == {
+        "proved"
+    }
 
 
 @pytest.mark.slow
 def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven):
-    source = (ALGORITHMS / "grpo.py").read_text().replace("* clipped_gain(ratio, advantages, clip, clip)", "* ratio")
+    source = (
+        (ALGORITHMS / "grpo.py")
+        .read_text()
+        .replace("* clipped_gain(ratio, advantages, clip, clip)", "* ratio")
+    )
     path = tmp_path / "watched.py"
     path.write_text(source.replace("@loss\n", '@loss(unrewarded="the reward is only watched")\n'))
     claims = {claim.name: claim for claim in proven(str(path), **{"hp.max_tokens": 6})}
@@ -75,10 +88,30 @@ def test_weights_do_not_follow_scores_that_a_loss_need_not_hear(tmp_path, proven
 
 @pytest.mark.long
 def test_ranks_that_do_not_learn_together_are_named():
-    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "ppo", "--pools", "all=2@threads", "--actor.trainer",
-               "planted_ranks.alone", "--critic.trainer", "planted_ranks.uneven", "--threads", "1", "--held_out", "0",
-               "--hp.max_tokens", "6", "--hp.samples", "4"]
-    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "rlflow.cli.main",
+        "prove",
+        "ppo",
+        "--pools",
+        "all=2@threads",
+        "--actor.trainer",
+        "planted_ranks.alone",
+        "--critic.trainer",
+        "planted_ranks.uneven",
+        "--threads",
+        "1",
+        "--held_out",
+        "0",
+        "--hp.max_tokens",
+        "6",
+        "--hp.samples",
+        "4",
+    ]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True
+    )
     assert ended.returncode == 2, ended.stderr
     wrong = [line for line in ended.stdout.splitlines() if line.startswith("falsified")]
     for role, others in (("actor", ["cut into micro-batches"]), ("critic", [])):

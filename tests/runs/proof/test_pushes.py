@@ -1,4 +1,5 @@
-"""A push is minus the gradient of the whole objective by what the model computes, over the rows that are learned from."""
+"""A push is minus the gradient of the whole objective by what the model computes, over the rows that are
+learned from."""
 
 import pytest
 import torch
@@ -35,25 +36,38 @@ def squared(new, *, power):
 def rows(**more):
     """Row i starts with token 10 + i."""
     tokens = [[10 + i] * n for i, n in enumerate(LENGTHS)]
-    return Batch.of(prompt_tokens=[[1], [1, 2]], tokens=tokens, mask=[[True] * n for n in LENGTHS],
-                    advantages=[ADVANTAGES[i, :n].tolist() for i, n in enumerate(LENGTHS)], wants=[2.0, -3.0], **more)  # fmt: skip
+    return Batch.of(
+        prompt_tokens=[[1], [1, 2]],
+        tokens=tokens,
+        mask=[[True] * n for n in LENGTHS],
+        advantages=[ADVANTAGES[i, :n].tolist() for i, n in enumerate(LENGTHS)],
+        wants=[2.0, -3.0],
+        **more,
+    )
 
 
 PLAIN = UpdateOptions()
 
 
 def update(one=gain, batch=None, options=PLAIN, **settings):
-    return RecordedUpdate("actor.update", "actor", rows() if batch is None else batch, one, settings, 0, options)
+    return RecordedUpdate(
+        "actor.update", "actor", rows() if batch is None else batch, one, settings, 0, options
+    )
 
 
-@pytest.mark.parametrize(("mean", "weights"), [("tokens", [[1 / 5], [1 / 5]]), ("row-tokens", [[1 / 6], [1 / 4]]), (10, [[0.05], [0.05]])])
+@pytest.mark.parametrize(
+    ("mean", "weights"),
+    [("tokens", [[1 / 5], [1 / 5]]), ("row-tokens", [[1 / 6], [1 / 4]]), (10, [[0.05], [0.05]])],
+)
 def test_the_push_is_minus_the_gradient_of_the_mean_over_all_rows(mean, weights):
     push = pushed(update(options=UpdateOptions(mean=mean, after=3, epochs=2, minibatch=1)), HERE)
     wanted = ADVANTAGES * MASK * torch.tensor(weights)
     assert list(push.by) == ["logprobs"]
     assert torch.allclose(push.main, wanted)
     assert torch.allclose(push.of_rows, wanted.sum(1).double() / torch.tensor(LENGTHS))
-    assert float(objective(update(options=UpdateOptions(mean=mean)), HERE)) == pytest.approx(float((0.5 * wanted).sum()))
+    assert float(objective(update(options=UpdateOptions(mean=mean)), HERE)) == pytest.approx(
+        float((0.5 * wanted).sum())
+    )
 
 
 def test_a_loss_of_rows_pushes_each_of_their_tokens():
@@ -116,6 +130,11 @@ def test_a_push_is_felt_where_rows_with_equal_tokens_do_not_take_it_back_and_the
     unsure, certain = (New(logprobs=torch.full((3, 2), number)) for number in (-0.6931472, -1e-6))
     assert Push(equal, {"logprobs": torch.tensor([up, up, none])}).felt(unsure) == pytest.approx((1.0, 0.5))
     assert Push(equal, {"logprobs": torch.tensor([up, down, none])}).felt(unsure) == (0.0, 0.0)
-    assert Push(equal, {"logprobs": torch.tensor([up, none, down])}).felt(certain) == pytest.approx((1.0, 1e-6), rel=0.1)
+    assert Push(equal, {"logprobs": torch.tensor([up, none, down])}).felt(certain) == pytest.approx(
+        (1.0, 1e-6), rel=0.1
+    )
     assert Push(equal, {"logprobs": torch.tensor([none, none, none])}).felt(unsure) == (1.0, 1.0)
-    assert Push(equal, {"scores": torch.tensor([1.0, -1.0, 2.0])}).felt(New(scores=torch.zeros(3))) == (0.5, 0.5)
+    assert Push(equal, {"scores": torch.tensor([1.0, -1.0, 2.0])}).felt(New(scores=torch.zeros(3))) == (
+        0.5,
+        0.5,
+    )

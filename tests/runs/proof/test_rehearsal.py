@@ -1,4 +1,5 @@
-"""Rehearsals: scores that are made, seeded and unequal within each group, and what is recorded where nothing is learned."""
+"""Rehearsals: scores that are made, seeded and unequal within each group, and what is recorded where nothing
+is learned."""
 
 import torch
 
@@ -39,7 +40,9 @@ def test_token_columns_are_raised_in_every_other_row():
     assert raised(batch.data["scores"], 0.5) is batch.data["scores"]
 
 
-def test_a_rehearsal_has_the_same_short_rows_whatever_the_scores_and_records_the_update_in_place_of_making_it(grpo):
+def test_a_rehearsal_has_the_same_short_rows_whatever_the_scores_and_records_the_update_in_place_of_making_it(
+    grpo,
+):
     stage = grpo.stage
     before = {name: tensor.clone() for name, tensor in stage.engine.models["actor"].trainer.state().items()}
     one, other = stage.rehearse(uneven(1)), stage.rehearse(uneven(2))
@@ -54,7 +57,9 @@ def test_a_rehearsal_has_the_same_short_rows_whatever_the_scores_and_records_the
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_the_runs_own_reward_is_asked_three_times_once_in_another_order_and_gives_the_scores_where_none_are_made(grpo):
+def test_the_runs_own_reward_is_asked_three_times_once_in_another_order_and_gives_the_scores_where_none_are_made(
+    grpo,
+):
     asked = grpo.stage.rehearse(None, asks=True)
     [judged] = asked.judged
     assert asked.scored == []
@@ -65,7 +70,10 @@ def test_the_runs_own_reward_is_asked_three_times_once_in_another_order_and_give
 
 
 def test_a_forward_can_be_raised_and_padding_filled_without_any_change_of_the_weights(grpo):
-    plain, higher = grpo.stage.rehearse(uneven(1)), grpo.stage.rehearse(uneven(1), shift={"actor.logprobs": 0.5})
+    plain, higher = (
+        grpo.stage.rehearse(uneven(1)),
+        grpo.stage.rehearse(uneven(1), shift={"actor.logprobs": 0.5}),
+    )
     mask = plain.updates[0].batch["mask"]
     step = (higher.updates[0].batch["logprobs"] - plain.updates[0].batch["logprobs"])[mask]
     even = (torch.arange(len(mask)) % 2 == 0)[:, None].expand_as(mask)[mask]

@@ -1,4 +1,5 @@
-"""A row's score is its own, whichever rows are judged beside it; and of a reward that draws by chance nothing is said."""
+"""A row's score is its own, whichever rows are judged beside it; and of a reward that draws by chance nothing
+is said."""
 
 import pytest
 import torch
@@ -9,12 +10,15 @@ from rlflow.runs.proof.reward_claims import differing, of_rows, reward_claims
 SCORES = torch.tensor([0.0, 1.0, 0.5, float("nan")])
 
 
-@pytest.mark.parametrize(("again", "shuffled", "verdict", "number"), [
-    (SCORES, SCORES + 1e-5, "proved", "0 of 4"),
-    (SCORES, SCORES[[1, 0, 2, 3]], "falsified", "2 of 4"),
-    (SCORES, SCORES[[0, 1, 3, 2]], "falsified", "2 of 4"),
-    (SCORES[[1, 0, 2, 3]], SCORES, "unproved", "2 of 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("again", "shuffled", "verdict", "number"),
+    [
+        (SCORES, SCORES + 1e-5, "proved", "0 of 4"),
+        (SCORES, SCORES[[1, 0, 2, 3]], "falsified", "2 of 4"),
+        (SCORES, SCORES[[0, 1, 3, 2]], "falsified", "2 of 4"),
+        (SCORES[[1, 0, 2, 3]], SCORES, "unproved", "2 of 4"),
+    ],
+)
 def test_scores_that_go_to_other_rows_are_counted(again, shuffled, verdict, number):
     claim = of_rows(JudgedRows("reward", SCORES, again, shuffled))
     assert claim.verdict == verdict
@@ -28,19 +32,28 @@ def test_of_equal_scores_nothing_is_shown(scores):
 
 def test_a_reward_that_gives_no_row_a_score_is_named_with_the_reason():
     none = torch.full((3,), float("nan"))
-    claim = of_rows(JudgedRows("reward", none, none, none), reasons={"judge/raised": "RuntimeError: no such judge"})
+    claim = of_rows(
+        JudgedRows("reward", none, none, none), reasons={"judge/raised": "RuntimeError: no such judge"}
+    )
     assert claim.verdict == "falsified"
     assert "gives no row a score (3 rows; judge/raised: RuntimeError: no such judge)" in str(claim)
 
 
 def test_missing_scores_are_counted_beside_what_is_known():
     claim = of_rows(JudgedRows("reward", SCORES, SCORES, SCORES), reasons={"judge/raised": "no\n judge"})
-    assert claim.number == ("0 of 4 rows have another score where the same rows are judged in another order; 1 have no score; "
-                            "judge/raised: no judge")  # fmt: skip
-    assert of_rows(JudgedRows("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith("in another order")
+    assert claim.number == (
+        "0 of 4 rows have another score where the same rows are judged in another order; 1 have no score; "
+        "judge/raised: no judge"
+    )
+    assert of_rows(JudgedRows("reward", SCORES[:3], SCORES[:3], SCORES[:3])).number.endswith(
+        "in another order"
+    )
 
 
-@pytest.mark.parametrize(("other", "count"), [([0.0, 1.0, float("nan")], 0), ([0.1, 1.2, float("nan")], 1), ([0.0, float("nan"), 0.0], 2)])
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [([0.0, 1.0, float("nan")], 0), ([0.1, 1.2, float("nan")], 1), ([0.0, float("nan"), 0.0], 2)],
+)
 def test_scores_differ_by_more_than_what_is_close(other, count):
     assert differing(torch.tensor([0.0, 1.0, float("nan")]), torch.tensor(other), 0.1) == count
 

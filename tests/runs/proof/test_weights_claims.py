@@ -1,4 +1,5 @@
-"""What is claimed of real weights: by what each claim is judged, on states that are made, and that all is put back."""
+"""What is claimed of real weights: by what each claim is judged, on states that are made, and that all is put
+back."""
 
 from dataclasses import replace
 
@@ -13,15 +14,28 @@ from rlflow.runs.proof.weights_claims import WeightsClaims, copied, distance, mo
 from rlflow.training.objective import New
 
 STATE = {
-    "parameters/a.weight": torch.tensor([[3.0, 4.0], [0.0, 0.0]]), "parameters/a.bias": torch.zeros(2),
-    "parameters/ids": torch.ones(2).long(), "adapters/b.weight": torch.full((2, 2), 2.0), "exp_avg/a.weight": torch.ones(2, 2),
+    "parameters/a.weight": torch.tensor([[3.0, 4.0], [0.0, 0.0]]),
+    "parameters/a.bias": torch.zeros(2),
+    "parameters/ids": torch.ones(2).long(),
+    "adapters/b.weight": torch.full((2, 2), 2.0),
+    "exp_avg/a.weight": torch.ones(2, 2),
     "steps": torch.tensor(3),
-}  # fmt: skip
-OF_UPDATE = ["weights-move", "weights-direction", "parameters", "frozen", "micro-batches", "row-order", "weights-scores"]
+}
+OF_UPDATE = [
+    "weights-move",
+    "weights-direction",
+    "parameters",
+    "frozen",
+    "micro-batches",
+    "row-order",
+    "weights-scores",
+]
 
 
 def changed(**tensors):
-    return STATE | {name.replace("__", "/").replace("_weight", ".weight"): tensor for name, tensor in tensors.items()}
+    return STATE | {
+        name.replace("__", "/").replace("_weight", ".weight"): tensor for name, tensor in tensors.items()
+    }
 
 
 @pytest.fixture
@@ -38,31 +52,49 @@ def test_a_copy_shares_no_memory():
     copy = copied(STATE)
     copy["parameters/a.bias"] += 1
     assert not STATE["parameters/a.bias"].any()
-    assert all(torch.equal(copy[name], tensor) for name, tensor in STATE.items() if name != "parameters/a.bias")
+    assert all(
+        torch.equal(copy[name], tensor) for name, tensor in STATE.items() if name != "parameters/a.bias"
+    )
 
 
-@pytest.mark.parametrize(("pushes", "logprob", "reason"), [
-    ([1.0, 1.0], -1.0, None), ([1.0, -1.0], -1.0, "rows with equal tokens are pushed up and down alike"),
-    ([1.0, 1.0], -1e-6, "the model is certain of each of their tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pushes", "logprob", "reason"),
+    [
+        ([1.0, 1.0], -1.0, None),
+        ([1.0, -1.0], -1.0, "rows with equal tokens are pushed up and down alike"),
+        ([1.0, 1.0], -1e-6, "the model is certain of each of their tokens"),
+    ],
+)
 def test_of_a_gradient_that_is_only_rounding_nothing_is_said_but_why(pushes, logprob, reason):
     rows = Batch.of(prompt_tokens=[[1], [1]], tokens=[[5], [5]])
-    claim = weights_claims.only_rounding("actor.update", Push(rows, {"logprobs": torch.tensor(pushes)[:, None]}),
-                                         New(logprobs=torch.full((2, 1), logprob)))  # fmt: skip
+    claim = weights_claims.only_rounding(
+        "actor.update",
+        Push(rows, {"logprobs": torch.tensor(pushes)[:, None]}),
+        New(logprobs=torch.full((2, 1), logprob)),
+    )
     assert (claim and claim.verdict, claim and claim.sentence) == (
-        (None, None) if reason is None else ("unproved", f"the gradient is only rounding, since {reason}"))
+        (None, None) if reason is None else ("unproved", f"the gradient is only rounding, since {reason}")
+    )
 
 
 def test_states_are_apart_by_their_weights_over_the_size_of_the_first():
-    moved = changed(parameters__a_weight=torch.tensor([[3.0, 4.0], [3.0, 0.0]]), exp_avg__a_weight=torch.zeros(2, 2))
+    moved = changed(
+        parameters__a_weight=torch.tensor([[3.0, 4.0], [3.0, 0.0]]), exp_avg__a_weight=torch.zeros(2, 2)
+    )
     assert distance(STATE, STATE) == 0.0
     assert distance(STATE, moved) == pytest.approx(3 / 41**0.5)
     assert distance(moved, STATE) == pytest.approx(3 / 50**0.5)
-    assert distance({"parameters/ids": torch.ones(2).long()}, STATE) == distance({"parameters/a.bias": torch.zeros(2)}, STATE) == 0.0
+    assert (
+        distance({"parameters/ids": torch.ones(2).long()}, STATE)
+        == distance({"parameters/a.bias": torch.zeros(2)}, STATE)
+        == 0.0
+    )
 
 
 def test_moments_are_apart_over_the_size_of_the_first():
-    other = changed(exp_avg__a_weight=torch.tensor([[1.0, 1.0], [1.0, -3.0]]), parameters__a_weight=torch.zeros(2, 2))
+    other = changed(
+        exp_avg__a_weight=torch.tensor([[1.0, 1.0], [1.0, -3.0]]), parameters__a_weight=torch.zeros(2, 2)
+    )
     assert moments_apart(STATE, STATE) == 0.0
     assert moments_apart(STATE, other) == pytest.approx(4 / 4**0.5)
     assert moments_apart(other, STATE) == pytest.approx(4 / 12**0.5)
@@ -70,15 +102,24 @@ def test_moments_are_apart_over_the_size_of_the_first():
 
 
 def test_shaken_matrices_are_moved_by_a_fifth_of_their_deviation_and_nothing_else_is():
-    state = STATE | {"parameters/large.weight": 5 + 3 * torch.randn(200, 200, generator=torch.Generator().manual_seed(0)),
-                     "parameters/flat.weight": torch.ones(200, 200)}  # fmt: skip
+    state = STATE | {
+        "parameters/large.weight": 5 + 3 * torch.randn(200, 200, generator=torch.Generator().manual_seed(0)),
+        "parameters/flat.weight": torch.ones(200, 200),
+    }
     result = shaken(state)
-    step, flat = (result[name] - state[name] for name in ("parameters/large.weight", "parameters/flat.weight"))
+    step, flat = (
+        result[name] - state[name] for name in ("parameters/large.weight", "parameters/flat.weight")
+    )
     assert (float(step.std()), float(step.mean())) == pytest.approx((0.6, 0.0), abs=0.02)
     assert float(flat.std()) == pytest.approx(0.2 * weights_claims.SMALL, rel=0.1)
-    assert all(torch.equal(result[name], state[name]) for name in ("parameters/a.bias", "parameters/ids", "exp_avg/a.weight", "steps"))
+    assert all(
+        torch.equal(result[name], state[name])
+        for name in ("parameters/a.bias", "parameters/ids", "exp_avg/a.weight", "steps")
+    )
     assert not torch.equal(result["adapters/b.weight"], state["adapters/b.weight"])
-    assert all(torch.equal(one, other) for one, other in zip(result.values(), shaken(state).values(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(result.values(), shaken(state).values(), strict=True)
+    )
 
 
 def test_modules_are_named_once():
@@ -89,7 +130,9 @@ def test_a_sound_run_has_these_claims_about_its_weights_all_proved_with_its_line
     claims.flow.rescored = [claims.flow.pushed_by(uneven(1), 1.0)]
     found = list(claims.claims())
     assert [claim.name for claim in found] == [*OF_UPDATE, "sampler", "sampler", "sampler-follows"]
-    assert [claim.subject for claim in found] == ["actor.update"] * 3 + ["reference"] + ["actor.update"] * 3 + ["actor"] * 3
+    assert [claim.subject for claim in found] == ["actor.update"] * 3 + ["reference"] + [
+        "actor.update"
+    ] * 3 + ["actor"] * 3
     assert {claim.verdict for claim in found} == {"proved"}
     assert all(claim.place is not None for claim in found)
     assert found[2].number == "24 parameters"
@@ -113,7 +156,9 @@ def test_all_is_put_back_and_samplers_get_their_weights_again(claims):
 def test_weights_that_begin_at_zero_are_made_small_and_others_stay(claims):
     with claims.put_back():
         state = copied(claims.trainer("actor").state())
-        name = next(name for name, tensor in state.items() if name.startswith("parameters/") and tensor.dim() == 2)
+        name = next(
+            name for name, tensor in state.items() if name.startswith("parameters/") and tensor.dim() == 2
+        )
         state[name].zero_()
         claims.trainer("actor").restore(copied(state))
         made = claims.perturbed("actor")
@@ -131,15 +176,35 @@ def test_weights_that_do_not_move_are_named_and_then_have_no_direction(claims, u
     assert [claim.verdict for claim in claims.moves(update, unpushed, here, 0.5)] == ["proved", "unproved"]
 
 
-@pytest.mark.parametrize(("after", "verdict", "number"), [
-    ({"parameters/a.weight": 1, "exp_avg/a.weight": 1}, "proved", "1 parameters"),
-    ({"parameters/a.weight": 1, "parameters/b.weight": 1, "exp_avg/a.weight": 1}, "falsified", "1 without any: b"),
-    ({"parameters/a.weight": 1, "parameters/b.weight": 1, "exp_avg/a.weight": 1, "exp_avg/b.weight": 0}, "falsified", "1 zero: b"),
-    ({"parameters/a.weight": 1, "adapters/b.weight": 1, "exp_avg/b.weight": 1}, "proved", "1 parameters"),
-    ({"parameters/a.weight": 1}, "unproved", ""),
-])  # fmt: skip
-def test_parameters_without_gradient_are_named_of_adapters_alone_where_there_are_any(claims, update, after, verdict, number):
-    [claim] = claims.parameters(update, {}, {name: torch.full((2,), float(value)) for name, value in after.items()})
+@pytest.mark.parametrize(
+    ("after", "verdict", "number"),
+    [
+        ({"parameters/a.weight": 1, "exp_avg/a.weight": 1}, "proved", "1 parameters"),
+        (
+            {"parameters/a.weight": 1, "parameters/b.weight": 1, "exp_avg/a.weight": 1},
+            "falsified",
+            "1 without any: b",
+        ),
+        (
+            {
+                "parameters/a.weight": 1,
+                "parameters/b.weight": 1,
+                "exp_avg/a.weight": 1,
+                "exp_avg/b.weight": 0,
+            },
+            "falsified",
+            "1 zero: b",
+        ),
+        ({"parameters/a.weight": 1, "adapters/b.weight": 1, "exp_avg/b.weight": 1}, "proved", "1 parameters"),
+        ({"parameters/a.weight": 1}, "unproved", ""),
+    ],
+)
+def test_parameters_without_gradient_are_named_of_adapters_alone_where_there_are_any(
+    claims, update, after, verdict, number
+):
+    [claim] = claims.parameters(
+        update, {}, {name: torch.full((2,), float(value)) for name, value in after.items()}
+    )
     assert (claim.verdict, claim.number) == (verdict, number)
 
 
@@ -148,13 +213,20 @@ def test_a_model_that_is_not_trained_and_changes_is_named(claims, update):
     assert list(frozen) == ["reference"]
     assert [claim.verdict for claim in claims.others(update, frozen)] == ["proved"]
     [changed] = claims.others(update, {"reference": frozen["reference"] + 0.5})
-    assert (changed.verdict, changed.subject, changed.number) == ("falsified", "reference", "log-probs apart by 0.5")
+    assert (changed.verdict, changed.subject, changed.number) == (
+        "falsified",
+        "reference",
+        "log-probs apart by 0.5",
+    )
     assert list(claims.others(update, {})) == []
 
 
 def test_where_nothing_can_be_told_a_claim_says_why(claims, update):
     state = {"parameters/a.weight": torch.ones(2)}
-    [order], [cuts] = claims.order(update, state, state), replace(claims, resizing=frozenset()).cuts(update, state, state)
+    [order], [cuts] = (
+        claims.order(update, state, state),
+        replace(claims, resizing=frozenset()).cuts(update, state, state),
+    )
     assert (order.verdict, cuts.verdict) == ("unproved", "unproved")
     one = replace(update, batch=update.batch.rows(update.batch.axis.slots == 0))
     assert [claim.verdict for claim in claims.order(one, state, {"exp_avg/a": torch.ones(1)})] == ["unproved"]
@@ -168,7 +240,9 @@ def test_ranks_are_held_against_one_process_with_the_same_rows(claims, update):
     with claims.put_back():
         start = claims.perturbed("actor")
         after = claims.updated(update, start)
-        wrong = {name: tensor * 1.01 if name.startswith("exp_avg/") else tensor for name, tensor in after.items()}
+        wrong = {
+            name: tensor * 1.01 if name.startswith("exp_avg/") else tensor for name, tensor in after.items()
+        }
         [right], [other] = judge.ranks(update, start, after), judge.ranks(update, start, wrong)
         [short] = replace(judge, short=True).ranks(update, start, wrong)
     assert [claim.verdict for claim in (right, other, short)] == ["proved", "falsified", "proved"]
@@ -176,5 +250,7 @@ def test_ranks_are_held_against_one_process_with_the_same_rows(claims, update):
 
 def test_a_backend_without_weights_has_no_claims_about_them(proven):
     claims = proven("grpo", backend="null", prompts=4, **{"hp.max_tokens": 4})
-    assert [(claim.verdict, claim.subject) for claim in claims if claim.name == "weights"] == [("unproved", "actor.update")]
+    assert [(claim.verdict, claim.subject) for claim in claims if claim.name == "weights"] == [
+        ("unproved", "actor.update")
+    ]
     assert not {claim.name for claim in claims} & {*OF_UPDATE, "sampler"}

@@ -27,12 +27,24 @@ def test_code_reads_its_input_and_files_and_its_streams_come_back():
     files = {"data/numbers.txt": base64.b64encode(b"1 2").decode()}
     with asking(runner(2)) as client:
         health = client.get("/health")[1]
-        status, answer = client.post("/run_code", {"code": "import sys\nprint(input(), open('data/numbers.txt').read())\nsys.exit(3)",
-                                                   "language": "python", "stdin": "said", "files": files})
+        status, answer = client.post(
+            "/run_code",
+            {
+                "code": "import sys\nprint(input(), open('data/numbers.txt').read())\nsys.exit(3)",
+                "language": "python",
+                "stdin": "said",
+                "files": files,
+            },
+        )
     assert set(health["isolation"].values()) == {True}
     assert (status, answer["status"]) == (200, "Failed")
     result = answer["run_result"]
-    assert (result["status"], result["return_code"], result["stdout"], result["stderr"]) == ("Finished", 3, "said 1 2\n", "")
+    assert (result["status"], result["return_code"], result["stdout"], result["stderr"]) == (
+        "Finished",
+        3,
+        "said 1 2\n",
+        "",
+    )
     assert answered(Code(code="print(1)"))["status"] == "Success"
 
 
@@ -71,7 +83,11 @@ ALLOWED = {"private memory", "own folder", "own file", "input", "null", "module"
 def attempted(folder):
     """Attempt of code to do more than compute → whether it was refused."""
     (folder / "data.jsonl").write_text('{"answer": "7"}')
-    values = {"PARENT": str(os.getpid()), "SOURCE": repr(rlflow.__file__), "DATA": repr(str(folder / "data.jsonl"))}
+    values = {
+        "PARENT": str(os.getpid()),
+        "SOURCE": repr(rlflow.__file__),
+        "DATA": repr(str(folder / "data.jsonl")),
+    }
     code = ATTEMPTS
     for name, value in values.items():
         code = code.replace(name, value)
@@ -124,7 +140,9 @@ def test_a_server_removes_its_folder_and_those_of_killed_ones(tmp_path, monkeypa
 def test_health_answers_at_once_whatever_is_queued():
     with asking(runner(1)) as client, ThreadPoolExecutor(61) as clients:
         first = clients.submit(client.post, "/run_code", {"code": "import time; time.sleep(5)"})
-        behind = [clients.submit(client.post, "/run_code", {"code": "", "language": "rust"}) for _ in range(60)]
+        behind = [
+            clients.submit(client.post, "/run_code", {"code": "", "language": "rust"}) for _ in range(60)
+        ]
         assert {client.get("/health")[0] for _ in range(100)} == {200}
         assert not first.done()
     assert first.result()[1]["status"] == "Success"
@@ -135,15 +153,26 @@ def test_health_answers_at_once_whatever_is_queued():
 def test_bodies_are_bounded_whether_they_say_their_length_or_not():
     with asking(runner(1)) as client:
         assert status_of(client, b"Content-Length: 17000000", b"") == 413
-        assert status_of(client, b"Transfer-Encoding: chunked", b"%x\r\n%s" % ((16 << 20) + 1, b"x" * ((16 << 20) + 1))) == 413
-        assert client.post("/run_code", {"code": "", "files": {str(number): "" for number in range(1001)}})[0] == 422
+        assert (
+            status_of(
+                client, b"Transfer-Encoding: chunked", b"%x\r\n%s" % ((16 << 20) + 1, b"x" * ((16 << 20) + 1))
+            )
+            == 413
+        )
+        assert (
+            client.post("/run_code", {"code": "", "files": {str(number): "" for number in range(1001)}})[0]
+            == 422
+        )
 
 
 def status_of(client, header, body):
     """The status of the answer to as much of a request."""
     host, _, port = client.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=240) as connection:
-        connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n\r\n%s" % (header, body))
+        connection.sendall(
+            b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n\r\n%s"
+            % (header, body)
+        )
         return int(connection.recv(12).split()[1])
 
 
@@ -165,11 +194,17 @@ def test_of_much_that_code_prints_the_beginning_is_kept():
     assert (result["status"], result["stdout"]) == ("Finished", "x" * (1 << 20))
 
 
-@pytest.mark.parametrize(("asked", "said"), [
-    ({"language": "rust"}, "language: found 'rust'"), ({"language": "\ud800"}, "language: found '\\ud800'"),
-    ({"stdin": "\ud800"}, "stdin: found a lone surrogate"), ({"fetch_files": ["x"]}, "code may not write files"),
-    ({"files": {"../x": ""}}, "files: found the name '../x'"), ({"files": {"x": "!"}}, "files: 'x' is no base64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"language": "rust"}, "language: found 'rust'"),
+        ({"language": "\ud800"}, "language: found '\\ud800'"),
+        ({"stdin": "\ud800"}, "stdin: found a lone surrogate"),
+        ({"fetch_files": ["x"]}, "code may not write files"),
+        ({"files": {"../x": ""}}, "files: found the name '../x'"),
+        ({"files": {"x": "!"}}, "files: 'x' is no base64"),
+    ],
+)
 def test_what_is_not_done_is_said(asked, said):
     answer = answered(Code(code="print(1)", **asked))
     assert (answer["status"], answer["run_result"]) == ("SandboxError", None)

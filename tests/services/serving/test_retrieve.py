@@ -25,24 +25,37 @@ def corpus(tmp_path):
 
 def test_both_clients_are_answered_and_the_search_environment_is_one(corpus):
     with asking(retriever(corpus, None, 2)) as client:
-        status, answer = client.post("/retrieve", {"queries": ["rain", "Lund in Sweden"], "topk": 1, "return_scores": True})
+        status, answer = client.post(
+            "/retrieve", {"queries": ["rain", "Lund in Sweden"], "topk": 1, "return_scores": True}
+        )
         assert status == 200
-        assert [[each["document"] for each in row] for row in answer["result"]] == [
-            [RAIN], [LUND]]
+        assert [[each["document"] for each in row] for row in answer["result"]] == [[RAIN], [LUND]]
         assert all(row[0]["score"] > 0 for row in answer["result"])
         assert client.post("/retrieve", {"query": "rain"}) == (200, {"result": [[RAIN]]})
         assert client.post("/retrieve", {"query": "zebra"}) == (200, {"result": [[]]})
         assert client.post("/retrieve", {"queries": ["rain"], "topk": 0})[0] == 422
         assert client.get("/health")[1]["passages"] == 2
         episode = Search(retriever=f"{client.url}/retrieve", topk=1)
-        assert episode.step("<search>Lund</search>").says == " <information>Lund: Lund lies in Sweden.</information> "
+        assert (
+            episode.step("<search>Lund</search>").says
+            == " <information>Lund: Lund lies in Sweden.</information> "
+        )
         episode = Search(retriever=f"{client.url}/retrieve", topk=1)
-        assert episode.step("<search>rain</search>").says == " <information>Rain falls in Bergen.</information> "
+        assert (
+            episode.step("<search>rain</search>").says == " <information>Rain falls in Bergen.</information> "
+        )
 
 
-@pytest.mark.parametrize("asked", [
-    {"query": "rain", "topk": 10**30}, {"query": "rain " * 60_000}, {"queries": ["rain " * 1_000] * 60}, {"queries": ["rain"] * 1001},
-], ids=["topk", "query", "queries", "count"])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"query": "rain", "topk": 10**30},
+        {"query": "rain " * 60_000},
+        {"queries": ["rain " * 1_000] * 60},
+        {"queries": ["rain"] * 1001},
+    ],
+    ids=["topk", "query", "queries", "count"],
+)
 def test_a_request_that_would_keep_others_waiting_is_refused(corpus, asked):
     with asking(retriever(corpus, None, 2)) as client:
         assert client.post("/retrieve", asked)[0] == 422
@@ -59,15 +72,26 @@ def test_an_encoder_ranks_by_its_vectors(corpus):
     pytest.importorskip("faiss")
     with asking(retriever(corpus, MODEL, 2)) as client:
         _, answer = client.post("/retrieve", {"query": "Rain falls in Bergen.", "return_scores": True})
-    (best, other), = answer["result"]
+    ((best, other),) = answer["result"]
     assert best["document"]["contents"] == "Rain falls in Bergen."
     assert best["score"] == pytest.approx(1.0, abs=1e-4)
     assert other["score"] < best["score"]
 
 
-@pytest.mark.parametrize("text", [
-    "", "{", "[1]\n", '{"title": "no text"}\n', "[" * 100_000, '{"text": NaN}\n', '{"text": "\\ud800"}\n', '{"text": "a", "title": []}\n',
-], ids=lambda text: text[:40])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1]\n",
+        '{"title": "no text"}\n',
+        "[" * 100_000,
+        '{"text": NaN}\n',
+        '{"text": "\\ud800"}\n',
+        '{"text": "a", "title": []}\n',
+    ],
+    ids=lambda text: text[:40],
+)
 def test_a_file_that_is_no_corpus_is_said(tmp_path, text):
     (tmp_path / "corpus.jsonl").write_text(text)
     with pytest.raises(PlanError, match="corpus.jsonl' cannot be read"):

@@ -1,5 +1,5 @@
-"""The forms are those of OpenRLHF's remote reward models, which `--reward URL` speaks too, and of the reward server of SkyPilot's job
-groups."""
+"""The forms are those of OpenRLHF's remote reward models, which `--reward URL` speaks too, and of the reward
+server of SkyPilot's job groups."""
 
 from contextlib import closing
 
@@ -15,7 +15,7 @@ from rlflow.rewards.reward_spec import parse_reward
 from rlflow.services.serving.reward_server import Judges, judge
 
 MODEL = TASKS / "arithmetic_model"
-JUDGE = '''
+JUDGE = """
 def even(completion):
     if completion == "?":
         raise ValueError("no answer")
@@ -23,7 +23,7 @@ def even(completion):
 
 def secret(completion, entry):
     return 1.0
-'''
+"""
 QUESTION = {"query": ["1+1=2", "1+1=11", "1+1=?"], "prompts": ["1+1="] * 3, "labels": ["2", "2", "2"]}
 
 
@@ -31,24 +31,37 @@ QUESTION = {"query": ["1+1=2", "1+1=11", "1+1=?"], "prompts": ["1+1="] * 3, "lab
 def judges(tmp_path):
     (tmp_path / "mine.py").write_text(JUDGE)
     with closing(RewardPool(1)) as pool:
-        yield lambda *written: Judges([parse_reward(each.replace("mine.py", str(tmp_path / "mine.py"))) for each in written], pool, 10.0)
+        yield lambda *written: Judges(
+            [parse_reward(each.replace("mine.py", str(tmp_path / "mine.py"))) for each in written], pool, 10.0
+        )
 
 
 def test_rewards_are_summed_and_a_row_without_one_is_null(judges):
     with asking(judge(judges("task", "mine.py:even:0.5"), ["task", "even"])) as client:
-        assert client.post("/get_reward", QUESTION) == (200, {"rewards": [1.0, 0.5, None], "missing": {"raised": 1}})
+        assert client.post("/get_reward", QUESTION) == (
+            200,
+            {"rewards": [1.0, 0.5, None], "missing": {"raised": 1}},
+        )
         assert client.get("/health")[1]["rewards"] == ["task", "even"]
         status, answer = client.post("/get_reward", {**QUESTION, "labels": ["2"]})
-    assert (status, answer["detail"]) == (422, "expected as many rows in each list, found query 3, prompts 3, labels 1")
+    assert (status, answer["detail"]) == (
+        422,
+        "expected as many rows in each list, found query 3, prompts 3, labels 1",
+    )
 
 
 def test_items_are_judged_as_clients_of_job_groups_send_them(judges):
     items = [{"prompt": "1+1=", "response": said, "ground_truth": "2"} for said in ("2", "11", "?")]
     with asking(judge(judges("task", "mine.py:even:0.5"), ["task", "even"])) as client:
         status, answer = client.post("/batch_reward", {"items": items})
-        assert [each["reward"] for each in answer["rewards"]] == client.post("/get_reward", QUESTION)[1]["rewards"]
+        assert [each["reward"] for each in answer["rewards"]] == client.post("/get_reward", QUESTION)[1][
+            "rewards"
+        ]
         assert client.post("/batch_reward", {"items": [{"prompt": "1+1="}]})[0] == 422
-        assert client.post("/batch_reward", {"items": []}) == (200, {"rewards": [], "missing": {}, "accuracy": 0.0})
+        assert client.post("/batch_reward", {"items": []}) == (
+            200,
+            {"rewards": [], "missing": {}, "accuracy": 0.0},
+        )
     assert (status, answer["accuracy"], answer["missing"]) == (200, pytest.approx(1 / 3), {"raised": 1})
     assert [each["correct"] for each in answer["rewards"]] == [True, False, False]
 
@@ -66,9 +79,14 @@ def test_a_model_folder_scores_what_its_tokens_say_and_no_empty_row(judges, tmp_
     model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path / "judge")
-    answer = judges(f"{tmp_path / 'judge'}:2").rewards([{"prompt": "1 + 1 =", "completion": said} for said in (" 2", "", " 11")])
+    answer = judges(f"{tmp_path / 'judge'}:2").rewards(
+        [{"prompt": "1 + 1 =", "completion": said} for said in (" 2", "", " 11")]
+    )
     with torch.inference_mode():
-        expected = [2 * float(model(torch.tensor([tokenizer(text)["input_ids"]])).logits) for text in ("1 + 1 = 2", "1 + 1 = 11")]
+        expected = [
+            2 * float(model(torch.tensor([tokenizer(text)["input_ids"]])).logits)
+            for text in ("1 + 1 = 2", "1 + 1 = 11")
+        ]
     first, empty, last = answer["rewards"]
     assert [first, last] == pytest.approx(expected, abs=1e-4)
     assert (empty, answer["missing"]) == (None, {"empty": 1})

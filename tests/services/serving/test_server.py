@@ -20,7 +20,10 @@ def test_with_a_token_only_health_is_open(monkeypatch):
     monkeypatch.setenv("RLFLOW_SERVE_TOKEN", "secret")
     with asking(application("code", dict)) as client:
         assert client.get("/health")[0] == 200
-        assert client.get("/metrics") == (401, {"detail": "the token of RLFLOW_SERVE_TOKEN is missing or wrong"})
+        assert client.get("/metrics") == (
+            401,
+            {"detail": "the token of RLFLOW_SERVE_TOKEN is missing or wrong"},
+        )
         assert client.get("/metrics", Authorization="Bearer other")[0] == 401
         assert client.get("/metrics", Authorization="Bearer secret")[0] == 200
 

@@ -35,10 +35,14 @@ class Case:
         return make_plan(self.source, self.target, self.node_of, self.bucket)
 
 
-shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple) | st.tuples(st.integers(1, 40)) | st.tuples(
-    st.integers(1, 17), st.integers(1, 9)
+shapes = (
+    st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
+    | st.tuples(st.integers(1, 40))
+    | st.tuples(st.integers(1, 17), st.integers(1, 9))
 )
-models = st.lists(shapes, min_size=1, max_size=4).map(lambda found: {f"layer.{i}.weight": shape for i, shape in enumerate(found)})
+models = st.lists(shapes, min_size=1, max_size=4).map(
+    lambda found: {f"layer.{i}.weight": shape for i, shape in enumerate(found)}
+)
 
 
 @st.composite
@@ -56,12 +60,17 @@ def layouts(draw, model, ranks: int) -> tuple[WeightLayout, bool]:
     fsdp = Cut(order, ranks, (lambda name, shape: 0) if kind == "fsdp" else lambda name, shape: dims[name])
     heads = Cut([rank % size for rank in range(ranks)], size, lambda name, shape: dims[name])
     inner = Cut([rank // size for rank in range(ranks)], ranks // size)
-    return sharded(model, dtype, {"tensor parallel": [heads], "mesh": [heads, inner]}.get(kind, [fsdp])), False
+    return sharded(
+        model, dtype, {"tensor parallel": [heads], "mesh": [heads, inner]}.get(kind, [fsdp])
+    ), False
 
 
 def padded(layout: WeightLayout, before: int, after: int) -> WeightLayout:
     """The same with ranks that hold nothing."""
-    tensors = {name: Spread(s.shape, s.dtype, ((),) * before + s.boxes + ((),) * after) for name, s in layout.tensors.items()}
+    tensors = {
+        name: Spread(s.shape, s.dtype, ((),) * before + s.boxes + ((),) * after)
+        for name, s in layout.tensors.items()
+    }
     return WeightLayout(before + layout.ranks + after, tensors)
 
 
@@ -75,7 +84,13 @@ def cases(draw) -> Case:
     target = WeightLayout(generators, {name: target.tensors[name] for name in names})
     nodes = tuple(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)))
     bucket = draw(st.sampled_from((8, 24, 64, 100, 1 << 20)))
-    return Case(padded(source, 0, ranks - trainers), padded(target, ranks - generators, 0), nodes, bucket, trainers if zero3 else 0)
+    return Case(
+        padded(source, 0, ranks - trainers),
+        padded(target, ranks - generators, 0),
+        nodes,
+        bucket,
+        trainers if zero3 else 0,
+    )
 
 
 def bits_of(shape: Sequence[int], dtype: str, seed: int) -> Tensor:
@@ -106,11 +121,18 @@ class World:
 
     @staticmethod
     def of(case: Case) -> World:
-        wholes = {name: bits_of(spread.shape, spread.dtype, seed) for seed, (name, spread) in enumerate(case.source.tensors.items())}
+        wholes = {
+            name: bits_of(spread.shape, spread.dtype, seed)
+            for seed, (name, spread) in enumerate(case.source.tensors.items())
+        }
         ranks = range(case.source.ranks)
         source = _flat if case.zero3_ranks else _pieces
-        sources = [{name: source(name, case, rank, whole) for name, whole in wholes.items()} for rank in ranks]
-        targets = [{name: _empty(spread, rank) for name, spread in case.target.tensors.items()} for rank in ranks]
+        sources = [
+            {name: source(name, case, rank, whole) for name, whole in wholes.items()} for rank in ranks
+        ]
+        targets = [
+            {name: _empty(spread, rank) for name, spread in case.target.tensors.items()} for rank in ranks
+        ]
         return World(case, wholes, sources, targets)
 
     def move(self) -> list[Resharder]:
@@ -150,6 +172,8 @@ def _flat(name: str, case: Case, rank: int, whole: Tensor) -> TensorViews:
 
 def _empty(spread: Spread, rank: int) -> TensorViews:
     dtype = getattr(torch, spread.dtype)
-    views = (ShardView(box, strided(torch.full(lengths(box), -77.0, dtype=dtype), rank)) for box in spread.boxes[rank])
+    views = (
+        ShardView(box, strided(torch.full(lengths(box), -77.0, dtype=dtype), rank))
+        for box in spread.boxes[rank]
+    )
     return TensorViews(spread.shape, spread.dtype, tuple(views))
-

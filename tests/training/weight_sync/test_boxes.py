@@ -23,7 +23,8 @@ def at(tensor, box):
     return tensor[tuple(slice(low, high) for low, high in box)]
 
 
-# -- flat ranges -------------------------------------------------------------------------------------------------------------------
+# -- flat ranges
+# ------------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=150)
@@ -72,11 +73,13 @@ def test_chunks_are_those_of_torch(size, parts):
     assert [list(range(*one)) for one in ranges if one[0] < one[1]] == expected
 
 
-# -- strided views -----------------------------------------------------------------------------------------------------------------
+# -- strided views
+# ------------------------------------------------------------------------------------------------------------
 
 
 def copied(shape, view, out):
-    """What the places of a copy from ``view``, of a tensor of this shape, to ``out`` write, made with them."""
+    """What the places of a copy from ``view``, of a tensor of this shape, to ``out`` write, made with
+    them."""
     base = numbered(shape)
     axes = [StridedAxis(*axis) for axis in zip(view.shape, view.stride(), out.stride(), strict=True)]
     memory = torch.full((out.untyped_storage().nbytes() // out.element_size(),), -1)
@@ -114,8 +117,12 @@ def test_a_copy_of_a_view_is_made_of_boxes(name, into):
     view = VIEWS[name](numbered((6, 6)))
     out = {
         "contiguous": lambda: torch.empty(view.shape, dtype=torch.int64),
-        "transposed": lambda: torch.empty(tuple(view.shape)[::-1], dtype=torch.int64).permute(*reversed(range(view.dim()))),
-        "a part of something larger": lambda: torch.empty((view.shape[0] + 4, *view.shape[1:]), dtype=torch.int64)[3:-1],
+        "transposed": lambda: torch.empty(tuple(view.shape)[::-1], dtype=torch.int64).permute(
+            *reversed(range(view.dim()))
+        ),
+        "a part of something larger": lambda: torch.empty(
+            (view.shape[0] + 4, *view.shape[1:]), dtype=torch.int64
+        )[3:-1],
     }[into]()
     found, written = copied((6, 6), view, out)
     assert torch.equal(written, view)

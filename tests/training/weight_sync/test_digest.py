@@ -17,7 +17,9 @@ shapes = st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple)
 def test_terms_of_any_layout_add_up_to_the_digest_of_the_tensor(data, shape, ranks, dtype):
     values = bits_of(shape, dtype, 0)
     layout, _ = data.draw(layouts({"x": shape}, ranks))
-    terms = [digest(strided(part(values, box), i), box) for i, box in enumerate(layout.tensors["x"].holders())]
+    terms = [
+        digest(strided(part(values, box), i), box) for i, box in enumerate(layout.tensors["x"].holders())
+    ]
     assert wrapped(sum(terms)) == digest(values, whole(shape))
 
 
@@ -25,8 +27,11 @@ def test_rows_too_many_for_one_pass_count_as_in_one():
     values = bits_of((3000, 300), "bfloat16", 1)
     halves = [digest(values[:1234], ((0, 1234), (0, 300))), digest(values[1234:], ((1234, 3000), (0, 300)))]
     assert wrapped(sum(halves)) == digest(values, whole(values.shape))
-    exact = sum(int(v) * int(a) * int(b) for row, a in zip(values[:5, :7].view(torch.int16).tolist(), coefficients(0, 8), strict=False)
-                for v, b in zip(row, coefficients(1, 8), strict=False))  # fmt: skip
+    exact = sum(
+        int(v) * int(a) * int(b)
+        for row, a in zip(values[:5, :7].view(torch.int16).tolist(), coefficients(0, 8), strict=False)
+        for v, b in zip(row, coefficients(1, 8), strict=False)
+    )
     assert wrapped(exact) == digest(values[:5, :7], ((0, 5), (0, 7)))
 
 

@@ -1,4 +1,5 @@
-"""vLLM's own models, two tensor-parallel ranks: what is traced and written straight equals vLLM's own reload, bit for bit."""
+"""vLLM's own models, two tensor-parallel ranks: what is traced and written straight equals vLLM's own reload,
+bit for bit."""
 
 import json
 import os
@@ -15,10 +16,23 @@ WORKER = Path(__file__).with_name("engine_worker.py")
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("vllm_installed")
 def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path),
-                   "VLLM_DIST_IDENT": f"rlflow-test-{os.getpid()}"}  # names the memory that its ranks share; set by who starts them
-    started = [subprocess.Popen([sys.executable, WORKER, tmp_path, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True, env=environment) for rank in range(2)]  # fmt: skip
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        # names the memory that its ranks share; set by who starts them
+        "VLLM_DIST_IDENT": f"rlflow-test-{os.getpid()}",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, WORKER, tmp_path, str(rank), "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
     try:
         ended = [process.communicate(timeout=500) for process in started]
     finally:
@@ -29,7 +43,14 @@ def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
     assert [process.returncode for process in started] == [0, 0], "\n".join(err[-3000:] for _, err in ended)
     for out, _ in ended:
         found = json.loads(out.splitlines()[-1])
-        assert set(found) == {"Qwen3", "Qwen3 tied", "Llama, one KV head", "GPT-2", "Gemma 3", "Qwen3 renamed"}
+        assert set(found) == {
+            "Qwen3",
+            "Qwen3 tied",
+            "Llama, one KV head",
+            "GPT-2",
+            "Gemma 3",
+            "Qwen3 renamed",
+        }
         for model, facts in found.items():
             assert facts["problems"] == [], model
             assert facts["failed"] == {}, model

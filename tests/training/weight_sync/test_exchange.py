@@ -1,4 +1,5 @@
-"""Ranks tell each other plain values and nothing else: what is too long, or of another kind, ends the call."""
+"""Ranks tell each other plain values and nothing else: what is too long, or of another kind, ends the
+call."""
 
 import pickle
 
@@ -14,7 +15,9 @@ from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.layout import HELD, WIDTHS, TensorShard
 from rlflow.training.weight_sync.transport import TransferError
 
-boxes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=3).map(tuple), max_size=3).map(tuple)
+boxes = st.lists(
+    st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=3).map(tuple), max_size=3
+).map(tuple)
 shapes = st.lists(st.integers(0, 1 << 40)).map(tuple)
 layouts = st.dictionaries(st.text(), st.builds(TensorShard, shapes, st.sampled_from(sorted(WIDTHS)), boxes))
 
@@ -24,8 +27,17 @@ def test_a_layout_comes_as_it_went(held):
     assert exchanges._decoded(0, HELD.dump_json(held), HELD) == held
 
 
-@pytest.mark.parametrize("raw", [pickle.dumps({}), b"", b"[]", b'{"w": 3}', b'{"w": {"shape": ["1"], "dtype": "int8", "boxes": []}}',
-                                 b'{"w": {"shape": [1], "dtype": "int8", "boxes": [[[0]]]}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pickle.dumps({}),
+        b"",
+        b"[]",
+        b'{"w": 3}',
+        b'{"w": {"shape": ["1"], "dtype": "int8", "boxes": []}}',
+        b'{"w": {"shape": [1], "dtype": "int8", "boxes": [[[0]]]}}',
+    ],
+)
 def test_what_is_of_another_kind_is_refused_with_the_rank(raw):
     with pytest.raises(TransferError, match="rank 3 tells what it should not"):
         exchanges._decoded(3, raw, HELD)
@@ -33,7 +45,9 @@ def test_what_is_of_another_kind_is_refused_with_the_rank(raw):
 
 def test_all_ranks_hear_what_each_has_to_tell_in_their_order(on_ranks):
     numbers = TypeAdapter(list[int])
-    found = on_ranks(3, lambda rank: [exchange("x" * (rank * 1000), TEXT), exchange(list(range(rank)), numbers)])
+    found = on_ranks(
+        3, lambda rank: [exchange("x" * (rank * 1000), TEXT), exchange(list(range(rank)), numbers)]
+    )
     assert found == [[["", "x" * 1000, "x" * 2000], [[], [0], [0, 1]]]] * 3
 
 

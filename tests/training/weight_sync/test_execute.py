@@ -1,4 +1,5 @@
-"""A plan at work on two ranks: bits, buckets in turn, versions, digests, memory that moved, and what is refused."""
+"""A plan at work on two ranks: bits, buckets in turn, versions, digests, memory that moved, and what is
+refused."""
 
 import pytest
 import torch
@@ -14,11 +15,17 @@ from rlflow.training.weight_sync.transport import AllToAll, Parcels, TransferErr
 
 SHAPES = {"a.weight": (6, 4), "b.weight": (5,), "c.weight": (8, 8)}
 SOURCE = sharded(SHAPES, "float32", [Cut(range(2), 2)])
-TARGETS = {"tensor parallel": tensor_parallel(SHAPES, "bfloat16", 2, 2), "replicas": replicated(SHAPES, "float32", 2), "as it is": SOURCE}
+TARGETS = {
+    "tensor parallel": tensor_parallel(SHAPES, "bfloat16", 2, 2),
+    "replicas": replicated(SHAPES, "float32", 2),
+    "as it is": SOURCE,
+}
 
 
 def values(version):
-    return {name: bits_of(shape, "float32", 10 * version + i) for i, (name, shape) in enumerate(SHAPES.items())}
+    return {
+        name: bits_of(shape, "float32", 10 * version + i) for i, (name, shape) in enumerate(SHAPES.items())
+    }
 
 
 def pieces(layout, rank, version=None):
@@ -26,9 +33,15 @@ def pieces(layout, rank, version=None):
     found = {}
     for name, spread in layout.tensors.items():
         dtype = getattr(torch, spread.dtype)
-        views = [torch.full(lengths(box), -77.0, dtype=dtype) if version is None else part(values(version)[name], box).clone().to(dtype)
-                 for box in spread.boxes[rank]]
-        found[name] = TensorViews(spread.shape, spread.dtype, tuple(map(ShardView, spread.boxes[rank], views)))
+        views = [
+            torch.full(lengths(box), -77.0, dtype=dtype)
+            if version is None
+            else part(values(version)[name], box).clone().to(dtype)
+            for box in spread.boxes[rank]
+        ]
+        found[name] = TensorViews(
+            spread.shape, spread.dtype, tuple(map(ShardView, spread.boxes[rank], views))
+        )
     return found
 
 
@@ -39,8 +52,11 @@ def fill(mine, version):
 
 
 def right(mine, version):
-    return all(torch.equal(piece.view, part(values(version)[name], piece.box).to(piece.view.dtype))
-               for name, held in mine.items() for piece in held.pieces)
+    return all(
+        torch.equal(piece.view, part(values(version)[name], piece.box).to(piece.view.dtype))
+        for name, held in mine.items()
+        for piece in held.pieces
+    )
 
 
 def said(call):
@@ -54,7 +70,9 @@ def said(call):
 
 def resharder(rank, target="tensor parallel", bucket=32, **options):
     plan = make_plan(SOURCE, TARGETS[target], (0, 0), bucket)
-    return Resharder(plan, rank, pieces(SOURCE, rank, 0), pieces(TARGETS[target], rank), AllToAll(), **options)
+    return Resharder(
+        plan, rank, pieces(SOURCE, rank, 0), pieces(TARGETS[target], rank), AllToAll(), **options
+    )
 
 
 def transfers(rank):
@@ -68,8 +86,14 @@ def transfers(rank):
                 for version in (1, 2, 3):
                     fill(one.source, version)
                     one.run(version)
-                    results.append(right(one.target, version) and (one.version, one.runs) == (version, version))
-                found[f"{target}, {buffers}, {bucket}"] = [all(results), len(one.rounds), one.transport.received]
+                    results.append(
+                        right(one.target, version) and (one.version, one.runs) == (version, version)
+                    )
+                found[f"{target}, {buffers}, {bucket}"] = [
+                    all(results),
+                    len(one.rounds),
+                    one.transport.received,
+                ]
                 one.close()
     return found
 
@@ -79,9 +103,12 @@ def test_every_transfer_brings_the_exact_bits_in_buckets_of_any_size(on_ranks):
     assert len(found[0]) == 12
     for case in found[0]:
         assert [each[case][0] for each in found] == [True, True], case
-    many, one, none = (found[0][f"{case}"] for case in ("replicas, 2, 16", "replicas, 2, 1048576", "as it is, 1, 16"))
+    many, one, none = (
+        found[0][f"{case}"] for case in ("replicas, 2, 16", "replicas, 2, 1048576", "as it is, 1, 16")
+    )
     assert many[1] > one[1] == 1
-    assert many[2] == one[2] == 3 * 4 * sum(map(half_of, SHAPES.values()))  # three times what the other rank has, in float32
+    # three times what the other rank has, in float32
+    assert many[2] == one[2] == 3 * 4 * sum(map(half_of, SHAPES.values()))
     assert none[1:] == [0, 0]  # everything is there
 
 
@@ -122,7 +149,10 @@ def faults(rank):
 
 def test_versions_and_digests_that_differ_are_noticed_when_they_are_compared(on_ranks):
     for rank, found in enumerate(on_ranks(2, faults)):
-        assert found["other version"] == f"rank {rank} takes version {5 + rank}, but ranks send others: {{{1 - rank}: {6 - rank}}}"
+        assert (
+            found["other version"]
+            == f"rank {rank} takes version {5 + rank}, but ranks send others: {{{1 - rank}: {6 - rank}}}"
+        )
         assert found["version"] == -1
         assert found["first"] == ""
         assert f"rank {rank}" in found["second"]
@@ -131,7 +161,8 @@ def test_versions_and_digests_that_differ_are_noticed_when_they_are_compared(on_
         assert found["relocated"]
 
 
-# -- without a transport -----------------------------------------------------------------------------------------------------------
+# -- without a transport
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -151,8 +182,13 @@ def test_a_bucket_is_packed_anew_each_time_and_the_next_takes_other_memory_where
 def test_what_is_bound_must_be_what_the_plan_was_made_of(world):
     plan = world.case.plan()
     wrong = pieces(TARGETS["tensor parallel"], 0)
-    for source, target, side in ((world.sources[0], wrong, "needs"), (world.sources[1], world.targets[0], "holds")):
-        with pytest.raises(PlanError, match=f"rank 0 {side} 'a.weight' otherwise than it said when the plan was made"):
+    for source, target, side in (
+        (world.sources[0], wrong, "needs"),
+        (world.sources[1], world.targets[0], "holds"),
+    ):
+        with pytest.raises(
+            PlanError, match=f"rank 0 {side} 'a.weight' otherwise than it said when the plan was made"
+        ):
             Resharder(plan, 0, source, target, Parcels())
     missing = {name: held for name, held in world.targets[0].items() if name != "b.weight"}
     with pytest.raises(PlanError, match=r"rank 0 needs 'b.weight'"):

@@ -58,7 +58,12 @@ def test_what_a_transfer_takes_beside_the_model_follows_from_the_largest_buckets
     assert [stats.peak(rank) for rank in (0, 1)] == [2 * 35, 2 * 80]
     assert [stats.peak(rank, 1, receives=False) for rank in (0, 1)] == [30, 10]
     assert {name: stats.extra(name) for name in ("segment", "handles", "alltoall", "store", "frozen")} == {
-        "segment": 60, "handles": 60, "alltoall": 200, "store": 140, "frozen": 930}  # fmt: skip
+        "segment": 60,
+        "handles": 60,
+        "alltoall": 200,
+        "store": 140,
+        "frozen": 930,
+    }
 
 
 def coverage(shape, boxes) -> np.ndarray:
@@ -73,30 +78,47 @@ def is_tight(case: Case) -> None:
     rounds = [[plan.round(index, rank) for rank in range(plan.ranks)] for index in range(len(plan.buckets))]
     for per_rank in rounds:
         assert all(sum(one.sent) <= case.bucket and sum(one.received) <= case.bucket for one in per_rank)
-        assert all(per_rank[a].sent[b] == per_rank[b].received[a] for a in range(plan.ranks) for b in range(plan.ranks))
+        assert all(
+            per_rank[a].sent[b] == per_rank[b].received[a]
+            for a in range(plan.ranks)
+            for b in range(plan.ranks)
+        )
     for rank in range(plan.ranks):
         needed_bytes = 0
         for name, spread in case.target.tensors.items():
             have = case.source.tensors[name]
-            held, needed = coverage(spread.shape, have.boxes[rank]) > 0, coverage(spread.shape, spread.boxes[rank]) > 0
+            held, needed = (
+                coverage(spread.shape, have.boxes[rank]) > 0,
+                coverage(spread.shape, spread.boxes[rank]) > 0,
+            )
             came = [leg.box for per_rank in rounds for leg in per_rank[rank].receives if leg.name == name]
             assert np.array_equal(coverage(spread.shape, came), needed & ~held)
-            assert np.array_equal(coverage(spread.shape, [box for n, box in plan.local(rank) if n == name]), needed & held)
-            width = min(torch.empty(0, dtype=getattr(torch, dtype)).element_size() for dtype in (have.dtype, spread.dtype))
+            assert np.array_equal(
+                coverage(spread.shape, [box for n, box in plan.local(rank) if n == name]), needed & held
+            )
+            width = min(
+                torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+                for dtype in (have.dtype, spread.dtype)
+            )
             needed_bytes += int((needed & ~held).sum()) * width
         assert plan.stats.inbound[rank] == plan.stats.bound[rank] == needed_bytes
         for per_rank in rounds:
             for leg in per_rank[rank].sends:
-                assert coverage(case.source.tensors[leg.name].shape, case.source.tensors[leg.name].boxes[rank])[
-                    tuple(slice(*span) for span in leg.box)
-                ].all()
+                assert coverage(
+                    case.source.tensors[leg.name].shape, case.source.tensors[leg.name].boxes[rank]
+                )[tuple(slice(*span) for span in leg.box)].all()
     most = max((plan.stats.peak(rank, 1) for rank in range(plan.ranks)), default=0)
     assert most <= 2 * case.bucket
 
 
 def test_a_byte_that_changed_place_is_found_and_named():
     shapes = {"a.weight": (6, 4), "b.weight": (5,)}
-    case = Case(sharded(shapes, "float32", [Cut(range(3), 3)]), tensor_parallel(shapes, "bfloat16", 3, 3), (0, 0, 0), 64)
+    case = Case(
+        sharded(shapes, "float32", [Cut(range(3), 3)]),
+        tensor_parallel(shapes, "bfloat16", 3, 3),
+        (0, 0, 0),
+        64,
+    )
     world = World.of(case)
     ranks = world.move()
     total = sum((rank.verifier.terms() for rank in ranks), torch.zeros(1, dtype=torch.int64))
@@ -109,10 +131,16 @@ def test_a_byte_that_changed_place_is_found_and_named():
 
 def test_a_message_that_is_missing_or_short_is_refused():
     shapes = {"a": (4, 4)}
-    world = World.of(Case(sharded(shapes, "float32", [Cut(range(2), 2)]), replicated(shapes, "float32", 2), (0, 0), 1 << 20))
+    world = World.of(
+        Case(
+            sharded(shapes, "float32", [Cut(range(2), 2)]), replicated(shapes, "float32", 2), (0, 0), 1 << 20
+        )
+    )
     ranks = world.move()
     sent = ranks[1].pack(0)[0]
-    with pytest.raises(TransferError, match="rank 0 received bytes {} by sender in bucket 0, the plan says {1: 32}"):
+    with pytest.raises(
+        TransferError, match="rank 0 received bytes {} by sender in bucket 0, the plan says {1: 32}"
+    ):
         ranks[0].unpack(0, {})
     with pytest.raises(TransferError, match=r"\{1: 28\}"):
         ranks[0].unpack(0, {1: sent[:-4]})
@@ -136,9 +164,21 @@ def test_what_many_could_send_is_shared_out_among_them():
 
 
 def test_the_least_loaded_is_the_one_that_sends_the_fewest_bytes_whatever_their_dtypes():
-    tensors = {"large": ("float64", ((0, 64),)), "middle": ("int8", ((0, 128),)), "small": ("int8", ((0, 96),))}
-    source, target = (WeightLayout(3, {name: Spread((box[0][1],), dtype, tuple((box,) if rank in ranks else () for rank in range(3)))
-                                       for name, (dtype, box) in tensors.items()}) for ranks in ((0, 1), (2,)))  # fmt: skip
+    tensors = {
+        "large": ("float64", ((0, 64),)),
+        "middle": ("int8", ((0, 128),)),
+        "small": ("int8", ((0, 96),)),
+    }
+    source, target = (
+        WeightLayout(
+            3,
+            {
+                name: Spread((box[0][1],), dtype, tuple((box,) if rank in ranks else () for rank in range(3)))
+                for name, (dtype, box) in tensors.items()
+            },
+        )
+        for ranks in ((0, 1), (2,))
+    )
     assert make_plan(source, target).stats.outbound.tolist() == [512, 128 + 96, 0]
 
 
@@ -151,7 +191,11 @@ def test_pieces_of_a_tensor_go_to_who_has_sent_the_fewest_bytes_of_it():
 
 
 def test_the_narrower_dtype_travels():
-    assert [wire("float32", "bfloat16"), wire("bfloat16", "float32"), wire("bfloat16", "float16")] == ["bfloat16", "bfloat16", "float16"]
+    assert [wire("float32", "bfloat16"), wire("bfloat16", "float32"), wire("bfloat16", "float16")] == [
+        "bfloat16",
+        "bfloat16",
+        "float16",
+    ]
 
 
 def refused(source: WeightLayout, target: WeightLayout, **settings) -> str:
@@ -164,7 +208,9 @@ def test_shards_that_do_not_make_up_the_tensor_are_refused_by_name_and_rank():
     target = replicated({"a.weight": (4, 2)}, "float32", 2)
     gap = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 1), (0, 2)),), (((2, 4), (0, 2)),)))})
     assert "6 of 8 elements, on ranks [0, 1]" in refused(gap, target)
-    twice = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)),), (((2, 4), (0, 2)),)))})
+    twice = WeightLayout(
+        2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)),), (((2, 4), (0, 2)),)))}
+    )
     assert "'a.weight'" in refused(twice, target)
     assert "ranks 0 and 1 hold boxes [(0, 3), (0, 2)] and [(2, 4), (0, 2)]" in refused(twice, target)
     outside = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 5), (0, 2)),), ()))})
@@ -176,23 +222,39 @@ def test_layouts_that_do_not_fit_together_are_refused():
     assert "'b.weight', which no trainer holds" in refused(one, two)
     assert "nearest:  a.weight" in refused(one, two)
     assert "[2, 4] in the generator" in refused(one, replicated({"a.weight": (2, 4)}, "float32", 2))
-    assert "2 ranks in the source, 3 in the target" in refused(one, replicated({"a.weight": (4, 2)}, "float32", 3))
+    assert "2 ranks in the source, 3 in the target" in refused(
+        one, replicated({"a.weight": (4, 2)}, "float32", 3)
+    )
     assert "found:    2 bytes" in refused(one, one, bucket=2)
-    crossed = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)), ((2, 4), (0, 2))), ()))})
+    crossed = WeightLayout(
+        2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)), ((2, 4), (0, 2))), ()))}
+    )
     assert "rank 0 needs boxes of 'a.weight' that overlap" in refused(one, crossed)
     with pytest.raises(PlanError, match="ranks 0 and 1 do not agree on tensor 'a'"):
-        join([{"a": TensorShard((2,), "float32", (((0, 2),),))}, {"a": TensorShard((3,), "float32", (((0, 3),),))}])
+        join(
+            [
+                {"a": TensorShard((2,), "float32", (((0, 2),),))},
+                {"a": TensorShard((3,), "float32", (((0, 3),),))},
+            ]
+        )
 
 
 def test_equal_layouts_share_a_plan():
     shapes = {f"layers.{i}.{kind}.weight": (8, 8) for i in range(4) for kind in ("q_proj", "o_proj")}
-    made = [make_plan(sharded(shapes, "float32", [Cut(range(4), 4)]), tensor_parallel(shapes, "bfloat16", 2, 4)) for _ in range(2)]
+    made = [
+        make_plan(sharded(shapes, "float32", [Cut(range(4), 4)]), tensor_parallel(shapes, "bfloat16", 2, 4))
+        for _ in range(2)
+    ]
     assert made[0] is made[1]
     assert len(made[0].templates) == 2
 
 
 def test_a_plan_says_what_it_moves():
-    shapes = {"model.q_proj.weight": (1024, 1024), "model.o_proj.weight": (1024, 1024), "lm_head.weight": (2, 2)}
+    shapes = {
+        "model.q_proj.weight": (1024, 1024),
+        "model.o_proj.weight": (1024, 1024),
+        "lm_head.weight": (2, 2),
+    }
     source = sharded(shapes, "float32", [Cut(range(2), 2)])
     shapes.pop("lm_head.weight")
     plan = make_plan(source, tensor_parallel(shapes, "bfloat16", 2, 2), bucket=1 << 20)
@@ -203,7 +265,14 @@ def test_a_plan_says_what_it_moves():
 
 def test_planning_needs_no_torch():
     found = subprocess.run(
-        [sys.executable, "-c", "import sys; from rlflow.training.weight_sync import planner; print('torch' in sys.modules)"],
-        capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from rlflow.training.weight_sync import planner; print('torch' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
     assert found.stdout == "False\n"

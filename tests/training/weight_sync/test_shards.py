@@ -9,7 +9,8 @@ from rlflow.training.weight_sync.shards import from_flat, is_dtensor, pieces_of,
 
 
 def sharded(rank):
-    """On two ranks: the box and the elements that this one has, of five rows that are not divided evenly; and a sum over ranks."""
+    """On two ranks: the box and the elements that this one has, of five rows that are not divided evenly; and
+    a sum over ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
@@ -23,8 +24,15 @@ def sharded(rank):
         said = ""
     except PlanError as error:
         said = error.problems[0].code
-    return [list(views.shape), [list(side) for side in piece.box], piece.view.tolist(), is_dtensor(tensor), is_dtensor(whole),
-            ties_of([("one", tensor), ("other", tensor)]), said]  # fmt: skip
+    return [
+        list(views.shape),
+        [list(side) for side in piece.box],
+        piece.view.tolist(),
+        is_dtensor(tensor),
+        is_dtensor(whole),
+        ties_of([("one", tensor), ("other", tensor)]),
+        said,
+    ]
 
 
 def test_of_a_sharded_tensor_each_rank_has_its_box_and_of_a_sum_over_ranks_none(on_ranks):
@@ -32,7 +40,8 @@ def test_of_a_sharded_tensor_each_rank_has_its_box_and_of_a_sum_over_ranks_none(
     ties = {"other": "one"}
     assert on_ranks(2, sharded) == [
         [[5, 3], [[0, 3], [0, 3]], rows[:3], True, False, ties, "reshard-partial"],
-        [[5, 3], [[3, 5], [0, 3]], rows[3:], True, False, ties, "reshard-partial"]]
+        [[5, 3], [[3, 5], [0, 3]], rows[3:], True, False, ties, "reshard-partial"],
+    ]
 
 
 def test_a_whole_tensor_is_one_view_of_its_own_memory():
@@ -42,11 +51,18 @@ def test_a_whole_tensor_is_one_view_of_its_own_memory():
     assert piece.view.data_ptr() == tensor.data_ptr()
 
 
-@pytest.mark.parametrize(("rank", "boxes"), [
-    (0, [((0, 1), (0, 3)), ((1, 2), (0, 2))]), (1, [((1, 2), (2, 3)), ((2, 3), (0, 3))]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rank", "boxes"),
+    [
+        (0, [((0, 1), (0, 3)), ((1, 2), (0, 2))]),
+        (1, [((1, 2), (2, 3)), ((2, 3), (0, 3))]),
+    ],
+)
 def test_a_part_of_a_flattened_tensor_is_few_boxes(rank, boxes):
     parts = torch.arange(10.0).split(5)  # nine elements and padding
     views = from_flat("weight", parts[rank], (3, 3), rank, 2)
     assert [piece.box for piece in views.pieces] == boxes
-    assert torch.cat([piece.view.flatten() for piece in views.pieces]).tolist() == list(range(9))[rank * 5 : rank * 5 + 5]
+    assert (
+        torch.cat([piece.view.flatten() for piece in views.pieces]).tolist()
+        == list(range(9))[rank * 5 : rank * 5 + 5]
+    )

@@ -14,9 +14,18 @@ from rlflow.training.weight_sync.proof import destinations, prove
 from rlflow.training.weight_sync.trace import Traced, trace
 
 SHAPES = {
-    "embed.weight": (10, 6), "q.weight": (8, 6), "k.weight": (4, 6), "v.weight": (4, 6), "q.bias": (8,), "conv.weight": (6, 9),
-    "heads.weight": (12, 5), "scale": (1,), "norm.weight": (6,), "down.weight": (6, 8), "experts.weight": (3, 4, 5),
-}  # fmt: skip
+    "embed.weight": (10, 6),
+    "q.weight": (8, 6),
+    "k.weight": (4, 6),
+    "v.weight": (4, 6),
+    "q.bias": (8,),
+    "conv.weight": (6, 9),
+    "heads.weight": (12, 5),
+    "scale": (1,),
+    "norm.weight": (6,),
+    "down.weight": (6, 8),
+    "experts.weight": (3, 4, 5),
+}
 TENSORS = replicated(SHAPES, "float32", 1).tensors
 
 
@@ -24,11 +33,14 @@ class Module(nn.Module):
     def __init__(self, *shapes: tuple[str, tuple[int, ...]]) -> None:
         super().__init__()
         for name, shape in shapes:
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False))
+            self.register_parameter(
+                name, nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False)
+            )
 
 
 class Engine(nn.Module):
-    """Rank ``rank`` of 2 with what engines do: fusing, transposing, padding, tying, repeating, reordering heads."""
+    """Rank ``rank`` of 2 with what engines do: fusing, transposing, padding, tying, repeating, reordering
+    heads."""
 
     def __init__(self, rank: int, renamed: dict[str, str] | None = None) -> None:
         super().__init__()
@@ -38,7 +50,11 @@ class Engine(nn.Module):
         self.lm_head.weight = self.embed.weight
         self.qkv = Module(("weight", (12, 6)), ("bias", (4,)))
         self.conv, self.heads = Module(("weight", (9, 3))), Module(("weight", (12, 5)))
-        self.norm, self.twice, self.down = Module(("weight", (6,))), Module(("weight", (2, 6))), Module(("weight", (6, 4)))
+        self.norm, self.twice, self.down = (
+            Module(("weight", (6,))),
+            Module(("weight", (2, 6))),
+            Module(("weight", (6, 4))),
+        )
         self.scale, self.experts = Module(("weight", (1,))), Module(("weight", (3, 5, 4)))
 
     def load_weights(self, weights) -> None:
@@ -59,7 +75,9 @@ class Engine(nn.Module):
         elif name == "conv.weight":
             self.conv.weight.data.copy_(t.t()[:, 3 * r : 3 * r + 3])
         elif name == "heads.weight":  # 2 x 3 x 2 rows, the first two axes changed
-            self.heads.weight.data.copy_(t.view(2, 3, 2, 5).transpose(0, 1).reshape(12, 5) if t.device.type != "meta" else t)
+            self.heads.weight.data.copy_(
+                t.view(2, 3, 2, 5).transpose(0, 1).reshape(12, 5) if t.device.type != "meta" else t
+            )
         elif name == "scale":
             self.scale.weight.data.copy_(t)
         elif name == "norm.weight":
@@ -98,7 +116,10 @@ def values(seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_what_is_traced_does_what_the_loader_does(rank, shuffled):
-    names = {name: "".join(random.Random(i).sample(string.ascii_lowercase, 9)) if shuffled else name for i, name in enumerate(SHAPES)}
+    names = {
+        name: "".join(random.Random(i).sample(string.ascii_lowercase, 9)) if shuffled else name
+        for i, name in enumerate(SHAPES)
+    }
     engine, other = Split(rank, names), Split(rank, names)
     given = {names[name]: tensor for name, tensor in values(0).items()}
     tensors = {names[name]: spread for name, spread in TENSORS.items()}
@@ -114,7 +135,9 @@ def test_what_is_traced_does_what_the_loader_does(rank, shuffled):
 
 def test_a_parameter_that_nothing_reaches_is_an_error_that_names_it():
     tensors = {name: spread for name, spread in TENSORS.items() if name != "down.weight"}
-    with pytest.raises(PlanError, match=r"the engine's parameter 'down\.weight' takes nothing of what the trainer has"):
+    with pytest.raises(
+        PlanError, match=r"the engine's parameter 'down\.weight' takes nothing of what the trainer has"
+    ):
         trace(Split(0), tensors)
 
 
@@ -139,7 +162,8 @@ def test_a_tied_tensor_counts_under_the_name_that_comes_last():
 
 
 class Odd(Split):
-    """A loader that reads a number, computes, keeps a buffer of its own, and derives a tensor that no copy shows."""
+    """A loader that reads a number, computes, keeps a buffer of its own, and derives a tensor that no copy
+    shows."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)

@@ -27,20 +27,35 @@ def test_what_a_dead_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_
         pass
     dead = replace(own, pid=ended.pid)
     reused = replace(own, started="1")  # a process that had this one's pid before
-    owners = {"run-1-a": dead, "run-1-b": reused, "run-1-c": own, "run-1-d": replace(dead, space="1"), "run-2-a": dead}
+    owners = {
+        "run-1-a": dead,
+        "run-1-b": reused,
+        "run-1-c": own,
+        "run-1-d": replace(dead, space="1"),
+        "run-2-a": dead,
+    }
     paths = {name: tmp_path / f"rlflow-{name}-{owner.tag()}" for name, owner in owners.items()}
     for path in (*paths.values(), tmp_path / "rlflow-run-1-of-nobody"):
         assert SharedFile(str(path), 64).create() == ""
     assert sorted(sweep("run-1", tmp_path)) == [paths["run-1-a"], paths["run-1-b"]]
-    assert {path for path in paths.values() if path.exists()} == {paths["run-1-c"], paths["run-1-d"], paths["run-2-a"]}
+    assert {path for path in paths.values() if path.exists()} == {
+        paths["run-1-c"],
+        paths["run-1-d"],
+        paths["run-2-a"],
+    }
     kept = paths["run-1-c"]
     assert "File exists" in SharedFile(str(kept), 64).create()
 
 
 def test_the_file_of_a_sender_that_died_before_all_had_it_open_is_swept_by_the_next_of_its_run(tmp_path):
-    code = "import os, sys\nfrom pathlib import Path\nfrom rlflow.training.weight_sync.mailbox import Mailbox\n" \
-           "box = Mailbox('run.1', Path(sys.argv[1]))\nbox.open(100, 0, 2)\nprint(box.place.path, flush=True)\nos._exit(3)"
-    left = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True).stdout.strip()
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom rlflow.training.weight_sync.mailbox import Mailbox\n"
+        "box = Mailbox('run.1', Path(sys.argv[1]))\nbox.open(100, 0, 2)\nprint(box.place.path, "
+        "flush=True)\nos._exit(3)"
+    )
+    left = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
     assert [str(path) for path in tmp_path.iterdir()] == [left]
     box = Mailbox("run.1", tmp_path)
     box.open(100, 0, 2)

@@ -1,4 +1,5 @@
-"""What one rank of a gloo group finds that moves weights between real shards: FSDP2, tensor parallel, both, ZeRO-3's flat parts."""
+"""What one rank of a gloo group finds that moves weights between real shards: FSDP2, tensor parallel, both,
+ZeRO-3's flat parts."""
 
 import os
 
@@ -19,13 +20,26 @@ from rlflow.training.weight_sync.kinds import flat, replicated, row_parallel, te
 from rlflow.training.weight_sync.layout import WeightLayout, join
 from rlflow.training.weight_sync.planner import make_plan
 from rlflow.training.weight_sync.segment import ROOT, Segment
-from rlflow.training.weight_sync.shards import ShardView, TensorViews, from_dtensor, from_flat, held, pieces_of
+from rlflow.training.weight_sync.shards import (
+    ShardView,
+    TensorViews,
+    from_dtensor,
+    from_flat,
+    held,
+    pieces_of,
+)
 from rlflow.training.weight_sync.transport import AllToAll, TransferError
 from rlflow.training.weight_sync.verify import bits
 
 RUN = f"test {os.getpid()}"  # of the process that the ranks are forks of
 WAYS = {"alltoall": AllToAll, "segment": lambda: Segment(RUN), "handles": lambda: Handles("cpu")}
-SHAPES = {"embed.weight": (37, 12), "q_proj.weight": (24, 12), "o_proj.weight": (12, 24), "norm.weight": (12,), "bias": (1,)}
+SHAPES = {
+    "embed.weight": (37, 12),
+    "q_proj.weight": (24, 12),
+    "o_proj.weight": (12, 24),
+    "norm.weight": (12,),
+    "bias": (1,),
+}
 
 
 def wholes(dtype: str, version: int) -> dict[str, Tensor]:
@@ -35,7 +49,9 @@ def wholes(dtype: str, version: int) -> dict[str, Tensor]:
 class Model(nn.Module):
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__()
-        self.held = nn.ParameterDict({name.replace(".", "_"): nn.Parameter(tensor.clone()) for name, tensor in tensors.items()})
+        self.held = nn.ParameterDict(
+            {name.replace(".", "_"): nn.Parameter(tensor.clone()) for name, tensor in tensors.items()}
+        )
 
     def named(self) -> dict[str, Tensor]:
         return {name: self.held[name.replace(".", "_")] for name in SHAPES}
@@ -65,10 +81,14 @@ def sources(dtype: str, rank: int, ranks: int) -> dict[str, tuple[dict[str, Tens
         "plain": {name: tensor.clone() for name, tensor in tensors.items()},
         "fsdp": fsdp(tensors, line),
         "fsdp matched": fsdp(tensors, line, lambda p: Shard(1) if p.shape == (12, 24) else None),
-        "tensor parallel": {name: distribute_tensor(t, line, [Shard(d) if (d := row_parallel(name, t.shape)) is not None else Replicate()])
-                            for name, t in tensors.items()},
+        "tensor parallel": {
+            name: distribute_tensor(
+                t, line, [Shard(d) if (d := row_parallel(name, t.shape)) is not None else Replicate()]
+            )
+            for name, t in tensors.items()
+        },
         "fsdp of tensor parallel": fsdp_on_tensor_parallel(tensors, ranks),
-    }  # fmt: skip
+    }
     found = {kind: (live, pieces_of(live.items())) for kind, live in made.items()}
     parts = {name: flat_part(tensor, rank, ranks) for name, tensor in tensors.items()}
     pieces = {name: from_flat(name, parts[name], SHAPES[name], rank, ranks) for name in SHAPES}
@@ -98,8 +118,12 @@ def update(live: dict[str, Tensor], dtype: str, version: int, rank: int, ranks: 
 
 
 def targets(dtype: str, ranks: int) -> dict[str, WeightLayout]:
-    return {"replicas": replicated(SHAPES, dtype, ranks), "tensor parallel": tensor_parallel(SHAPES, dtype, ranks, ranks),
-            "flat": flat(SHAPES, dtype, ranks), "last rank alone": alone(replicated(SHAPES, dtype, ranks))}  # fmt: skip
+    return {
+        "replicas": replicated(SHAPES, dtype, ranks),
+        "tensor parallel": tensor_parallel(SHAPES, dtype, ranks, ranks),
+        "flat": flat(SHAPES, dtype, ranks),
+        "last rank alone": alone(replicated(SHAPES, dtype, ranks)),
+    }
 
 
 def alone(layout: WeightLayout) -> WeightLayout:
@@ -111,27 +135,45 @@ def views(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
         return ShardView(box, torch.full(lengths(box), -77.0, dtype=getattr(torch, dtype)))
 
     shards = layout.of(rank)
-    return {name: TensorViews(mine.shape, mine.dtype, tuple(view(box, mine.dtype) for box in mine.boxes)) for name, mine in shards.items()}
+    return {
+        name: TensorViews(mine.shape, mine.dtype, tuple(view(box, mine.dtype) for box in mine.boxes))
+        for name, mine in shards.items()
+    }
 
 
 def wrong(found: dict[str, TensorViews], expected: dict[str, Tensor]) -> list[str]:
-    return [f"{name} {piece.box}" for name, mine in found.items() for piece in mine.pieces
-            if not torch.equal(bits(piece.view), bits(part(expected[name], piece.box).to(piece.view.dtype)))]  # fmt: skip
+    return [
+        f"{name} {piece.box}"
+        for name, mine in found.items()
+        for piece in mine.pieces
+        if not torch.equal(bits(piece.view), bits(part(expected[name], piece.box).to(piece.view.dtype)))
+    ]
 
 
 def moved(
-    source: WeightLayout, target: WeightLayout, mine: dict[str, TensorViews], live, kind: str, dtype: str, rank: int, ranks: int
+    source: WeightLayout,
+    target: WeightLayout,
+    mine: dict[str, TensorViews],
+    live,
+    kind: str,
+    dtype: str,
+    rank: int,
+    ranks: int,
 ) -> list[str]:
     problems = []
     ways = [(name, buffers) for name in WAYS for buffers in ((2, 1) if kind == "fsdp" else (2,))]
     for transport, buffers in ways:
         way = WAYS[transport]()
         into = views(target, rank)
-        resharder = Resharder(make_plan(source, target, bucket=3000), rank, mine, into, way, buffers=buffers, verify_every=1)
+        resharder = Resharder(
+            make_plan(source, target, bucket=3000), rank, mine, into, way, buffers=buffers, verify_every=1
+        )
         for version in (1, 2):
             update(live, dtype, version, rank, ranks)
             resharder.run(version)
-            problems += [f"{transport} {buffers} v{version}: {name}" for name in wrong(into, wholes(dtype, version))]
+            problems += [
+                f"{transport} {buffers} v{version}: {name}" for name in wrong(into, wholes(dtype, version))
+            ]
         resharder.close()
     return problems
 
@@ -145,7 +187,9 @@ def all_layouts(rank: int, ranks: int) -> dict[str, list[str]]:
             told: list = [None] * ranks
             dist.all_gather_object(told, held(mine))
             for name, target in targets(wanted, ranks).items():
-                found[f"{kind} {dtype} to {name} {wanted}"] = moved(join(told), target, mine, live, kind, dtype, rank, ranks)
+                found[f"{kind} {dtype} to {name} {wanted}"] = moved(
+                    join(told), target, mine, live, kind, dtype, rank, ranks
+                )
     return found
 
 
@@ -155,7 +199,11 @@ def hurried(rank: int, ranks: int) -> dict[str, list[str]]:
     live = {name: flat_part(tensor, rank, ranks) for name, tensor in wholes("float32", 0).items()}
     mine = {name: from_flat(name, part, SHAPES[name], rank, ranks) for name, part in live.items()}
     found = {}
-    for name, bucket, way in (("one bucket", 1 << 20, "segment"), ("many", 3000, "segment"), ("handles", 3000, "handles")):
+    for name, bucket, way in (
+        ("one bucket", 1 << 20, "segment"),
+        ("many", 3000, "segment"),
+        ("handles", 3000, "handles"),
+    ):
         into = views(target, rank)
         resharder = Resharder(make_plan(layout, target, bucket=bucket), rank, mine, into, WAYS[way]())
         problems = []
@@ -169,7 +217,8 @@ def hurried(rank: int, ranks: int) -> dict[str, list[str]]:
 
 
 def lies(rank: int, ranks: int) -> dict[str, list[str]]:
-    """What has to be noticed: other versions, memory that somebody else wrote into, too little shared memory."""
+    """What has to be noticed: other versions, memory that somebody else wrote into, too little shared
+    memory."""
     layout, target = flat(SHAPES, "float32", ranks), replicated(SHAPES, "float32", ranks)
     parts = {name: flat_part(tensor, rank, ranks) for name, tensor in wholes("float32", 0).items()}
     mine = {name: from_flat(name, part, SHAPES[name], rank, ranks) for name, part in parts.items()}
@@ -177,7 +226,9 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
     for way in (made() for made in WAYS.values()):
         into = views(target, rank)
         resharder = Resharder(make_plan(layout, target), rank, mine, into, way)
-        found[f"{type(way).__name__} version"] = expect(lambda r=resharder: r.run(7 + (rank == 0)), "send others")
+        found[f"{type(way).__name__} version"] = expect(
+            lambda r=resharder: r.run(7 + (rank == 0)), "send others"
+        )
         resharder.run(9)
         if rank == ranks - 1:
             into["embed.weight"].pieces[0].view[5, 5] += 1
@@ -185,11 +236,21 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
         found[f"{type(way).__name__} digest"] = expect(resharder.verify, verdict)
         resharder.close()
     turned = DeviceMesh("cpu", list(reversed(range(ranks))))
-    found["turned mesh"] = expect(lambda: pieces_of(fsdp(wholes("float32", 0), turned).items()), "does not say which shard a rank has")
+    found["turned mesh"] = expect(
+        lambda: pieces_of(fsdp(wholes("float32", 0), turned).items()), "does not say which shard a rank has"
+    )
     small = Segment(RUN)
-    found["too little memory"] = expect(lambda: small.open((1 << 46) * (rank == 0), 0, 2), "too small for a bucket")
-    found["too little to share"] = expect(lambda: Handles("cpu").open((1 << 60) * (rank == 0), 0, 2), "cannot share the memory")
-    found["another way"] = [] if otherwise(make_plan(layout, target), rank, mine, into) == "alltoall" else ["it did not get through"]
+    found["too little memory"] = expect(
+        lambda: small.open((1 << 46) * (rank == 0), 0, 2), "too small for a bucket"
+    )
+    found["too little to share"] = expect(
+        lambda: Handles("cpu").open((1 << 60) * (rank == 0), 0, 2), "cannot share the memory"
+    )
+    found["another way"] = (
+        []
+        if otherwise(make_plan(layout, target), rank, mine, into) == "alltoall"
+        else ["it did not get through"]
+    )
     dist.barrier()
     found["left over"] = [path.name for path in ROOT.glob(f"rlflow-{small.run}-*")]
     return found
@@ -217,5 +278,6 @@ def expect(act, message: str) -> list[str]:
 
 def judged(rank: int, ranks: int) -> dict[str, list[str]]:
     """What is wrong by case, nothing where all is well; in a group of all ranks."""
-    torch.multiprocessing.set_sharing_strategy("file_system")  # what a CPU's memory is shared by, in the place of CUDA's handles
+    # what a CPU's memory is shared by, in the place of CUDA's handles
+    torch.multiprocessing.set_sharing_strategy("file_system")
     return all_layouts(rank, ranks) | hurried(rank, ranks) | lies(rank, ranks)

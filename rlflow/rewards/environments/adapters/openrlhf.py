@@ -1,7 +1,8 @@
-"""`--env openrlhf:FILE.py`: the class `AgentInstance` of a file as OpenRLHF takes it with `--agent_func_path`.
+"""`--env openrlhf:FILE.py`: the class `AgentInstance` of a file as OpenRLHF takes it with
+`--agent_func_path`.
 
-Such a file imports its base classes from `openrlhf.utils.agent`. Where OpenRLHF is not installed these are stand-ins that do nothing, since
-here no executor of its runs the episode.
+Such a file imports its base classes from `openrlhf.utils.agent`. Where OpenRLHF is not installed these are
+stand-ins that do nothing, since here no executor of its runs the episode.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ BASES = ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "Si
 
 
 class Agent:
-    """One episode. The reward of a turn is its ``rewards``; what the agent says goes on right where the model stopped."""
+    """One episode. The reward of a turn is its ``rewards``; what the agent says goes on right where the model
+    stopped."""
 
     def __init__(self, *, id: Path) -> None:
         """id: the file."""
@@ -30,21 +32,32 @@ class Agent:
         self.observation = self.label = ""
 
     async def reset(self, prompt: str, answer: str = "", *, seed: int) -> str:
-        """Begin with a prompt, and with ``answer`` as its label. Text that the agent puts behind it is said before the first turn."""
+        """Begin with a prompt, and with ``answer`` as its label. Text that the agent puts behind it is said
+        before the first turn."""
         begun = await self.agent.reset({"observation": prompt, "label": answer})
         self.observation, self.label = str(begun["observation"]), answer
         if not self.observation.startswith(prompt):
-            raise ValueError(f"the agent words prompts anew, which are encoded before an episode begins: found {self.observation[:80]!r}, "
-                             f"expected it to begin with {prompt[:80]!r}")
-        return self.observation[len(prompt):]
+            raise ValueError(
+                "the agent words prompts anew, which are encoded before an episode begins: found "
+                f"{self.observation[:80]!r}, "
+                f"expected it to begin with {prompt[:80]!r}"
+            )
+        return self.observation[len(prompt) :]
 
     async def step(self, text: str) -> Turn:
         """Act."""
-        states = {"observation_text": self.observation, "action_text": text, "label": self.label, "sampling_params": None}
+        states = {
+            "observation_text": self.observation,
+            "action_text": text,
+            "label": self.label,
+            "sampling_params": None,
+        }
         result = await self.agent.step(states)
         says, done = str(result["environment_feedback"]), bool(result["done"])
         self.observation += text + says
-        logs = {name: float(value) for name, value in result.get("extra_logs", {}).items() if _is_number(value)}
+        logs = {
+            name: float(value) for name, value in result.get("extra_logs", {}).items() if _is_number(value)
+        }
         return Turn(says="" if done else says, reward=float(result["rewards"]), done=done, log=logs)
 
 
@@ -54,7 +67,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _stand_in() -> None:
-    """Make the module importable from which agents take their base classes, where OpenRLHF is not installed."""
+    """Make the module importable from which agents take their base classes, where OpenRLHF is not
+    installed."""
     if MODULE in sys.modules or importlib.util.find_spec("openrlhf") is not None:
         return
     parts = MODULE.split(".")
@@ -62,4 +76,6 @@ def _stand_in() -> None:
         name = ".".join(parts[:count])
         sys.modules[name] = types.ModuleType(name)
     for base in BASES:
-        setattr(sys.modules[MODULE], base, type(base, (), {"__init__": lambda self, *arguments, **keywords: None}))
+        setattr(
+            sys.modules[MODULE], base, type(base, (), {"__init__": lambda self, *arguments, **keywords: None})
+        )

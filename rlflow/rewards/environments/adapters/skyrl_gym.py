@@ -11,10 +11,14 @@ from rlflow.extras import require
 
 
 class Gym:
-    """One episode. The fields of a record are the environment's ``extras``; those without ``reward_spec`` get one of ``answer``."""
+    """One episode. The fields of a record are the environment's ``extras``; those without ``reward_spec`` get
+    one of ``answer``."""
 
-    def __init__(self, *, id: str, config: str = "{}", max_turns: int | None = None, chat: bool = False) -> None:
-        """id: as `skyrl_gym.make` takes it, such as gsm8k. config: its settings, as JSON. max_turns: those that it is told of. chat:
+    def __init__(
+        self, *, id: str, config: str = "{}", max_turns: int | None = None, chat: bool = False
+    ) -> None:
+        """id: as `skyrl_gym.make` takes it, such as gsm8k. config: its settings, as JSON. max_turns: those
+        that it is told of. chat:
         whether its messages go through the chat template, or are put behind the model's words as text."""
         self.gym: Any = require("skyrl_gym", extra="environments")
         omegaconf: Any = require("omegaconf", extra="environments")
@@ -28,8 +32,11 @@ class Gym:
         whole = [{"role": "user", "content": prompt}]
         begun, _ = self.episode.init(list(whole))
         if list(begun[:1]) != whole:
-            raise ValueError(f"{self.id} words prompts anew, which are encoded before an episode begins: found {begun[:1]}, expected "
-                             f"{whole}")
+            raise ValueError(
+                f"{self.id} words prompts anew, which are encoded before an episode begins: found "
+                f"{begun[:1]}, expected "
+                f"{whole}"
+            )
         return self._says(begun[1:])
 
     def step(self, text: str) -> Turn:
@@ -37,7 +44,12 @@ class Gym:
         output = self.episode.step(text)
         measured = self.episode.get_metrics() if output["done"] else {}
         log = {name: float(value) for name, value in measured.items() if isinstance(value, numbers.Real)}
-        return Turn(says=self._says(output["observations"]), reward=float(output["reward"]), done=bool(output["done"]), log=log)
+        return Turn(
+            says=self._says(output["observations"]),
+            reward=float(output["reward"]),
+            done=bool(output["done"]),
+            log=log,
+        )
 
     def close(self) -> None:
         """End the episode."""

@@ -1,4 +1,5 @@
-"""Passages of a JSON Lines file, and BM25 over them (Robertson and Zaragoza 2009), for `--env search` and `rlflow serve retrieve`."""
+"""Passages of a JSON Lines file, and BM25 over them (Robertson and Zaragoza 2009), for `--env search` and
+`rlflow serve retrieve`."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class Passages:
 
     @staticmethod
     def of(file: Path) -> Passages:
-        """Read a file with an object in each line: ``text`` and, if wanted, ``title``; or ``contents``, as verl's corpora have it. Raises
-        PlanError for a file that is no such one."""
+        """Read a file with an object in each line: ``text`` and, if wanted, ``title``; or ``contents``, as
+        verl's corpora have it. Raises PlanError for a file that is no such one."""
         try:
             lines = [line for line in file.read_text("utf-8").split("\n") if line.strip()]
         except (OSError, ValueError) as error:
@@ -32,7 +33,9 @@ class Passages:
         if not records:
             raise _unread(file, "no passage")
         ids = [str(record.get("id", number)) for number, record in enumerate(records)]
-        return Passages([_joined(record, ": ") for record in records], [_joined(record, "\n") for record in records], ids)
+        return Passages(
+            [_joined(record, ": ") for record in records], [_joined(record, "\n") for record in records], ids
+        )
 
 
 def _record(file: Path, number: int, line: str) -> dict[str, Any]:
@@ -42,14 +45,18 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
         raise _unread(file, f"line {number}: {line[:80]}") from error
     if not isinstance(record, dict) or not isinstance(record.get("text", record.get("contents")), str):
         raise _unread(file, f"line {number}: {line[:80]}")
-    if not all(_sound(record[name]) for name in ("text", "contents", "title", "id") if record.get(name) is not None):
+    if not all(
+        _sound(record[name]) for name in ("text", "contents", "title", "id") if record.get(name) is not None
+    ):
         raise _unread(file, f"line {number}: {line[:80]}, with a lone surrogate or another value than a text")
     return record
 
 
 def _sound(value: Any) -> bool:
     """Whether a value is a text that can be sent, or a whole number."""
-    return isinstance(value, int) or (isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value))
+    return isinstance(value, int) or (
+        isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    )
 
 
 def _joined(record: dict[str, Any], between: str) -> str:
@@ -59,9 +66,14 @@ def _joined(record: dict[str, Any], between: str) -> str:
 
 
 def _unread(file: Path, content: str) -> PlanError:
-    return PlanError.of("corpus", f"the corpus '{file}' cannot be read", found=content,
-                        expected='a JSON Lines file: {"text": "…"} in each line, with "title" and "id" if wanted, or {"contents": "…"}',
-                        remedy="name another file, or write it so")
+    return PlanError.of(
+        "corpus",
+        f"the corpus '{file}' cannot be read",
+        found=content,
+        expected='a JSON Lines file: {"text": "…"} in each line, with "title" and "id" if wanted, or '
+        '{"contents": "…"}',
+        remedy="name another file, or write it so",
+    )
 
 
 class BM25:
@@ -73,9 +85,14 @@ class BM25:
         self._index.index(self._bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number of a passage, score) of those that fit a query best, the best one first; none for a query without words."""
+        """(number of a passage, score) of those that fit a query best, the best one first; none for a query
+        without words."""
         tokens = self._bm25s.tokenize(query, show_progress=False, return_ids=False)
         if not tokens or not tokens[0]:
             return []
         places, scores = self._index.retrieve(tokens, k=min(count, self._count), show_progress=False)
-        return [(int(place), float(score)) for place, score in zip(places[0].tolist(), scores[0].tolist(), strict=True) if score > 0]
+        return [
+            (int(place), float(score))
+            for place, score in zip(places[0].tolist(), scores[0].tolist(), strict=True)
+            if score > 0
+        ]

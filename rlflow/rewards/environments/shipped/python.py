@@ -1,8 +1,8 @@
 """`--env python`: the model writes Python, reads what it prints, and goes on.
 
-The code of the last block between ```` ```python ```` and ```` ``` ```` is run in a process of its own, which may only compute: no network,
-no program, no other process, no change of a file, and none to read but the interpreter's own and its packages. It is killed at its
-deadline.
+The code of the last block between ```` ```python ```` and ```` ``` ```` is run in a process of its own, which
+may only compute: no network, no program, no other process, no change of a file, and none to read but the
+interpreter's own and its packages. It is killed at its deadline.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 class Python:
     """Runs code. A turn without any is the answer, which the run's rewards judge."""
 
-    def __init__(self, *, timeout: float = 5.0, memory: int = 512, prints: int = 2000, unsafe: bool = False) -> None:
-        """timeout: seconds that a block may run. memory: MiB that it may take. prints: characters of its output that the model reads.
+    def __init__(
+        self, *, timeout: float = 5.0, memory: int = 512, prints: int = 2000, unsafe: bool = False
+    ) -> None:
+        """timeout: seconds that a block may run. memory: MiB that it may take. prints: characters of its
+        output that the model reads.
         unsafe: run code also where this machine cannot isolate it."""
         if not unsafe and (lacks := probe.missing("code")):
-            raise ValueError(f"code of a model cannot be isolated here: this machine has no wall around {listed(lacks)} (rlflow doctor); "
-                             "in a container that holds nothing else, --env.unsafe true runs it without")
+            raise ValueError(
+                "code of a model cannot be isolated here: this machine has no wall around "
+                f"{listed(lacks)} (rlflow doctor); "
+                "in a container that holds nothing else, --env.unsafe true runs it without"
+            )
         self.timeout, self.memory, self.prints = timeout, memory, prints
         self.blocks = 0
 

@@ -6,11 +6,12 @@ from rlflow.author.turn import Turn
 
 
 class Retry:
-    """Compares what the model says with the field ``answer``, letter by letter. A right answer ends the episode with reward 1."""
+    """Compares what the model says with the field ``answer``, letter by letter. A right answer ends the
+    episode with reward 1."""
 
     def __init__(self, *, wrong: str = " no. ", less: str = "", more: str = "", cost: float = 0.0) -> None:
-        """wrong: the words after a wrong answer. less, more: those after a number that is too large, or too small. cost: of a wrong
-        answer, taken off the reward of its turn."""
+        """wrong: the words after a wrong answer. less, more: those after a number that is too large, or too
+        small. cost: of a wrong answer, taken off the reward of its turn."""
         self.wrong, self.less, self.more, self.cost = wrong, less or wrong, more or wrong, cost
         self.answer = ""
         self.tries = 0

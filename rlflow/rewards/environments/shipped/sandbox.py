@@ -1,7 +1,7 @@
 """Runs code in this process, which can only compute.
 
-Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``, by the process PARENT, with which it
-ends. The code is in FILE; standard input is the code's own.
+Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``, by the
+process PARENT, with which it ends. The code is in FILE; standard input is the code's own.
 """
 
 from __future__ import annotations

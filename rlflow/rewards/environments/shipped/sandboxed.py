@@ -1,4 +1,5 @@
-"""Runs a piece of code that a model or a stranger wrote in a process of its own behind walls, and takes what it prints."""
+"""Runs a piece of code that a model or a stranger wrote in a process of its own behind walls, and takes what
+it prints."""
 
 from __future__ import annotations
 
@@ -31,16 +32,35 @@ class Ended(NamedTuple):
 
 
 def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
-    """Run code in ``folder``, whose files it may read. ``megabytes``: of memory. ``seconds``: after which it is killed. Raises OSError, and
-    UnicodeEncodeError for texts with lone surrogates."""
-    with tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source, tempfile.TemporaryFile(dir=folder) as given:
+    """Run code in ``folder``, whose files it may read. ``megabytes``: of memory. ``seconds``: after which it
+    is killed. Raises OSError, and UnicodeEncodeError for texts with lone surrogates."""
+    with (
+        tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,
+        tempfile.TemporaryFile(dir=folder) as given,
+    ):
         for file, text in ((source, code), (given, stdin)):
             file.write(text.encode())
             file.seek(0)
-        command = [sys.executable, "-P", "-m", PROGRAM, str(os.getpid()), folder, str(megabytes), str(seconds), source.name]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            PROGRAM,
+            str(os.getpid()),
+            folder,
+            str(megabytes),
+            str(seconds),
+            source.name,
+        ]
         began = time.monotonic()
-        child = Child(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
-                      env=limits.environment(folder, [MARK]))  # fmt: skip
+        child = Child(
+            command,
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=limits.environment(folder, [MARK]),
+        )
         streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
         try:
             child.wait(seconds)

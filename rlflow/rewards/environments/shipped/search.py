@@ -1,8 +1,10 @@
-"""`--env search`: the model searches a corpus between its thoughts, as Search-R1 (Jin et al. 2025, arXiv:2503.09516) has it.
+"""`--env search`: the model searches a corpus between its thoughts, as Search-R1 (Jin et al. 2025,
+arXiv:2503.09516) has it.
 
-``<search>query</search>`` is answered with ``<information>passages</information>``; ``<answer>text</answer>`` ends the episode. The corpus
-is a JSON Lines file with the field ``text`` and, if wanted, ``title``, which BM25 ranks in the process of the environment; or a server
-that ranks passages is asked, such as `rlflow serve retrieve`.
+``<search>query</search>`` is answered with ``<information>passages</information>``; ``<answer>text</answer>``
+ends the episode. The corpus is a JSON Lines file with the field ``text`` and, if wanted, ``title``, which
+BM25 ranks in the process of the environment; or a server that ranks passages is asked, such as `rlflow serve
+retrieve`.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ class Retriever:
         self.url = url
 
     def best(self, query: str, count: int) -> list[str]:
-        """The passages that fit a query best, the best one first. Raises ConnectionError and ValueError for a server that fails."""
+        """The passages that fit a query best, the best one first. Raises ConnectionError and ValueError for a
+        server that fails."""
         (documents,) = post(self.url, {"queries": [query], "topk": count, "return_scores": True})["result"]
-        return [str(document.get("text") or document["contents"]) for document in (each["document"] for each in documents)]
+        return [
+            str(document.get("text") or document["contents"])
+            for document in (each["document"] for each in documents)
+        ]
 
 
 @functools.lru_cache(maxsize=4)
@@ -50,14 +56,20 @@ def corpus_of(file: Path) -> Corpus:
 
 
 class Search:
-    """Answers searches. The answer is judged by the run's rewards, such as `task`, which read what stands between the tags."""
+    """Answers searches. The answer is judged by the run's rewards, such as `task`, which read what stands
+    between the tags."""
 
     def __init__(
-        self, *, corpus: Path | None = None, retriever: str = "", topk: int = 3, opens: str = " <information>",
+        self,
+        *,
+        corpus: Path | None = None,
+        retriever: str = "",
+        topk: int = 3,
+        opens: str = " <information>",
         closes: str = "</information> ",
     ) -> None:
-        """corpus: the file of passages. retriever: in its place the URL of a server, such as {search}/retrieve. topk: passages that a
-        search gives. opens, closes: what stands around them."""
+        """corpus: the file of passages. retriever: in its place the URL of a server, such as
+        {search}/retrieve. topk: passages that a search gives. opens, closes: what stands around them."""
         if (corpus is None) == (not retriever):
             raise ValueError("search needs either --env.corpus FILE or --env.retriever URL")
         self.corpus: Corpus | Retriever = Retriever(retriever) if corpus is None else corpus_of(corpus)

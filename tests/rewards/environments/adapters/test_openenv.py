@@ -1,5 +1,6 @@
-"""A model acts in an environment of a real OpenEnv server, which runs in an interpreter that has it: openenv draws in more than these tests
-should. RLFLOW_OPENENV names that interpreter: `python -m venv E; E/bin/pip install openenv==0.10.0`, then RLFLOW_OPENENV=E/bin/python."""
+"""A model acts in an environment of a real OpenEnv server, which runs in an interpreter that has it: openenv
+draws in more than these tests should. RLFLOW_OPENENV names that interpreter: `python -m venv E; E/bin/pip
+install openenv==0.10.0`, then RLFLOW_OPENENV=E/bin/python."""
 
 import http
 import json
@@ -62,7 +63,8 @@ def hinting(socket):
 
 @contextmanager
 def refusing(*refusals):
-    """A server in this process that refuses so many connections, each with a status and headers, before it takes one."""
+    """A server in this process that refuses so many connections, each with a status and headers, before it
+    takes one."""
     left = list(refusals)
 
     def refused(connection, request):
@@ -89,5 +91,8 @@ def test_a_busy_server_is_asked_again_and_a_redirect_on_its_host_is_followed():
 
 
 def test_a_server_that_wants_a_token_is_not_asked_again():
-    with refusing((401, {"WWW-Authenticate": "Bearer"})) as url, pytest.raises(ConnectionError, match="401 .*WWW-Authenticate: Bearer"):
+    with (
+        refusing((401, {"WWW-Authenticate": "Bearer"})) as url,
+        pytest.raises(ConnectionError, match="401 .*WWW-Authenticate: Bearer"),
+    ):
         OpenEnvSession(id=url)

@@ -18,10 +18,17 @@ def test_its_feedback_is_said_and_its_rewards_are_those_of_the_turns():
     assert (spec.source.required, spec.source.optional, spec.source.later) == (("prompt",), ("answer",), True)
     assert (spec.settings["id"], spec.paths) == (str(FILE), ("id",))
     with closing(EnvironmentPool(spec)) as pool:
-        episodes, opened = pool.open([{"prompt": "A number?", "answer": "7"}, {"prompt": "A number?", "answer": "8"}], [0, 0])
+        episodes, opened = pool.open(
+            [{"prompt": "A number?", "answer": "7"}, {"prompt": "A number?", "answer": "8"}], [0, 0]
+        )
         first, second = pool.step(episodes, ["3", "8"]), pool.step(episodes[:1], ["7"])
     assert opened == [{"says": " Guess: "}] * 2
-    assert first[0] == {"says": "\nAgain: ", "reward": pytest.approx(-0.1), "done": False, "log": {"steps": 1.0}}
+    assert first[0] == {
+        "says": "\nAgain: ",
+        "reward": pytest.approx(-0.1),
+        "done": False,
+        "log": {"steps": 1.0},
+    }
     assert first[1] == {"says": "", "reward": 1.0, "done": True, "log": {"steps": 1.0}}
     assert second[0] == {"says": "", "reward": 1.0, "done": True, "log": {"steps": 2.0}}
 

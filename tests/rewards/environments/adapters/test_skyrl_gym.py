@@ -33,6 +33,10 @@ def test_fields_of_the_data_are_the_extras_and_messages_can_go_through_the_templ
 
 
 def test_settings_reach_the_environment_as_attributes():
-    episode = Gym(id="search", config='{"search_url": "http://127.0.0.1:9/retrieve", "topk": 1, "timeout": 1, "log_requests": false}')
+    episode = Gym(
+        id="search",
+        config='{"search_url": "http://127.0.0.1:9/retrieve", "topk": 1, "timeout": 1, "log_requests": '
+        "false}",
+    )
     episode.reset("Who?", seed=0, reward_spec={"ground_truth": {"target": "Ada"}})
     assert episode.step("<answer>Ada</answer>").reward == 1.0

@@ -8,13 +8,18 @@ from rlflow.rewards.environments.environment_spec import parse_environment
 
 
 def pool(**settings):
-    return closing(EnvironmentPool(parse_environment("textarena:GuessTheNumber-v0", {"parallel": "1", **settings})))
+    return closing(
+        EnvironmentPool(parse_environment("textarena:GuessTheNumber-v0", {"parallel": "1", **settings}))
+    )
 
 
 def test_a_game_is_played_to_its_end_and_gives_its_own_reward():
     spec = parse_environment("textarena:GuessTheNumber-v0", {})
     assert (str(spec), spec.library, spec.source.scores) == (
-        "textarena:GuessTheNumber-v0(id='GuessTheNumber-v0'), at most 8 turns", "textarena", True)
+        "textarena:GuessTheNumber-v0(id='GuessTheNumber-v0'), at most 8 turns",
+        "textarena",
+        True,
+    )
     game = Game(id="GuessTheNumber-v0")
     assert "guess the number between 1 and 20" in game.reset(seed=5)
     low, high = 1, 20
@@ -23,7 +28,9 @@ def test_a_game_is_played_to_its_end_and_gives_its_own_reward():
         turn = game.step(f"I say [{guess}].")
         if turn.done:
             break
-        assert turn.says in ("\nThe target number is lower.\n", "\nThe target number is higher.\n"), "it does not repeat the player's words"
+        assert turn.says in ("\nThe target number is lower.\n", "\nThe target number is higher.\n"), (
+            "it does not repeat the player's words"
+        )
         low, high = (low, guess - 1) if "lower" in turn.says else (guess + 1, high)
     assert (turn.reward, turn.says, turn.log["invalid_move"]) == (1.0, "", 0.0)
 
@@ -47,7 +54,9 @@ def test_it_plays_behind_the_walls_by_messages_too_and_an_unknown_game_says_so()
         assert opening["says"][0]["role"] == "user"
         (answer,) = games.step(episodes, ["no number"])
         assert "invalid move" in answer["says"][0]["content"]
-    with closing(EnvironmentPool(parse_environment("textarena:GuessTheNumbr-v0", {"parallel": "1"}))) as games:
+    with closing(
+        EnvironmentPool(parse_environment("textarena:GuessTheNumbr-v0", {"parallel": "1"}))
+    ) as games:
         _, (answer,) = games.open([{}], [0])
     assert isinstance(answer, Failure)
     assert "TextArena has no game 'GuessTheNumbr-v0'" in answer.message

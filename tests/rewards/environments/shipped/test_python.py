@@ -19,7 +19,10 @@ def output(code, **settings):
 
 def test_what_code_prints_is_said_and_a_turn_without_code_ends():
     episode = Python()
-    assert episode.step("```python\nprint(6 * 7)\n```\nor\n```python\nprint(1)\n```").says == "\n```output\n1\n```\n"
+    assert (
+        episode.step("```python\nprint(6 * 7)\n```\nor\n```python\nprint(1)\n```").says
+        == "\n```output\n1\n```\n"
+    )
     last = episode.step("It is 1.")
     assert (last.done, last.says, dict(last.log)) == (True, "", {"blocks": 1})
 
@@ -34,7 +37,8 @@ def test_what_code_prints_is_said_and_a_turn_without_code_ends():
         ("x = bytearray(1 << 30)", "MemoryError"),
         ("import socket; socket.socket()", "PermissionError"),
         ("open('/tmp/gone', 'w')", "PermissionError"),
-        ("open('here', 'w')", "PermissionError"), ("open('/etc/passwd')", "PermissionError"),
+        ("open('here', 'w')", "PermissionError"),
+        ("open('/etc/passwd')", "PermissionError"),
         ("import subprocess; subprocess.run(['ls'])", "PermissionError"),
         ("import os; os.fork()", "PermissionError"),
         ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
@@ -53,7 +57,9 @@ def test_the_variables_of_the_run_are_not_its_own(monkeypatch):
     pool = EnvironmentPool(parse_environment("python", {"parallel": "1"}))
     try:
         episodes, _ = pool.open([{}], [0])
-        (answer,) = pool.step(episodes, ["```python\nimport os\nprint('SECRET_OF_MINE' in os.environ, 2 ** 10)\n```"])
+        (answer,) = pool.step(
+            episodes, ["```python\nimport os\nprint('SECRET_OF_MINE' in os.environ, 2 ** 10)\n```"]
+        )
         assert answer["says"] == "\n```output\nFalse 1024\n```\n"
     finally:
         pool.close()

@@ -12,7 +12,11 @@ from rlflow.rewards.environments.shipped.search import Corpus, Search
 
 @pytest.fixture
 def corpus(tmp_path):
-    rows = [{"title": "Ada", "text": "Ada was born in Lund."}, {"text": "Lund lies in Sweden."}, {"text": "Rain falls in Bergen."}]
+    rows = [
+        {"title": "Ada", "text": "Ada was born in Lund."},
+        {"text": "Lund lies in Sweden."},
+        {"text": "Rain falls in Bergen."},
+    ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "corpus.jsonl"
 
@@ -59,4 +63,6 @@ def test_a_retriever_that_is_busy_is_asked_again():
 
     with serving(busy_once) as server:
         assert "Bergen" in Search(retriever=server.url).step("<search>rain</search>").says
-    assert [question for _, question in server.questions] == [{"queries": ["rain"], "topk": 3, "return_scores": True}] * 2
+    assert [question for _, question in server.questions] == [
+        {"queries": ["rain"], "topk": 3, "return_scores": True}
+    ] * 2

@@ -1,4 +1,5 @@
-"""A backend each of whose ranks learns from its own rows alone, and of these from its last pass: gradients are never added up.
+"""A backend each of whose ranks learns from its own rows alone, and of these from its last pass: gradients
+are never added up.
 
 Workers import it by its name."""
 

@@ -1,4 +1,5 @@
-"""A backend that takes the mean of its ranks' means, however many tokens each of them has. Workers import it by its name."""
+"""A backend that takes the mean of its ranks' means, however many tokens each of them has. Workers import it
+by its name."""
 
 from dataclasses import replace
 
@@ -18,7 +19,9 @@ class Trainer(local.Trainer):
         return replace(super().capabilities(settings, device), threads=True)
 
     def update_shares(self, batch, loss, shares, mean, settings):
-        return super().update_shares(batch, loss, [self.own(share, mask_counts(batch)) for share in shares], mean, settings)
+        return super().update_shares(
+            batch, loss, [self.own(share, mask_counts(batch)) for share in shares], mean, settings
+        )
 
     def own(self, share, counts):
         """The share as if all ranks had as many tokens as this one."""
