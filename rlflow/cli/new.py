@@ -1,4 +1,7 @@
-"""`rlflow new`: a file to start an algorithm from."""
+"""`rlflow new`: a file to start an algorithm from.
+
+Here too: `rlflow import`, which writes a configuration file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`rlflow plan`."""
+"""`rlflow plan`.
+
+Here too: `rlflow graph` and `rlflow diff`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`rlflow runs`, `rlflow show`, `rlflow watch` and `rlflow doctor`."""
+"""`rlflow runs`, `rlflow show`, `rlflow watch` and `rlflow doctor`.
+
+Here too: `rlflow explain`.
+"""
 
 from __future__ import annotations
 

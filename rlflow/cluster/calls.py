@@ -1,5 +1,8 @@
 """Calls of workers: an operation goes to ranks with the rows that it needs, and the columns that ranks keep
-come back as RemoteColumns."""
+come back as RemoteColumns.
+
+Here too: the bytes that go from process to process, counted by what they are.
+"""
 
 from __future__ import annotations
 

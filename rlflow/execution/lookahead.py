@@ -5,6 +5,8 @@ what is sampled is decided by numbers, never by timing. A flow with a `repeat` s
 with those that j - 1 have made, so that what it keeps beyond its groups may open later iterations until it is
 K old. One thread samples, one iteration after another, since where the data of one begin and what it opens
 with follow from the one before.
+
+Here too: groups that a `repeat` keeps beyond those it was asked for.
 """
 
 from __future__ import annotations

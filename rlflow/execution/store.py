@@ -1,4 +1,7 @@
-"""Columns of an iteration while nodes still read them."""
+"""Columns of an iteration while nodes still read them.
+
+Here too: how far an update of one step moves the policy, which the next iteration's log-probs tell.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@ listen on.
 
 Nothing heavy is imported here: versions come from package metadata, and PyTorch is asked in a process of its
 own.
+
+Here too: which addresses this user's processes listen on.
 """
 
 from __future__ import annotations

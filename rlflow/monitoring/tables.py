@@ -1,4 +1,7 @@
-"""What `rlflow runs` and `rlflow show` print."""
+"""What `rlflow runs` and `rlflow show` print.
+
+Here too: an episode, turn by turn.
+"""
 
 from __future__ import annotations
 

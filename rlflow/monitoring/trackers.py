@@ -3,6 +3,8 @@ is asked for.
 
 A tracker works in a thread of its own, so that a slow disk or server delays nothing. One that fails is
 reported once and left out.
+
+Here too: the tracker that writes TensorBoard's event files.
 """
 
 from __future__ import annotations

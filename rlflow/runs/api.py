@@ -1,4 +1,7 @@
-"""From Python: what keywords and flags configure, and ``rlflow.roles``."""
+"""From Python: what keywords and flags configure, and ``rlflow.roles``.
+
+Here too: packaged tasks, which a run uses if it names no model and no data.
+"""
 
 from __future__ import annotations
 

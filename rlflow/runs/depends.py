@@ -1,5 +1,8 @@
 """What a run depends on, gathered before its models are loaded: model folders, rewards, modules, data,
-packages and the machine."""
+packages and the machine.
+
+Here too: the comparison with what the run depended on when it was started.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A run's folder: its name, and the files in it that say what the run is."""
+"""A run's folder: its name, and the files in it that say what the run is.
+
+Here too: where the folder is while a run writes in it, what reward functions print, answers of evaluations,
+and the models at the end.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """`rlflow eval`: the evaluation of a run at one of its checkpoints, as the run itself makes it, or of a model
-folder."""
+folder.
+
+Here too: the flow with which a model folder answers prompts.
+"""
 
 from __future__ import annotations
 

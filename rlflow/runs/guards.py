@@ -1,5 +1,9 @@
 """When a run must not go on as if nothing were wrong: rewards that are missing, numbers that are not
-finite."""
+finite.
+
+Here too: records of the data that no model can be given, and canaries: fixed tokens that trainer and
+generator both score.
+"""
 
 from __future__ import annotations
 

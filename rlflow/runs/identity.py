@@ -1,5 +1,8 @@
 """A run's identity: what its numbers depend on beside its settings and its graph, each part under a name of
-its own, so that whoever goes on with the run is told what is another now, from what to what."""
+its own, so that whoever goes on with the run is told what is another now, from what to what.
+
+Here too: digests of weights, which a thread takes while the run begins.
+"""
 
 from __future__ import annotations
 

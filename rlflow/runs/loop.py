@@ -1,4 +1,7 @@
-"""The loop over iterations: take prompts, run the plan, record, evaluate, save, report."""
+"""The loop over iterations: take prompts, run the plan, record, evaluate, save, report.
+
+Here too: what is saved of a run that an error ends.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ Sampled, kept and used are the account's; the three between are attributes of ro
 of the iteration. A flow that samples nothing has used rows alone. Where several trained roles sample, each
 has a funnel of its own. How many tokens of an update have a gradient is counted where the loss is computed
 (`rlflow/training/learning.py`).
+
+Here too: the account of rows in words and as metrics, and pass@k of several answers to a prompt.
 """
 
 from __future__ import annotations

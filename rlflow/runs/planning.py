@@ -3,6 +3,9 @@ here, once each.
 
 Nothing is started, no model is loaded and no data are opened. A run takes two steps, since whether held-out
 records can be judged is known only when the data are open: ``place_roles`` before, ``make_plan`` after.
+
+Here too: how trainers and generators are spread over the ranks of their pools, and which parts of a run can
+be streamed.
 """
 
 from __future__ import annotations

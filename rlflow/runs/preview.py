@@ -1,5 +1,8 @@
 """`rlflow plan`: what a run of a flow would be. Starts nothing, loads no model, opens no data, needs no
-Ray."""
+Ray.
+
+Here too: one text under two plans, and the first thing in which they differ.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """What a run writes while it goes: metrics, samples and a timeline as logs, and small files that are replaced
-whole."""
+whole.
+
+Here too: the timeline as Chrome trace events.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Which files that a run's settings name may be executed when it goes on, without being asked: a run's folder
-may be another person's."""
+may be another person's.
+
+Here too: which files a Python file imports, its own and those of packages.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The loop of an update, the same for every engine: rows left out, minibatches, micro-batches, divisors,
-metrics, skipped steps."""
+metrics, skipped steps.
+
+Here too: how many of the tokens that an update reads have a gradient.
+"""
 
 from __future__ import annotations
 

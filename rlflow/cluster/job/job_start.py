@@ -1,4 +1,7 @@
-"""Starting the workers of a job on the pools that runs use, and ending them."""
+"""Starting the workers of a job on the pools that runs use, and ending them.
+
+Here too: a member of a job, one rank around the object of the user's class.
+"""
 
 from __future__ import annotations
 

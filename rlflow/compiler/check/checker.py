@@ -1,5 +1,8 @@
 """Judging an algorithm before anything is started: at the settings given, and with each setting changed
-alone."""
+alone.
+
+Here too: stages with side effects, and whether the weights of rewards reach what is learned.
+"""
 
 from __future__ import annotations
 

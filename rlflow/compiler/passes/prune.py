@@ -1,4 +1,7 @@
-"""Keep the columns that a later node or the run's records read; drop nodes that nothing needs."""
+"""Keep the columns that a later node or the run's records read; drop nodes that nothing needs.
+
+Here too: forwards whose graph the next update of the role can use.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The walls around each kind of process that handles untrusted text. A process puts them up itself before it
-reads any such text."""
+reads any such text.
+
+Here too: what Python must be able to read to run, by the standard library alone.
+"""
 
 from __future__ import annotations
 

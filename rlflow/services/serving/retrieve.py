@@ -5,6 +5,8 @@ for them.
 ``return_scores``, gives ``{"result": [[…], …]}``, a list of documents for each query, the best one first:
 ``{"id": …, "contents": "…", "text": "…"}``, in whose ``contents`` a title has a line of its own; with
 ``return_scores`` within ``{"document": …, "score": …}``.
+
+Here too: passages ranked by the vectors of a local encoder, with faiss.
 """
 
 from __future__ import annotations

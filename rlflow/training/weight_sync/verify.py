@@ -1,4 +1,7 @@
-"""Whether what lies in every destination is what the trainers hold, by digests."""
+"""Whether what lies in every destination is what the trainers hold, by digests.
+
+Here too: the digest of a tensor, which its layout does not change.
+"""
 
 from __future__ import annotations
 
