@@ -18,18 +18,27 @@ _own: list[str] = []  # the path in PATH, while it is that of a run
 
 def file() -> Path:
     """The file of Ray's token."""
-    return Path(os.environ[PATH]) if PATH in os.environ else Path.home() / ".ray" / "auth_token"
+    return Path(os.environ[PATH]) if named(PATH) else Path.home() / ".ray" / "auth_token"
+
+
+def named(variable: str) -> bool:
+    """Whether the environment gives this variable a value. One of blanks is none, and is removed, since Ray
+    would take it."""
+    if os.environ.get(variable, "").strip():
+        return True
+    os.environ.pop(variable, None)
+    return False
 
 
 def guard() -> None:
     """Make Ray's token of this user with mode 0600, before Ray makes one that others can read. Ray uses it
     wherever RAY_AUTH_MODE is not set. Raises PlanError where the file cannot be written."""
-    if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
+    if os.environ.get(MODE, "token") != "token" or named(TOKEN):
         return
     path = file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists() and not path.stat().st_size:  # of a process that ended before it had written
+        if path.exists() and not path.read_bytes().strip():  # of a process that ended before it had written
             path.unlink()
         if not path.exists():
             _make(path)
@@ -61,9 +70,9 @@ def _make(path: Path) -> None:
 def make_own(folder: Path) -> None:
     """Make a token for the Ray that is started next, in the run's private ``folder``, unless the environment
     names one. Raises OSError."""
-    if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
+    if os.environ.get(MODE, "token") != "token" or named(TOKEN):
         return
-    if PATH in os.environ:
+    if named(PATH):
         return guard()
     _make(folder / NAME)
     _own.append(str(folder / NAME))

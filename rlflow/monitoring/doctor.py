@@ -342,9 +342,9 @@ def token_line() -> str:
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
         return f"not asked for: RAY_AUTH_MODE={mode}; unset it"
-    if "RAY_AUTH_TOKEN" in os.environ:
+    if os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return "in the environment, RAY_AUTH_TOKEN: no other user can read that"
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "").strip() or Path.home() / ".ray" / "auth_token")
     try:
         rights = path.stat().st_mode & 0o777
     except OSError:

@@ -60,6 +60,18 @@ def test_an_empty_token_is_made_anew(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
 
 
+def test_a_token_of_blanks_is_none(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in (token.TOKEN, token.PATH):
+        monkeypatch.setenv(variable, " \n")
+    token.guard()
+    assert not {token.TOKEN, token.PATH} & os.environ.keys()
+    (made := tmp_path / ".ray" / "auth_token").write_text(" \n")
+    token.guard()
+    assert len(made.read_text().strip()) == 64
+
+
 def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
