@@ -29,7 +29,7 @@ import torch
 
 from rlflow.data.dataset import Dataset
 from rlflow.data.source import open_data
-from rlflow.runs.api import packaged
+from rlflow.runs.packaged import packaged
 from rlflow.runs.run import run
 from rlflow.training import pretrained
 

@@ -33,8 +33,8 @@ from rlflow.monitoring.secrets import remember
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
-from rlflow.runs.api import environment_beneath, packaged, uses_packaged
 from rlflow.runs.directory import check_name
+from rlflow.runs.packaged import environment_beneath, packaged, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:

@@ -49,7 +49,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
     check_model_folders(values)
     reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
-    from rlflow.runs.api import uses_packaged
+    from rlflow.runs.packaged import uses_packaged
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
     from rlflow.runs.run import is_done, start_or_resume
     from rlflow.runs.session import start_run
@@ -76,7 +76,7 @@ def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any])
     """A line on the packaged task of a flow: its data and model, and as flags the values that are used though
     no flag gave them."""
     from rlflow.monitoring.recorded import as_text
-    from rlflow.runs.api import packaged
+    from rlflow.runs.packaged import packaged
 
     task, beneath = packaged(flow)
     flags = [
@@ -104,7 +104,7 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 def help_text(file: str, flow: Flow) -> str:
     """Every flag of a flow with its type, default and what it does."""
-    from rlflow.runs.api import packaged
+    from rlflow.runs.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
     task, beneath = packaged(flow.name)

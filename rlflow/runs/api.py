@@ -1,17 +1,12 @@
-"""From Python: what keywords and flags configure, and ``rlflow.roles``.
-
-Here too: packaged tasks, which a run uses if it names no model and no data.
-"""
+"""From Python: what keywords and flags configure, and ``rlflow.roles``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
-import rlflow.data.tasks
 from rlflow.author.batch import Batch
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
@@ -19,7 +14,7 @@ from rlflow.author.settings import override_flow
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import sampling_roles
-from rlflow.config.flags import RunConfig, flat, read_toml, sort_rewards, sort_values
+from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.monitoring.secrets import remember
@@ -27,51 +22,9 @@ from rlflow.processes.addresses import Address, addresses
 from rlflow.processes.declare import Service
 from rlflow.rewards.reward_spec import from_function
 from rlflow.runs.context import RunContext
+from rlflow.runs.packaged import beneath
 from rlflow.runs.prepare import prepare
 from rlflow.runs.run_services import settings_with_urls
-
-
-def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """Whether a run takes the packaged task: where neither a model nor data are named. ``values``: by
-    flag."""
-    return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
-
-
-def beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the packaged task of a flow, where it is taken, as far as they go with those that are
-    given: an environment that is given has rewards and settings of its own."""
-    if not uses_packaged(values):
-        return {}
-    task = packaged(flow)[1]
-    if not any(name == "env" or name.endswith(".env") for name in values):
-        return task
-    return {
-        name: value for name, value in task.items() if name != "reward" and name.partition(".")[0] != "env"
-    }
-
-
-def environment_beneath(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment, and its settings, of the packaged task of a flow, where it is taken: they shape the
-    flow's graph."""
-    return {name: value for name, value in beneath(flow, values).items() if name.partition(".")[0] == "env"}
-
-
-def packaged(flow: str) -> tuple[str, dict[str, Any]]:
-    """The task for a flow: its file's name and its values, with folders and files made absolute."""
-    folder = Path(next(iter(rlflow.data.tasks.__path__)))
-    path = folder / f"{flow}.toml"
-    path = path if path.is_file() else folder / "default.toml"
-    values = read_toml(path)
-    for name, value in values.items():
-        if (name == "model" or name.endswith(".model")) and (folder / str(value)).exists():
-            values[name] = str(folder / value)
-    values["data"] = tuple(
-        str(folder / source) if (folder / source).exists() else source for source in values.get("data", ())
-    )
-    values["reward"] = [
-        str(folder / reward) if ".py:" in reward else reward for reward in values.get("reward", [])
-    ]
-    return path.stem, values
 
 
 def resolve_config(

@@ -30,8 +30,8 @@ from rlflow.runs import directory, state
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext
 from rlflow.runs.depends import other_inputs
-from rlflow.runs.directory import answer_file
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown, unvoted
+from rlflow.runs.final import answer_file
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import newest, prepare_again, read_settings, recorded_values, unchanged_settings
 from rlflow.runs.trust import check_trusted

@@ -22,8 +22,9 @@ from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.monitoring import keys
 from rlflow.monitoring.keys import Figures
-from rlflow.runs.directory import FILE, Printed, answer_file, name_of
+from rlflow.runs.directory import FILE, Printed
 from rlflow.runs.evaluate import KeepAnswers
+from rlflow.runs.final import answer_file, name_of
 
 Event = dict[str, Any]
 LANES = {"": "models", "cpu": "stages", "io": "rewards"}  # of a pool, in the order in which they are shown

@@ -27,7 +27,7 @@ from rlflow.monitoring.reporter import Reporter
 from rlflow.monitoring.secrets import MASK
 from rlflow.processes.declare import HEAD, command_from, may_change, short
 from rlflow.rewards.reward_spec import BUILT_IN
-from rlflow.runs import directory, state
+from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies, other_inputs, same_inputs
@@ -395,7 +395,7 @@ def _something_left(
     """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration
     and its final models has not."""
     iterations = context.options.iterations
-    if start.iteration != iterations or directory.finished(folder, iterations, state.trained(context)):
+    if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)
     reporter.note("all iterations are done; what is left is done now")
 

@@ -18,7 +18,7 @@ from rlflow.monitoring.reporter import Reporter, RunInfo, alarm
 from rlflow.monitoring.secrets import masked
 from rlflow.processes.user_frames import whole
 from rlflow.processes.watchdog.signals import StopSignals
-from rlflow.runs import directory, identity, proving, state
+from rlflow.runs import directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.directory import Home, Lost, shown
@@ -132,7 +132,7 @@ def _continue(
                 result = loop.run(start)
             writer.wait(600.0)
             home.look()
-            directory.write_models(context, folder)
+            final.write_models(context, folder)
             error = _unsaved(writer, home, loop)[0] if writer.missed else ""
         ended = "done"
         return replace(result, shown=home.shown, unsaved=error)
@@ -272,7 +272,7 @@ def _unsaved(writer: Writer, home: Home, loop: Loop) -> tuple[str, Path | None]:
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
     """Remove what a process that was killed here left half written."""
     try:
-        for where in (folder, folder / directory.ANSWERS):
+        for where in (folder, folder / final.ANSWERS):
             durable.clear(where)
     except OSError as error:
         reporter.note(

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from rlflow.runs.directory import answer_file, name_of
+from rlflow.runs.final import answer_file, name_of
 
 
 def test_the_file_is_there_when_all_answers_are(tmp_path):

@@ -160,9 +160,9 @@ def stopped_before_the_end(out):
     """A run whose last checkpoint is written and nothing after it."""
 
     def dying():
-        from rlflow.runs import directory
+        from rlflow.runs import final
 
-        directory.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
+        final.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
         null_run(out)
 
     assert in_child(dying) == -signal.SIGKILL
@@ -188,9 +188,9 @@ def test_final_models_that_are_gone_or_of_an_earlier_end_are_written_again(tmp_p
     assert (folder / "final/actor/null.txt").read_text().startswith("3 ")
 
     def dying():
-        from rlflow.runs import directory
+        from rlflow.runs import final
 
-        directory.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
+        final.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
         resume.resume(folder, {"iterations": 4}, make_reporter(quiet=True))
 
     assert in_child(dying) == -signal.SIGKILL

@@ -18,7 +18,7 @@ from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError, RunHeld
 from rlflow.monitoring.outputs import make_reporter
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs import directory, resume, state
+from rlflow.runs import final, resume, state
 from rlflow.runs.evaluate import Evaluation
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_ev
     straight = straight("grpo", **changes)
 
     def cut():
-        directory.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
+        final.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
         if not known:
             real = state.snapshot
             state.snapshot = lambda prepared, at, *rest: real(prepared, replace(at, here=None), *rest)

@@ -2,5 +2,5 @@
 share.
 
 Here: data, and the module that makes it by the project's own `sft` flow.
-Not here: choosing a task for a run (`rlflow.runs.api`), and data sets of users (`rlflow.data`).
+Not here: choosing a task for a run (`rlflow.runs.packaged`), and data sets of users (`rlflow.data`).
 """

@@ -82,7 +82,7 @@ def test_any_times(placed, room, optimum, algorithm):
 def any_times(plan, room, optimum, placement):
     """Whatever each node takes."""
 
-    # no rule is best always, so it may miss the best by a fifth
+    # no rule is best always, so it may miss the best by a half
     @settings(deadline=None, max_examples=10, derandomize=True)
     @given(
         st.fixed_dictionaries(
@@ -90,6 +90,6 @@ def any_times(plan, room, optimum, placement):
         )
     )
     def near(times):
-        assert near_the_bound(plan, {0: 0.0} | times, room, optimum, worst=1.2), placement
+        assert near_the_bound(plan, {0: 0.0} | times, room, optimum, worst=1.5), placement
 
     near()

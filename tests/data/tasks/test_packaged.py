@@ -8,7 +8,7 @@ import pytest
 import rlflow.data.tasks
 from rlflow.benchmarks import arithmetic
 from rlflow.data.source import open_data
-from rlflow.runs.api import environment_beneath, packaged
+from rlflow.runs.packaged import environment_beneath, packaged
 
 pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
 
