@@ -35,7 +35,17 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 # folders of tests
-SHARED = ("", "runs", "checkpoints", "cluster", "rewards", "cli", "launching", "serving", "watchdog")
+SHARED = (
+    "",
+    "runs",
+    "checkpoints",
+    "cluster",
+    "rewards",
+    "cli",
+    "cluster/submit",
+    "services/serving",
+    "processes/watchdog",
+)
 sys.path += [str(ROOT / "tests" / folder) for folder in SHARED]
 
 import campaign  # noqa: E402

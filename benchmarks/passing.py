@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reshard import copier, empty, exact, small, weight
 
 from rlflow.cluster import launch
-from rlflow.cluster.rpc.pool import Pool, make_pool
+from rlflow.cluster.rpc.actor import make_pool
+from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights.endpoints import End, Receiver, Sender
 from rlflow.cluster.weights.transfer import WeightTransfer
