@@ -349,18 +349,14 @@ class Loop:
         """Save the newest whole iteration of a run that an error ends, unless it is saved: as the models are,
         or as the copies have it from which pools recover. ``lost`` says why it cannot be: the error that ends
         the run counts. ``again``: though it was taken before."""
-        point, between = self.recovery.newest(), self.between
         taken = -1 if again else self.taken
         try:
-            if between is not None and between.iteration > max(taken, point.iteration if point else 0):
+            copy, between = self._newest_copy(), self.between
+            if between is not None and between.iteration > max(taken, copy.iteration if copy else 0):
                 between.put_back(self.context.engine)
                 self.save(between.iteration, between.cursor)
-            elif point is not None and point.iteration > taken and self.context.workers is not None:
-                states = self.context.workers.copied(point.commit)
-                kept = KeptState(states, point.commit.versions, point.driver.scalars, point.commit.queue)
-                self._save(point.iteration, point.driver.cursor, kept)
-            elif between is None and self.copy is not None and self.copy.iteration > taken:
-                self._save(self.copy.iteration, self.copy.cursor, self.copy.kept)
+            elif copy is not None and copy.iteration > taken:
+                self._save(copy.iteration, copy.cursor, copy.kept)
             elif between is None and self.context.engine.iteration > taken:
                 self.lost = (
                     f"iteration {self.context.engine.iteration} was changing weights as it failed, and "
@@ -370,6 +366,16 @@ class Loop:
                 )
         except Exception as error:
             self.lost = f"the last whole iteration cannot be saved: {type(error).__name__}: {error}"
+
+    def _newest_copy(self) -> MemoryCopy | None:
+        """The newest copy of what the run was before an iteration: the one with which pools recover, or that
+        of this process."""
+        point = self.recovery.newest()
+        if point is None or self.context.workers is None:
+            return self.copy
+        states, commit = self.context.workers.copied(point.commit), point.commit
+        kept = KeptState(states, commit.versions, point.driver.scalars, commit.queue)
+        return MemoryCopy(point.iteration, point.driver.cursor, kept)
 
     def compute(self, call: Callable[[], T]) -> T:
         """Make a call that works with models in the thread that works with them; what it gives."""

@@ -103,7 +103,7 @@ def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor])
 
 @dataclass(frozen=True)
 class MemoryCopy:
-    """What a run was before an iteration, in the memory of its own process."""
+    """What a run was before an iteration, as a copy in memory."""
 
     iteration: int
     cursor: Mapping[str, Any]  # of the prompts
