@@ -80,7 +80,8 @@ class UpdateOptions(NodeOptions):
     @property
     def shown(self) -> Pairs:
         """Those of several losses only if there are several, then those of the losses."""
-        return (*super().shown[: 7 if self.losses else 4], *self.own)
+        hidden = {"own"} if self.losses else {"own", "scale", "where", "losses"}
+        return (*(pair for pair in super().shown if pair[0] not in hidden), *self.own)
 
 
 @dataclass(frozen=True)
