@@ -18,22 +18,21 @@ _own: list[str] = []  # the path in PATH, while it is that of a run
 
 def file() -> Path:
     """The file of Ray's token."""
-    return Path(os.environ[PATH]) if named(PATH) else Path.home() / ".ray" / "auth_token"
+    return Path(os.environ[PATH]) if PATH in os.environ else Path.home() / ".ray" / "auth_token"
 
 
-def named(variable: str) -> bool:
-    """Whether the environment gives this variable a value. One of blanks is none, and is removed, since Ray
-    would take it."""
-    if os.environ.get(variable, "").strip():
-        return True
-    os.environ.pop(variable, None)
-    return False
+def forget_blanks() -> None:
+    """Remove a token or a place of blanks from the environment: it is none, and Ray would take it."""
+    for variable in (TOKEN, PATH):
+        if not os.environ.get(variable, "token").strip():
+            del os.environ[variable]
 
 
 def guard() -> None:
     """Make Ray's token of this user with mode 0600, before Ray makes one that others can read. Ray uses it
     wherever RAY_AUTH_MODE is not set. Raises PlanError where the file cannot be written."""
-    if os.environ.get(MODE, "token") != "token" or named(TOKEN):
+    forget_blanks()
+    if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
         return
     path = file()
     try:
@@ -70,9 +69,10 @@ def _make(path: Path) -> None:
 def make_own(folder: Path) -> None:
     """Make a token for the Ray that is started next, in the run's private ``folder``, unless the environment
     names one. Raises OSError."""
-    if os.environ.get(MODE, "token") != "token" or named(TOKEN):
+    forget_blanks()
+    if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
         return
-    if named(PATH):
+    if PATH in os.environ:
         return guard()
     _make(folder / NAME)
     _own.append(str(folder / NAME))
