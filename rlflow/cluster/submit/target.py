@@ -26,7 +26,7 @@ from rlflow.processes.declare import Service, in_place, split_services
 Kind = Literal["skypilot", "kuberay", "ray"]
 HEAD = "job"  # begins the flags of what is printed: --job.nodes
 FIRST_PORT = 8001  # of services, one after another
-RAY_PORT, RAY_JOBS = 6379, 8265  # of Ray's head, and of its job server
+RAY_PORT = 6379  # of Ray's head
 RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # of Ray's head, on its own machine
 # a variable in the names of hosts of a job group, expanded by the shell of a task
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"
