@@ -60,13 +60,11 @@ class FileMemory:
 
     def __init__(self, descriptor: int, size: int, keeper: object, start: int = 0) -> None:
         """``start``: of the memory within the file, a multiple of the page size."""
-        self._descriptor, self._keeper, self._start, self.size, self.address = (
-            descriptor,
-            keeper,
-            start,
-            size,
-            0,
-        )
+        self._descriptor = descriptor
+        self._keeper = keeper
+        self._start = start
+        self.size = size
+        self.address = 0
         self._unmap = _libc().munmap
         self.address = _mapped(descriptor, start, size)
         self.__array_interface__ = {

@@ -46,12 +46,10 @@ class Writer:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep: found {keep}, expected 1 or more")
-        self.folder, self.keep, self.patience, self.shard_bytes = (
-            folder.of_run(run_folder),
-            keep,
-            patience,
-            shard_bytes,
-        )
+        self.folder = folder.of_run(run_folder)
+        self.keep = keep
+        self.patience = patience
+        self.shard_bytes = shard_bytes
         self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
         self.saved: Path | None = None  # the newest that this writer has put on the disk

@@ -490,10 +490,8 @@ class _Fates:
     def __init__(self, lengths: Tensor, reader: str) -> None:
         """lengths: int64 [rows], tokens of each row."""
         self.ends, self.lengths, self.tokens = [End(Fate.READ, reader)], lengths, lengths.clone()
-        self.end, self.rank = (
-            torch.zeros(len(lengths), dtype=torch.int64),
-            torch.zeros(len(lengths), dtype=torch.int64),
-        )
+        self.end = torch.zeros(len(lengths), dtype=torch.int64)
+        self.rank = torch.zeros(len(lengths), dtype=torch.int64)
         self.maskers: dict[End, str] = {}  # update that trained → the stage that gave its mask
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:

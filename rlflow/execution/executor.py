@@ -219,13 +219,11 @@ class _Run:
         body: bool = False,
         wanted: Collection[int] = (),
     ) -> None:
-        self.executor, self.plan, self.prompts, self.outcome, self.state = (
-            executor,
-            plan,
-            prompts,
-            outcome,
-            state,
-        )
+        self.executor = executor
+        self.plan = plan
+        self.prompts = prompts
+        self.outcome = outcome
+        self.state = state
         self.ready, self.body, self.wanted = ready, body, wanted
         self.outputs: dict[int, Batch] = {}
         self.engine = executor.engine

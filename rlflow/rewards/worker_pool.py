@@ -103,11 +103,9 @@ class WorkerProcess:
             os.close(far_end)
         assert self.child.stdin is not None
         assert self.child.stdout is not None
-        self._requests, self._output, self._replies = (
-            self.child.stdin.fileno(),
-            self.child.stdout.fileno(),
-            replies,
-        )
+        self._requests = self.child.stdin.fileno()
+        self._output = self.child.stdout.fileno()
+        self._replies = replies
         self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
         self.loaded: set[str] = set()  # keys of what it has loaded
         # number of the last request; it starts at random so that user code cannot guess it

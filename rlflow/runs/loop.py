@@ -99,14 +99,12 @@ class Loop:
         look: Callable[[], object] = lambda: None,
     ) -> None:
         """``look`` is called between iterations and raises where the run's folder is no longer there."""
-        self.context, self.records, self.writer, self.reporter, self.take, self.look = (
-            context,
-            records,
-            writer,
-            reporter,
-            take,
-            look,
-        )
+        self.context = context
+        self.records = records
+        self.writer = writer
+        self.reporter = reporter
+        self.take = take
+        self.look = look
         self.options = context.options
         self.guard = Guard(context.options, context.reasons)
         self.totals = RunTotals(context.executor.lanes.room, context.options.staleness, context.plan.within)

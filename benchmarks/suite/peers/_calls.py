@@ -37,13 +37,11 @@ class Iterations:
         tokens: int = 0,
         moved: Callable[[], int] | None = None,
     ) -> None:
-        self.calls, self.count, self.call, self.tokens, self.number = (
-            flags["calls"],
-            flags["iterations"],
-            call,
-            tokens,
-            0,
-        )
+        self.calls = flags["calls"]
+        self.count = flags["iterations"]
+        self.call = call
+        self.tokens = tokens
+        self.number = 0
         self.moved = moved
 
     def next(self, count: int) -> dict[str, Any]:

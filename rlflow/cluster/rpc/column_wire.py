@@ -74,12 +74,10 @@ class StoredBuffer:
     def __init__(
         self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype, rows: Tensor | None = None
     ) -> None:
-        self.parts, self.rows, self.dtype, self.buffer = (
-            parts,
-            rows,
-            dtype,
-            Buffer(str(dtype).removeprefix("torch."), shape),
-        )
+        self.parts = parts
+        self.rows = rows
+        self.dtype = dtype
+        self.buffer = Buffer(str(dtype).removeprefix("torch."), shape)
 
     @staticmethod
     def whole(tensor: Tensor) -> StoredBuffer:

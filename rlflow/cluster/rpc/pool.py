@@ -66,13 +66,11 @@ class Future(Generic[R]):
         limit: Deadline | None = None,
     ) -> None:
         self.transport = transport
-        self.what, self.at, self.refs, self.seconds, self._merge = (
-            what,
-            tuple(at),
-            tuple(refs),
-            seconds,
-            _once(merge),
-        )
+        self.what = what
+        self.at = tuple(at)
+        self.refs = tuple(refs)
+        self.seconds = seconds
+        self._merge = _once(merge)
         self._watcher, self._limit = watcher, limit or Deadline(seconds)
 
     @staticmethod
@@ -312,13 +310,11 @@ class Pool(Generic[W]):
     def take_over(self, other: Pool[W]) -> None:
         """Take over the workers of another pool, which is not watched yet, in place of this pool's own."""
         self.sockets.close()
-        self.actors, self.making, self.era, self.watcher, self.sockets = (
-            other.actors,
-            other.making,
-            other.era,
-            None,
-            other.sockets,
-        )
+        self.actors = other.actors
+        self.making = other.making
+        self.era = other.era
+        self.watcher = None
+        self.sockets = other.sockets
         self._starters, self._near = {}, None
 
     def future(

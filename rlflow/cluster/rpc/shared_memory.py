@@ -54,13 +54,11 @@ class _Segment:
     """A piece of shared memory of this process."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.mark, self.iteration, self.over, self.descriptor = (
-            room,
-            secrets.randbits(62),
-            0,
-            False,
-            -1,
-        )
+        self.room = room
+        self.mark = secrets.randbits(62)
+        self.iteration = 0
+        self.over = False
+        self.descriptor = -1
         self.descriptor = os.memfd_create("rlflow-rows")
         # now: a write into memory that is not there would end the process
         os.posix_fallocate(self.descriptor, 0, room)

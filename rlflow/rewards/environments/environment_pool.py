@@ -93,10 +93,8 @@ class EnvironmentPool(WorkerPool["_Calls"]):
             hear,
             clock,
         )
-        self.spec, self.load = (
-            spec,
-            Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}"),
-        )
+        self.spec = spec
+        self.load = Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
         self.failures: dict[str, str] = {}  # cause → message of the first failure
         self.failed: Counter[str] = Counter()  # cause → how many episodes

@@ -58,13 +58,11 @@ class Resharder:
         verify_every: int = 0,
     ) -> None:
         _check_bound(plan, rank, source, target)
-        self.plan, self.rank, self.transport, self.buffers, self.verify_every = (
-            plan,
-            rank,
-            transport,
-            buffers,
-            verify_every,
-        )
+        self.plan = plan
+        self.rank = rank
+        self.transport = transport
+        self.buffers = buffers
+        self.verify_every = verify_every
         self.source, self.target, self.version, self.runs = source, target, -1, 0
         self.rounds = [plan.round(index, rank) for index in range(len(plan.buckets))]
         self.verifier = Verifier(plan, rank, source, target)
