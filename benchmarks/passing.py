@@ -176,8 +176,7 @@ def main() -> None:
         return
     print(
         f"{readable(row['model'])} in bf16, FSDP2 on 2 ranks to TP 2 on 2 others: "
-        f"{readable(int(row['inbound']))} to each, "
-        f"{row['inbound'] / row['bound']:.3f} of the bound"
+        f"{readable(int(row['inbound']))} to each, {row['inbound'] / row['bound']:.3f} of the bound"
     )
     for name in WAYS:
         extra = f", {readable(int(row[f'{name} extra']))} beside the model" if f"{name} extra" in row else ""

@@ -69,8 +69,7 @@ def main() -> None:
         packaged, evaluated = (statistics.median(column) for column in zip(*turns, strict=True))
         print(
             f"{name}: {packaged:.3f} ms a row of the packaged task, {evaluated:.3f} ms of countdown; "
-            f"{options.rows} rows, "
-            f"median of {options.turns} turns"
+            f"{options.rows} rows, median of {options.turns} turns"
         )
 
 

@@ -200,8 +200,7 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
         first += counts and names[:1] == [cell.stall]
         print(
             f"| {cell.stall} | {cell.algorithm} | {cell.strength} | {cell.seed} | {own:+.1%} | "
-            f"{others:+.1%} | "
-            f"{'yes' if counts else 'no'} | {', '.join(names) or 'nothing'} |"
+            f"{others:+.1%} | {'yes' if counts else 'no'} | {', '.join(names) or 'nothing'} |"
         )
     twins = {path: named(path) for path in sorted(out.glob("healthy-*"))}
     print(

@@ -55,10 +55,9 @@ def test_an_installed_wheel_checks_and_runs_an_algorithm(built, tmp_path):
         check=True,
     )
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import rlflow; print(rlflow.__file__)\n"
-        "run = rlflow.run('ppo', backend='null', iterations=2, prompts=4, out=sys.argv[2], "
-        "**{'hp.max_tokens': 4})\n"
-        "print(run.iterations)"
+        "import sys; sys.path.insert(0, sys.argv[1]); import rlflow; print(rlflow.__file__)\nrun = "
+        "rlflow.run('ppo', backend='null', iterations=2, prompts=4, out=sys.argv[2], **{'hp.max_tokens': "
+        "4})\nprint(run.iterations)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code, site, runs], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -136,17 +136,15 @@ class Budget:
     def pytest_sessionfinish(self, session):
         self.problems += [
             f"{name} has no mark and took {seconds:.1f} s of processor time, at most {LIMIT:g} s are "
-            "allowed: make it "
-            "cheaper, or mark it slow"
+            "allowed: make it cheaper, or mark it slow"
             for name, (seconds, unmarked) in self.costs.items()
             if unmarked and seconds > LIMIT
         ]
         total = sum(seconds for seconds, _ in self.costs.values())
         if self.tier in SUMS and total > SUMS[self.tier]:
             self.problems.append(
-                f"the tier '{self.tier}' took {total:.0f} s of processor time, at most "
-                f"{SUMS[self.tier]:g} s are allowed: "
-                "make tests cheaper, or mark some long"
+                f"the tier '{self.tier}' took {total:.0f} s of processor time, at most {SUMS[self.tier]:g} "
+                "s are allowed: make tests cheaper, or mark some long"
             )
         if self.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -56,6 +56,5 @@ def check_prompts(lengths: Tensor) -> None:
     if len(lengths) and int(lengths.min()) == 0:
         raise ValueError(
             f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one "
-            "token "
-            "(for example the tokenizer's BOS token)"
+            "token (for example the tokenizer's BOS token)"
         )

@@ -201,12 +201,10 @@ class Trainer:
         ]:
             rate = self.schedule.rate(max(self.steps - 1, 0))
             raise FloatingPointError(
-                f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or "
-                f"infinities, such as {listed(bad, 3)}. "
-                "Nothing of this update is saved. The gradients were finite, so that the learning rate "
-                f"({rate:g}) is too large. "
-                "Take a smaller --lr; rlflow resume RUN --fork --lr RATE goes on from the newest "
-                "checkpoint, if there is one"
+                f"after the optimizer's steps {len(bad)} of {len(held)} parameters have NaN or infinities, "
+                f"such as {listed(bad, 3)}. Nothing of this update is saved. The gradients were finite, so "
+                f"that the learning rate ({rate:g}) is too large. Take a smaller --lr; rlflow resume RUN "
+                "--fork --lr RATE goes on from the newest checkpoint, if there is one"
             )
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:

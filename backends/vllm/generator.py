@@ -188,9 +188,8 @@ class Generator:
         wait for each other forever."""
         if not self.engine.seat.alike(call):
             raise ValueError(
-                "generate: found different rows on ranks that share an engine, expected the same ones "
-                "on each of "
-                f"{self.engine.seat.size} (tensor_parallel)"
+                "generate: found different rows on ranks that share an engine, expected the same ones on "
+                f"each of {self.engine.seat.size} (tensor_parallel)"
             )
 
     def _check(self, prompts: list[list[int]], sampling: Sampling, rows: int, seeds: int) -> None:
@@ -288,8 +287,7 @@ def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> Ge
             raise PlanError.of(
                 "rotary",
                 f"vLLM does not rotate rows of more than {boundary.tokens} tokens as transformers does, "
-                "whose "
-                "rope type 'dynamic' goes by the longest row",
+                "whose rope type 'dynamic' goes by the longest row",
                 found=f"rows of up to {_longest(config, spec)} tokens in {spec.folder}",
                 expected=f"at most {boundary.tokens} tokens",
                 remedy="--ROLE.generator local, or shorter rows: --data.max_prompt, max_tokens",

@@ -104,8 +104,7 @@ def verified() -> int:
     if spoilt:
         print(
             f"{', '.join(spoilt)}: a build that does not fit PyTorch {version('torch')} keeps vLLM from "
-            "being imported: "
-            f"{sys.executable} -m pip uninstall {' '.join(spoilt)}",
+            f"being imported: {sys.executable} -m pip uninstall {' '.join(spoilt)}",
             file=sys.stderr,
         )
     return 1

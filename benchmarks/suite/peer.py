@@ -82,9 +82,8 @@ def interpreter(file: Path, say: Callable[[str], None]) -> str:
             )
             if done.returncode:
                 raise CellFailed(
-                    f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch "
-                    "is a build that PyPI "
-                    f"has not, {INDEX} names an index that has it"
+                    f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch is a "
+                    f"build that PyPI has not, {INDEX} names an index that has it"
                 )
         mark.write_text("\n".join(words))
     return str(python)

@@ -55,8 +55,7 @@ class Sooner:
         medians = [statistics.median(_seconds(each, self.goal).values()) for each in (self.cell, self.base)]
         return (
             f"{outcome}; {self.ratio:.4g} times the seconds, {self.interval.text}, {self.seeds} pairs of "
-            "seeds, margin "
-            f"{100 * self.margin:.4g} %; medians {medians[0]:.4g} s beside {medians[1]:.4g} s"
+            f"seeds, margin {100 * self.margin:.4g} %; medians {medians[0]:.4g} s beside {medians[1]:.4g} s"
         )
 
 

@@ -484,8 +484,7 @@ def other_axis(columns: Iterable[str]) -> Problem:
         found=listed(columns),
         expected="columns of the same rows, or one row-level value per prompt of the same prompts",
         remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores "
-        "alone: "
-        "batch |= reward(greedy, gives='baseline')",
+        "alone: batch |= reward(greedy, gives='baseline')",
     )
 
 

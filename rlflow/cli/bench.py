@@ -126,8 +126,7 @@ def beside(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator
             ratio = one.seconds / earlier.seconds
             yield (
                 f"{one.name}: {one.seconds:.3f} s an iteration beside {earlier.seconds:.3f} in {folder}, "
-                f"{ratio:.2f} times; they did "
-                "not take turns, so that this decides nothing"
+                f"{ratio:.2f} times; they did not take turns, so that this decides nothing"
             )
 
 

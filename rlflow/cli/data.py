@@ -150,8 +150,7 @@ def _unknown(name: str) -> PlanError:
         f"`rlflow data` has no flag {written}",
         found=written,
         expected="--model FOLDER, --rows COUNT, --json, --data FILE for a further source, or --data.NAME "
-        "VALUE as "
-        "`rlflow run` takes it",
+        "VALUE as `rlflow run` takes it",
         nearest=nearest(
             written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]
         ),

@@ -125,9 +125,8 @@ def shared_devices(explanation: Explanation) -> Iterator[str]:
         )
         rest = f"; {float(left):g} of each is left over" if left else ""
         yield (
-            f"{entry['devices']} {'device is' if entry['devices'] == 1 else 'devices are'} used in "
-            f"parts: {shares}{rest}; "
-            "ranks of one number are processes on one device, whose nodes overlap"
+            f"{entry['devices']} {'device is' if entry['devices'] == 1 else 'devices are'} used in parts: "
+            f"{shares}{rest}; ranks of one number are processes on one device, whose nodes overlap"
         )
 
 
@@ -362,9 +361,8 @@ def assumptions(explanation: Explanation) -> Iterator[str]:
         else "which the data hold"
     )
     yield (
-        f"prompts of {explanation.assumed.prompt_tokens} tokens, responses of "
-        f"{explanation.response_tokens} tokens, {long}; "
-        f"{LETTERS} bytes of text a token"
+        f"prompts of {explanation.assumed.prompt_tokens} tokens, responses of {explanation.response_tokens} "
+        f"tokens, {long}; {LETTERS} bytes of text a token"
     )
     if any(step.op == "repeat" for step in explanation.steps):
         yield "a repeat keeps all the groups that it wants, in its first try"

@@ -72,8 +72,7 @@ def run_folder(name: str, address: str | None) -> Path:
             "there is no place for the sockets and files of a run on pools",
             found=str(error),
             expected="a folder of this user's or of root's, with its sticky bit where others write to "
-            "it, and a path of "
-            f"at most {longest} bytes",
+            f"it, and a path of at most {longest} bytes",
             remedy="set TMPDIR to such a folder",
         ) from error
 
@@ -127,10 +126,8 @@ def start(
                 found=found,
                 expected="a running Ray of the same version, with its token",
                 remedy="--ray-address auto, or HOST:PORT with the port of `ray start --head`, which is "
-                "6379 unless its "
-                "--port says another (8265 is that of its dashboard, 10001 that of its client); without "
-                "an address "
-                "a Ray is started on this machine",
+                "6379 unless its --port says another (8265 is that of its dashboard, 10001 that of its "
+                "client); without an address a Ray is started on this machine",
             ) from error
         raise PlanError.of(
             "ray",
@@ -152,9 +149,8 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
         connect(partial(ray.init, address=address, **how), left)
     except RayLate as late:
         raise RayLate(
-            f"{'it speaks as Ray does' if gcs else 'a Ray was found'}, but not as Ray's controller "
-            "(GCS): no answer within "
-            f"{seconds:g} s"
+            f"{'it speaks as Ray does' if gcs else 'a Ray was found'}, but not as Ray's controller (GCS): "
+            f"no answer within {seconds:g} s"
         ) from late
     refuse_public_nodes(insecure)
     return Controllers(gcs=Listening(gcs) if gcs else None)

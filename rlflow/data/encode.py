@@ -434,8 +434,7 @@ class TokenizerEncoder:
                 found="prompts to be put as a chat",
                 expected="a chat_template",
                 remedy="name an instruct model, whose tokenizer has one; or, where prompts are text, "
-                "--data.chat "
-                "false; conversations always need one: without it map a field that is text, "
+                "--data.chat false; conversations always need one: without it map a field that is text, "
                 "--data.prompt FIELD",
             )
         try:

@@ -113,8 +113,7 @@ class Ends:
         if self.chats and self.of_chat is None:
             remedy = (
                 "a template that writes one of these after each message of the assistant; with this one, "
-                "the token that ends a "
-                "reply stands before what it writes"
+                "the token that ends a reply stands before what it writes"
             )
             problems.append(
                 Problem(

@@ -57,8 +57,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
     if len(whole) != len(batch) or set(whole.data) != set(stage.gives):
         raise ValueError(
             f"dispatch {stage.dispatch}: found {len(whole)} rows of {listed(whole.data)}, expected "
-            f"{len(batch)} of "
-            f"{listed(stage.gives)}"
+            f"{len(batch)} of {listed(stage.gives)}"
         )
     return Batch(batch.axis, {name: whole.data[name] for name in stage.gives})
 

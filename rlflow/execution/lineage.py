@@ -56,9 +56,8 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
         wrong = ((place < 0) | (place > lengths)).nonzero()[:, 0].tolist()
         if wrong:
             raise ValueError(
-                f"tokens_until: found {int(place[wrong[0]])} in a row of {int(lengths[wrong[0]])} "
-                "tokens, expected at "
-                "least 0 and at most all of them"
+                f"tokens_until: found {int(place[wrong[0]])} in a row of {int(lengths[wrong[0]])} tokens, "
+                "expected at least 0 and at most all of them"
             )
     first = tokens.value[starts[rows].repeat_interleave(place) + ramp(place)]
     length = replace(until, kind=Kind(Level.ROW, "int64"), lengths=None, value=place + before(batch)[rows])

@@ -318,9 +318,8 @@ def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
     lines = [
         "--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray "
         "asks them for its token",
-        "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several "
-        "of them torch, gloo, NCCL and "
-        "vLLM, which know no secret, on the interface that --interface names:",
+        "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several of "
+        "them torch, gloo, NCCL and vLLM, which know no secret, on the interface that --interface names:",
     ]
     return lines + [
         f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses

@@ -60,9 +60,8 @@ def curve_svg(curve: Curve) -> str:
     axes = f'<path d="M{MARGIN},{MARGIN} V{low} H{right}" fill="none" stroke="#999"/>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{HEIGHT:.0f}" '
-        'font-family="sans-serif" font-size="11">'
-        f'{axes}<polyline points="{line}" fill="none" stroke="#2a6fb0" '
-        f'stroke-width="1.5"/>{dots}{texts}</svg>'
+        f'font-family="sans-serif" font-size="11">{axes}<polyline points="{line}" fill="none" '
+        f'stroke="#2a6fb0" stroke-width="1.5"/>{dots}{texts}</svg>'
     )
 
 

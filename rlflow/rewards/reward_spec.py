@@ -125,8 +125,7 @@ def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSp
             found=_what(function),
             expected="a function at the top level of a file",
             remedy="rewards run in processes that are killed at their deadline: put the function in a "
-            "file of its own, "
-            "reward='file.py:function'",
+            "file of its own, reward='file.py:function'",
         )
     path = os.path.abspath(code.co_filename)
     text.reads(path, name)

@@ -94,12 +94,10 @@ class Guard:
             ):
                 self._merged.add(figure.node)
                 yield (
-                    f"{figure.node}: merged into weights of fewer bits, what the adapters have learned "
-                    f"is off by {share:.0%} of its "
-                    "size, and rows are sampled with that. The share falls as they learn more; --dtype "
-                    "float32, or a larger --lr, is "
-                    "more exact. final/ has the merged weights in float32, and the adapters beside them "
-                    "(from now on the metric alone "
+                    f"{figure.node}: merged into weights of fewer bits, what the adapters have learned is "
+                    f"off by {share:.0%} of its size, and rows are sampled with that. The share falls as "
+                    "they learn more; --dtype float32, or a larger --lr, is more exact. final/ has the "
+                    "merged weights in float32, and the adapters beside them (from now on the metric alone "
                     "tells)"
                 )
 
@@ -129,9 +127,8 @@ def _of_gradient(column: str, largest: float) -> str:
     if largest <= OVERFLOWS:
         return "none: the gradient is not"
     return (
-        f"none: the gradient is too large for float32, since '{column}' has numbers of {largest:.3g}, "
-        "which losses square. Scale them "
-        "down where they are made, such as in the reward"
+        f"none: the gradient is too large for float32, since '{column}' has numbers of {largest:.3g}, which "
+        "losses square. Scale them down where they are made, such as in the reward"
     )
 
 
@@ -262,11 +259,10 @@ def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "
     for figure, factor in metrics.items():
         if figure.name == "factor" and factor > allowed:
             yield (
-                f"the sampler of role '{figure.role}' scores fixed tokens otherwise than its trainer, by "
-                f"a factor of {factor:.3g} in "
-                f"the mean ({limit}), log-probs by {metrics[figure._replace(name='max')]:.3g} at most: "
-                "their dtypes or kernels "
-                "differ, or a weight did not arrive"
+                f"the sampler of role '{figure.role}' scores fixed tokens otherwise than its trainer, by a "
+                f"factor of {factor:.3g} in the mean ({limit}), log-probs by "
+                f"{metrics[figure._replace(name='max')]:.3g} at most: their dtypes or kernels differ, or a "
+                "weight did not arrive"
             )
 
 
@@ -298,8 +294,7 @@ def screen_records(
     if judged < len(training):
         note(
             f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} "
-            "s; the others are checked "
-            "when they are drawn, and left out where they cannot be used"
+            "s; the others are checked when they are drawn, and left out where they cannot be used"
         )
     equal = equal_pairs(data, SECONDS)
     if not begun:

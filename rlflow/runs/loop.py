@@ -357,10 +357,9 @@ class Loop:
                 self._save(copy.iteration, copy.cursor, copy.kept)
             elif between is None and self.context.engine.iteration > taken:
                 self.lost = (
-                    f"iteration {self.context.engine.iteration} was changing weights as it failed, and "
-                    "they are not those of a "
-                    "whole iteration (--save-every 1 saves each one, --commit-every 1 keeps a copy of it "
-                    "in memory)"
+                    f"iteration {self.context.engine.iteration} was changing weights as it failed, and they "
+                    "are not those of a whole iteration (--save-every 1 saves each one, --commit-every 1 "
+                    "keeps a copy of it in memory)"
                 )
         except Exception as error:
             self.lost = f"the last whole iteration cannot be saved: {type(error).__name__}: {error}"

@@ -217,9 +217,8 @@ def unclaimed(graph: Graph, roles: Roles, options: Options) -> str:
     if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
         return ""
     return (
-        f"no held-out accuracy is measured: {listed(playing)} sample, and no reward scores what any of "
-        "them answers to the data's "
-        "questions. @flow(evaluate=…) says what counts as an answer"
+        f"no held-out accuracy is measured: {listed(playing)} sample, and no reward scores what any of them "
+        "answers to the data's questions. @flow(evaluate=…) says what counts as an answer"
     )
 
 

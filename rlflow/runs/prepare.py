@@ -192,8 +192,7 @@ def unrepeatable(specs: Specs) -> Iterator[str]:
         if not spec.source.repeatable:
             yield (
                 f"{spec.name} says that an episode cannot be played again (repeatable = False): what the "
-                "run samples from here on may "
-                "be other than it would have been"
+                "run samples from here on may be other than it would have been"
             )
 
 
@@ -294,8 +293,7 @@ def amounts(training: Dataset, prompts: int) -> Iterator[str]:
         if 0 < there < quota:
             yield (
                 f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes "
-                f"{quota:.4g}: each stands in it "
-                f"{quota / there:.3g} times (--prompts)"
+                f"{quota:.4g}: each stands in it {quota / there:.3g} times (--prompts)"
             )
 
 

@@ -19,14 +19,12 @@ QUICK_SETS, QUICK_LONGEST = 3, 8
 # after which no further claims are tried than those that may end a run: 2 % of a packaged run
 QUICK_SECONDS = 0.8
 IN_REHEARSAL = (
-    "in the rehearsal before iteration 1, with a few short rows and synthetic scores; --prove off leaves "
-    "it out, "
-    "where the rows of the run itself are others"
+    "in the rehearsal before iteration 1, with a few short rows and synthetic scores; --prove off leaves it "
+    "out, where the rows of the run itself are others"
 )
 REMEDY = (
     "correct the flow; or go on all the same with --prove warn, where what a reward gives is a cost that "
-    "the flow subtracts, or with "
-    "--prove off"
+    "the flow subtracts, or with --prove off"
 )
 SHORT = 10  # iterations of a run that is over before a proof is worth its time
 

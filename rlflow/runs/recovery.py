@@ -193,8 +193,7 @@ def recovery_note(
     again = f"iteration {back} is" if back >= under_way else f"iterations {back} to {under_way} are"
     return (
         f"{death}; noticed in {noticed}. Recovered in {seconds:.1f} s: {anew} started anew, all state as "
-        f"before iteration {back}; "
-        f"{again} repeated"
+        f"before iteration {back}; {again} repeated"
     )
 
 

@@ -408,6 +408,5 @@ def _iterations_left(name: str, start: RunStart, iterations: int) -> None:
             found=f"{start.iteration} done, {iterations} asked for",
             expected=f"--iterations above {start.iteration}",
             remedy="--iterations N with a larger N goes on (schedules of learning rates then reach to "
-            "N); its model is in "
-            f"final/, or rlflow export {name} FOLDER",
+            f"N); its model is in final/, or rlflow export {name} FOLDER",
         )

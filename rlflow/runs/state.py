@@ -94,9 +94,8 @@ def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor])
         "",
         context.engine.iteration,
         0,
-        f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as "
-        f"{listed(bad, 3)}, and nothing of them is saved. {listed(repr(node.name) for node in nodes)} "
-        "may change them",
+        f"{len(bad)} of {len(weights)} weights of '{role}' have NaN or infinities, such as {listed(bad, 3)}, "
+        f"and nothing of them is saved. {listed(repr(node.name) for node in nodes)} may change them",
         blamed.place,
     )
 
@@ -163,8 +162,7 @@ def _misfit(role: str, error: Exception) -> PlanError:
         found=reason,
         expected="a checkpoint of the same model",
         remedy="fork with the --model and --backend of the run that wrote it, of which the null backend "
-        "has no weights at "
-        "all; or begin from a model: rlflow run FLOW --model FOLDER",
+        "has no weights at all; or begin from a model: rlflow run FLOW --model FOLDER",
     )
 
 

@@ -196,8 +196,7 @@ def _unready(member: Member) -> Problem | None:
         found=f"{why}{output}",
         expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
         remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; "
-        f"--{HEAD}.{recipe.name}.health PATH "
-        f"and --{HEAD}.{recipe.name}.wait SECONDS say how it is awaited",
+        f"--{HEAD}.{recipe.name}.health PATH and --{HEAD}.{recipe.name}.wait SECONDS say how it is awaited",
     )
 
 

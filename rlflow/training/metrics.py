@@ -106,8 +106,7 @@ def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
         return value
     raise ValueError(
         f"loss: found metric '{name}' of shape {list(value.shape)}, expected one number per token "
-        f"{list(mask.shape)}, "
-        f"row {list(mask.shape[:1])} or group [{groups}], or a single number"
+        f"{list(mask.shape)}, row {list(mask.shape[:1])} or group [{groups}], or a single number"
     )
 
 

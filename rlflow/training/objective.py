@@ -101,8 +101,7 @@ def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
     if value.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"loss: found a value of shape {list(value.shape)}, expected one number per token "
-            f"{list(mask.shape)} "
-            f"or per row {list(mask.shape[:1])}"
+            f"{list(mask.shape)} or per row {list(mask.shape[:1])}"
         )
     level, fitting = ("token", ("tokens", "row-tokens")) if value.dim() == 2 else ("row", ("rows",))
     if isinstance(mean, str) and mean not in fitting:

@@ -254,8 +254,7 @@ def check(folder: Path) -> None:
             found=ADAPTERS,
             expected="a model's own weights",
             remedy="merge them once with peft: "
-            "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
-            ".save_pretrained(NEW)",
+            "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW)",
         )
     fetched = [
         f"{name}: {value}"

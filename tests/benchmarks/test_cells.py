@@ -111,8 +111,7 @@ def test_what_of_a_turn_is_timed_makes_another_key(changed):
 def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
     read = suite(
         '[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "bad"\nhp.sampels = '
-        '3\n[[cell]]\nname = "good"\n'
-        '[[cell]]\nname = "worse"\npools = "all=x"'
+        '3\n[[cell]]\nname = "good"\n[[cell]]\nname = "worse"\npools = "all=x"'
     )
     with pytest.raises(PlanError) as refused:
         compile_cells(read, options_of)

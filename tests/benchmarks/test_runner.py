@@ -126,13 +126,12 @@ def killed_in_the_second_round(suite):
     turn."""
     code = (
         f"import sys, time; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path\nfrom "
-        "rlflow.benchmarks.cells import compile_cells\n"
-        "from rlflow.benchmarks.runner import Runner\nfrom rlflow.benchmarks.suite import read_suite\n"
-        "from rlflow.compiler.trace.compile import TraceOptions\n"
-        "def say(line):\n    print(line, flush=True)\n    line.startswith('round 1') and time.sleep(1000)\n"
-        f"suite = read_suite(Path({str(suite)!r}))\ncells = compile_cells(suite, lambda config: "
-        "TraceOptions())\n"
-        f"Runner(suite, cells, Path({str(suite.parent / 'out')!r}), say, lambda measured: False).run()"
+        "rlflow.benchmarks.cells import compile_cells\nfrom rlflow.benchmarks.runner import Runner\nfrom "
+        "rlflow.benchmarks.suite import read_suite\nfrom rlflow.compiler.trace.compile import "
+        "TraceOptions\ndef say(line):\n    print(line, flush=True)\n    line.startswith('round 1') and "
+        f"time.sleep(1000)\nsuite = read_suite(Path({str(suite)!r}))\ncells = compile_cells(suite, lambda "
+        f"config: TraceOptions())\nRunner(suite, cells, Path({str(suite.parent / 'out')!r}), say, lambda "
+        "measured: False).run()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert [parent.stdout.readline().split(",")[0] for _ in range(3)] == ["round 0", "round 0", "round 1"]
@@ -182,12 +181,11 @@ def test_a_budget_ends_a_comparison_between_turns_and_the_next_goes_on(suite, be
 
 def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
     code = (
-        f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from pathlib import Path; from rlflow.benchmarks.measured_process import CellProcess\n"
-        f"cell = CellProcess(sys.executable, Path({str(COUNTING)!r}), Path({str(tmp_path)!r}) / 'log', 60)\n"
-        f"cell.ask('prepare', cell={{'flags': {{'iterations': 9, 'seconds': 1, 'hangs': 0}}}}, "
-        f"folder={str(tmp_path)!r}, seed=0)\n"
-        "print(cell.process.pid, flush=True)\ncell.ask('iterate', count=1)"
+        f"import sys; sys.path[:0] = {sys.path!r}\nfrom pathlib import Path; from "
+        "rlflow.benchmarks.measured_process import CellProcess\ncell = CellProcess(sys.executable, "
+        f"Path({str(COUNTING)!r}), Path({str(tmp_path)!r}) / 'log', 60)\ncell.ask('prepare', "
+        f"cell={{'flags': {{'iterations': 9, 'seconds': 1, 'hangs': 0}}}}, folder={str(tmp_path)!r}, "
+        "seed=0)\nprint(cell.process.pid, flush=True)\ncell.ask('iterate', count=1)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         child = os.pidfd_open(int(parent.stdout.readline()))

@@ -195,9 +195,8 @@ def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
 
 CALCULATOR = f"{TESTS / 'rewards' / 'environments' / 'calculator.py'}:Calculator"
 CARRIES = (
-    "{% if tools %}{{ tools }}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content "
-    "}}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if tools %}{{ tools }}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% "
+    "endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 

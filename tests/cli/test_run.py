@@ -184,19 +184,11 @@ def test_what_nobody_reads_is_no_error(tmp_path):
 @pytest.mark.slow
 def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
     (tmp_path / "own.py").write_text(
-        "from rlflow import flow, loss, stage\n"
-        "@stage(gives='advantages')\n"
-        "def broken(scores, mask):\n"
-        "    raise ZeroDivisionError('\\x1b[31mno')\n"
-        "@loss\n"
-        "def policy_loss(new, advantages):\n"
-        "    return -new.logprobs * advantages, {}\n"
-        "@flow\n"
-        "def own(prompts, actor, reward):\n"
-        "    batch = actor.generate(prompts, samples=2, max_tokens=4)\n"
-        "    batch |= reward(batch)\n"
-        "    batch |= broken(batch)\n"
-        "    actor.update(batch, policy_loss)\n"
+        "from rlflow import flow, loss, stage\n@stage(gives='advantages')\ndef broken(scores, mask):\n    "
+        "raise ZeroDivisionError('\\x1b[31mno')\n@loss\ndef policy_loss(new, advantages):\n    return "
+        "-new.logprobs * advantages, {}\n@flow\ndef own(prompts, actor, reward):\n    batch = "
+        "actor.generate(prompts, samples=2, max_tokens=4)\n    batch |= reward(batch)\n    batch |= "
+        "broken(batch)\n    actor.update(batch, policy_loss)\n"
     )
     done = in_process("run", "own.py", *NULL[:6], cwd=tmp_path)
     assert done.returncode == 1, done.stderr

@@ -23,26 +23,20 @@ from rlflow.data.chat import ChatTemplate
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEMPLATES = {
     "lines": "{%- for m in messages %}\n  {{- '<|im_start|>' + m.role + '\\n' + m['content'] | trim "
-    "}}<|im_end|>\n{% endfor %}\n"
-    "{% if add_generation_prompt %}\n    <|im_start|>assistant\n{% endif %}",
+    "}}<|im_end|>\n{% endfor %}\n{% if add_generation_prompt %}\n    <|im_start|>assistant\n{% endif %}",
     "header": "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set offset = 1 %}{{ "
-    "messages[0].content }}{% else %}"
-    "{% set offset = 0 %}{% endif %}{% for m in messages[offset:] %}{% if (m['role'] == 'user') != "
-    "(loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}] {{ m.content }}{{ eos_token "
-    "}}{% endfor %}",
+    "messages[0].content }}{% else %}{% set offset = 0 %}{% endif %}{% for m in messages[offset:] %}{% if "
+    "(m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% "
+    "endif %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}",
     "reasons": "{% set ns = namespace(last=-1) %}{% for m in messages[::-1] %}{% set at = "
-    "messages|length - 1 - loop.index0 %}"
-    "{% if m.role == 'user' and ns.last < 0 %}{% set ns.last = at %}{% endif %}{% endfor %}{% for m in "
-    "messages %}"
-    "{% if '</think>' in m.content and loop.index0 < ns.last %}{{ "
-    "m.content.split('</think>')[-1].lstrip('\\n') }}"
-    "{% else %}{{ m | tojson(indent=2) }}{% endif %}{% endfor %}",
+    "messages|length - 1 - loop.index0 %}{% if m.role == 'user' and ns.last < 0 %}{% set ns.last = at %}{% "
+    "endif %}{% endfor %}{% for m in messages %}{% if '</think>' in m.content and loop.index0 < ns.last "
+    "%}{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% else %}{{ m | tojson(indent=2) }}{% endif "
+    "%}{% endfor %}",
     "tracked": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ "
-    "eos_token }}{% endgeneration %}"
-    "{% elif not m.content %}{% continue %}{% elif loop.index > 3 %}{% break %}{% else %}{{ m.content | "
-    "upper }}{% endif %}"
-    "{% endfor %}{{ strftime_now('%Y') }}{{ tools }}{{ documents }}{{ missing }}",
+    "eos_token }}{% endgeneration %}{% elif not m.content %}{% continue %}{% elif loop.index > 3 %}{% "
+    "break %}{% else %}{{ m.content | upper }}{% endif %}{% endfor %}{{ strftime_now('%Y') }}{{ tools }}{{ "
+    "documents }}{{ missing }}",
 }
 CONVERSATIONS = st.lists(
     st.fixed_dictionaries(

@@ -16,8 +16,7 @@ from rlflow.data.encode import TokenizerEncoder, Wording
 TOKENS = ["<eos>", "<|im_start|>", "<|im_end|>", "<think>"]
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% "
-    "endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+    "endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
 )
 AS_JSON = (
     "{% for m in messages %}{{ '<|im_start|>' + (m | tojson(ensure_ascii=True)) + '<|im_end|>\n' "

@@ -30,19 +30,17 @@ class Family:
 
 FAMILIES = {
     "chatml": Family(
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
-        "}}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% "
+        "endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
         ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         ("<|endoftext|>", "<|im_end|>"),
         "<|im_end|>",
         named=("<|endoftext|>",),
     ),
     "gemma": Family(
-        "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == "
-        "'assistant' else m['role']) + '\n'"
-        " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
-        "'<start_of_turn>model\n' }}{% endif %}",
+        "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' "
+        "else m['role']) + '\n' + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if "
+        "add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
         ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
         ("<eos>", "<end_of_turn>"),
         "<end_of_turn>",
@@ -50,9 +48,8 @@ FAMILIES = {
     ),
     "llama 3": Family(
         "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + "
-        "'<|end_header_id|>\n\n' + m['content'] | trim"
-        " + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ "
-        "'<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        "'<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if "
+        "add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
         (
             "<|end_of_text|>",
             "<|begin_of_text|>",
@@ -75,8 +72,7 @@ FAMILIES = {
     ),
     "mistral": Family(
         "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + "
-        "'[/INST]' }}"
-        "{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}",
+        "'[/INST]' }}{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}",
         ("</s>", "<s>", "[INST]", "[/INST]"),
         ("</s>",),
         "</s>",
@@ -92,9 +88,8 @@ FAMILIES = {
         inserted=("<|endoftext|>", "<|observation|>"),
     ),
     "thought": Family(
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
-        "}}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% "
+        "endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}",
         ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
         ("<|endoftext|>", "<|im_end|>"),
         "<|im_end|>",

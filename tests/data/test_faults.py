@@ -169,18 +169,12 @@ def test_the_error_tells_the_first_of_each_kind_in_full_and_then_all_lines():
     data = asked("", "abc", "", "abcdef", *[""] * 9, room=Room(4, None, " (256 positions)"))
     told = str(refused(data.name, list(data.faulty(range(13)).values()), 13, data.room))
     assert told == (
-        "d.jsonl:1: its prompt is empty\n"
-        "  found:    an empty text\n"
-        "  expected: a question\n"
-        "d.jsonl:4: it is too long (6 tokens)\n"
-        "  found:    a text of 6 characters\n"
-        "  expected: at most 4 tokens of a prompt (256 positions)\n"
-        "12 of 13 records of d.jsonl cannot be used\n"
-        "  found:    11 without a prompt (d.jsonl:1, :3, :5, :6, :7, :8, :9, :10, …); 1 too long, the "
-        "longest of 6 tokens (d.jsonl:4)\n"
-        "  expected: at most 4 tokens of a prompt (256 positions)\n"
-        "  remedy:   correct them; or --bad-records skip leaves them out and counts them, "
-        "--data.max_prompt 4 drops what is too long"
+        "d.jsonl:1: its prompt is empty\n  found:    an empty text\n  expected: a question\nd.jsonl:4: it "
+        "is too long (6 tokens)\n  found:    a text of 6 characters\n  expected: at most 4 tokens of a "
+        "prompt (256 positions)\n12 of 13 records of d.jsonl cannot be used\n  found:    11 without a "
+        "prompt (d.jsonl:1, :3, :5, :6, :7, :8, :9, :10, …); 1 too long, the longest of 6 tokens "
+        "(d.jsonl:4)\n  expected: at most 4 tokens of a prompt (256 positions)\n  remedy:   correct them; "
+        "or --bad-records skip leaves them out and counts them, --data.max_prompt 4 drops what is too long"
     )
 
 

@@ -196,10 +196,9 @@ def test_turns_without_a_tokenizer_are_their_bytes(jsonl):
 
 
 CALLING = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}[{{ "
-    "c.name }} {{ c.arguments | tojson }}]"
-    "{% endfor %}{{ '(' ~ m.name ~ ')' if m.name is defined else '' }}<eos>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}[{{ c.name "
+    "}} {{ c.arguments | tojson }}]{% endfor %}{{ '(' ~ m.name ~ ')' if m.name is defined else '' }}<eos>{% "
+    "endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
 
@@ -338,9 +337,8 @@ def test_a_turn_after_a_response_is_what_the_template_writes_between(tokenizer, 
 def test_the_token_that_ended_a_response_is_not_written_twice(make_tokenizer, tmp_path):
     folder = make_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' "
-        "%}<eos>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% "
+        "endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     encoder = TokenizerEncoder(folder)
     stopped, cut = encoder.following(["why"] * 2, [[5, 1], [5, 6]], Wording(chat=True))

@@ -64,9 +64,8 @@ def test_only_terminals_are_replaced_and_only_while_inside(monkeypatch):
 
 def test_closed_streams_lead_nowhere_and_no_file_is_taken_for_them(tmp_path):
     text = (
-        "from rlflow.monitoring.terminal import open_all\nopen_all()\nimport sys\nfile = "
-        "open(sys.argv[1], 'w')\n"
-        "print('a'); print('b', file=sys.stderr); import os; os.write(1, b'c'); "
+        "from rlflow.monitoring.terminal import open_all\nopen_all()\nimport sys\nfile = open(sys.argv[1], "
+        "'w')\nprint('a'); print('b', file=sys.stderr); import os; os.write(1, b'c'); "
         "file.write(repr(sys.stdin.read())); file.flush()"
     )
     words = [sys.executable, "-c", text, str(tmp_path / "file")]

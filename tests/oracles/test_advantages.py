@@ -76,8 +76,7 @@ def test_opo(case):
 
 @transformed(
     "alpha counts the rows of any score but 0 there, and those in groups of unequal scores here: "
-    "multiplied by the quotient of "
-    f"the two, both counted in the test; {ALONE}",
+    f"multiplied by the quotient of the two, both counted in the test; {ALONE}",
     "verl-gpg-1",
 )
 def test_gpg(case):
@@ -95,8 +94,7 @@ def test_gpg(case):
 
 @transformed(
     "GRPO's advantages, whitened: whitened in the test; 1e-6 is added to the deviation there; "
-    f"{ALONE.partition(':')[0]}: put "
-    "in its place before the whitening",
+    f"{ALONE.partition(':')[0]}: put in its place before the whitening",
     "verl-gdpo-1",
 )
 def test_grpo_whitened(case):
@@ -106,9 +104,8 @@ def test_grpo_whitened(case):
 
 
 @transformed(
-    "k is the size of the group there, so that the best response alone has an advantage, and it is "
-    "divided by the group's "
-    "deviation + 1e-6: divided in the test",
+    "k is the size of the group there, so that the best response alone has an advantage, and it is divided "
+    "by the group's deviation + 1e-6: divided in the test",
     "verl-passk-1",
 )
 def test_pass_at_k(case):
@@ -141,9 +138,8 @@ def test_remax(case):
 
 
 @transformed(
-    "the difference of scores is clipped there, and each token bears its own KL alone: clipped before, "
-    "and added after the "
-    "difference",
+    "the difference of scores is clipped there, and each token bears its own KL alone: clipped before, and "
+    "added after the difference",
     "remax-returns-1.0",
 )
 def test_remax_of_its_authors(case):
@@ -206,8 +202,7 @@ def test_grpo_with_the_deviation_of_the_batch(case):
 
 @transformed(
     "a leave-one-out deviation there, none in groups of two: the deviation of the others is taken row by "
-    "row, with the row "
-    "missing",
+    "row, with the row missing",
     "nemo-grpo-loo1-norm1",
 )
 def test_leave_one_out_with_a_deviation(case):

@@ -63,8 +63,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
 
 @transformed(
     "a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over "
-    "every token, and the "
-    "divergence as what is logged of it",
+    "every token, and the divergence as what is logged of it",
     "trl-gkd-0.0",
     "trl-gkd-0.1",
     "trl-gkd-0.5",

@@ -119,8 +119,7 @@ def test_gae_with_the_score_one_past_the_last_token(case):
 
 @transformed(
     "there columns lie one to the left, rewards are clipped, and the row as wide as the batch counts as "
-    "truncated: its last value "
-    "is added to its last reward. Rolled, clipped and added in the test",
+    "truncated: its last value is added to its last reward. Rolled, clipped and added in the test",
     "areal-adv-1",
 )
 def test_gae_of_a_row_that_is_bootstrapped(case):

@@ -96,9 +96,8 @@ KINDS = {
 
 
 @transformed(
-    "a mask there; weights of 0 here: where weights are not 0. Where two rules are joined by 'and' "
-    "there, the first is a band of "
-    "ratios, with its bounds inverted: one stage after the other",
+    "a mask there; weights of 0 here: where weights are not 0. Where two rules are joined by 'and' there, "
+    "the first is a band of ratios, with its bounds inverted: one stage after the other",
     *KINDS,
 )
 def test_what_is_rejected_by_kl(case):
@@ -139,9 +138,8 @@ def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
 
 
 @transformed(
-    "responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the "
-    "one says so, else the "
-    "other",
+    "responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one "
+    "says so, else the other",
     "orlhf-pl-7",
 )
 def test_ppo_without_the_responses_outside_a_band(case):

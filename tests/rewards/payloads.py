@@ -25,8 +25,7 @@ EXPRESSIONS = {
     "module": "exec('import pathlib; pathlib.Path(\"{mark}\").touch()')",
     "program": "__import__('subprocess').run(['touch', '{mark}'])",
     "attribute walk": "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == "
-    "'catch_warnings'][0]()._module.__builtins__"
-    "['open']('{mark}', 'w')",
+    "'catch_warnings'][0]()._module.__builtins__['open']('{mark}', 'w')",
     "socket": "__import__('socket').create_connection(('127.0.0.1', {port}))",
     "key": "{key!r} in __import__('os').environ and __import__('os').environ[{key!r}]",
     "parent's key": "{key!r} in open('/proc/%d/environ' % __import__('os').getppid()).read()",

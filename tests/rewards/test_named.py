@@ -146,8 +146,7 @@ def test_a_file_that_starts_a_run_when_loaded_is_told_so(tmp_path):
 
     (tmp_path / "script.py").write_text(
         "from rlflow.rewards import RewardPool\nfrom rlflow.data.scorer import MATCH\ndef f(completion): "
-        "return 1\n"
-        "\nRewardPool().score(MATCH, ['completion', 'answer'], [['1', '1']])\n"
+        "return 1\n\nRewardPool().score(MATCH, ['completion', 'answer'], [['1', '1']])\n"
     )
     with (
         RewardPool(1) as pool,

@@ -178,9 +178,8 @@ def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
 def test_a_changed_file_that_a_setting_names_is_refused_when_a_run_goes_on(task, tmp_path):
     own, corpus = tmp_path / "own.py", tmp_path / "corpus.txt"
     own.write_text(
-        "from pathlib import Path\nfrom rlflow import Turn\nclass Own:\n    def __init__(self, *, "
-        "corpus: Path): pass\n"
-        "    def step(self, said): return Turn(reward=1.0)\n"
+        "from pathlib import Path\nfrom rlflow import Turn\nclass Own:\n    def __init__(self, *, corpus: "
+        "Path): pass\n    def step(self, said): return Turn(reward=1.0)\n"
     )
     corpus.write_text("Lund lies in Sweden.")
     keywords = (

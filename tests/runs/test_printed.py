@@ -109,8 +109,7 @@ def test_a_reward_that_raises_is_told_with_the_lines_that_led_there_and_its_trac
         )
     assert (
         f"judge/raised: {tmp_path}/helping.py:2: KeyError: 'score'; called by {tmp_path}/judge.py:5, in "
-        "judge: return deep('score'). "
-        "The whole traceback is in rewards.txt of the run's folder"
+        "judge: return deep('score'). The whole traceback is in rewards.txt of the run's folder"
     ) in str(caught.value)
     kept = lines(tmp_path / "runs" / "grpo-1")
     assert kept.count("Traceback (most recent call last):") == 1

@@ -120,9 +120,8 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
     assert sum(counted) == 2.0  # 48 rows are two epochs of 23 good records, and two more
     assert set(counted) == {0.0, 1.0}
     assert [note for note in notes(result.folder) if "left out" in note] == [
-        "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, "
-        "and left out where they cannot "
-        "be used",
+        "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, and "
+        "left out where they cannot be used",
         f"iteration {counted.index(1.0)}: {without_models['data']}:10 is left out: its prompt is empty",
     ]
 

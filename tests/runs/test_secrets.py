@@ -108,8 +108,7 @@ def told(completion):
 CONFIG = f"[hp]\ndb_pass = '{CANARY.format('toml')}'\n"
 NOTE = (
     f"see {CANARY.format('00')}, "
-    f"https://me:{CANARY.format('url')}@host/x?access_token={CANARY.format('query')} and "
-    f"{BY_SHAPE['OTHER']}"
+    f"https://me:{CANARY.format('url')}@host/x?access_token={CANARY.format('query')} and {BY_SHAPE['OTHER']}"
 )
 FLAGS = [
     "--hp.api_key",

@@ -18,12 +18,10 @@ MOVED = {  # section → names that stand below it now, else unchanged
     "train": "num_episodes max_epochs seed enable_ema ema_beta agent_func_path colocate_actor_ref "
     "colocate_critic_reward async_queue_size",
     "data": "max_len max_samples prompt_split input_key label_key input_template apply_chat_template "
-    "image_key max_images_per_prompt "
-    "disable_fast_tokenizer dataloader_num_workers",
+    "image_key max_images_per_prompt disable_fast_tokenizer dataloader_num_workers",
     "ckpt": "save_steps best_metric_key",
     "ds": "zero_stage zpg adam_offload deepcompile attn_implementation use_liger_kernel grad_accum_dtype "
-    "overlap_comm packing_samples "
-    "param_dtype load_in_4bit value_head_prefix ring_attn_size",
+    "overlap_comm packing_samples param_dtype load_in_4bit value_head_prefix ring_attn_size",
     "vllm": "enforce_eager enable_prefix_caching",
     "logger": "logging_steps",
 }

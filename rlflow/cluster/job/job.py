@@ -163,8 +163,7 @@ class Job:
             lines += (
                 [
                     f"  {' and '.join(layout.needs)} share: rank k of each lies in a bundle of "
-                    f"{layout.bundle}"
-                    f"{_left_over(layout)}"
+                    f"{layout.bundle}{_left_over(layout)}"
                 ]
                 if len(layout.needs) > 1
                 else []

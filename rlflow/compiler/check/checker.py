@@ -37,8 +37,7 @@ def weight_problems(program: Program) -> Iterator[Problem]:
             yield Problem(
                 "reward-weight",
                 f"the weight {weight:g} of '{node.role}' does nothing: its scores are divided by their "
-                "deviation in each "
-                "group",
+                "deviation in each group",
                 node.place,
                 found="scores that `compare` alone reads",
                 expected=f"a flow that reads {node.role}.weight, or none",
@@ -78,8 +77,7 @@ def side_effect_problems(program: Program) -> Iterator[Problem]:
             found=f"pure=False{held}",
             expected="a run that a checkpoint holds whole, so that `rlflow resume` goes on with it",
             remedy="keep numbers in @flow(state=…); without side effects, leave pure=False out; else a "
-            "resumed run, and one that "
-            "recovers from a lost worker, starts without them",
+            "resumed run, and one that recovers from a lost worker, starts without them",
             severity="warning",
         )
         if stage.on and node.dispatch != "ALL":

@@ -249,8 +249,7 @@ def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem |
     if value.dim() == 0:
         return wrong(
             "returns a number that is averaged already; the average over a minibatch, which may come in "
-            "pieces, is the "
-            "trainer's",
+            "pieces, is the trainer's",
             "one number",
             f"one number per token {[ROWS, TOKENS]} or per row {[ROWS]}",
             "return the values themselves, without .mean() or .sum(), and choose the average at "

@@ -40,8 +40,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                 yield Problem(
                     "stale-waived",
                     f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without "
-                    "correcting "
-                    "for them, as its author says it may",
+                    "correcting for them, as its author says it may",
                     node.place,
                     loss.place,
                     found=f"stale_ok={loss.stale_ok!r}",
@@ -59,8 +58,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                 found=f"columns {', '.join(loss.signature.column_names)}",
                 expected="a column that depends on sampled_logprobs",
                 remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            "
-                "and in the loss:  "
-                "take `weights` and multiply the value by it",
+                "and in the loss:  take `weights` and multiply the value by it",
             )
 
 
@@ -144,9 +142,8 @@ def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Itera
         if _of_state(graph, item.column, changed):
             yield Problem(
                 "staleness-chain",
-                f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', "
-                "which the "
-                "iterations change that it would run ahead of",
+                f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', which "
+                "the iterations change that it would run ahead of",
                 node.place,
                 found=f'{name}=batch["{state}"]',
                 expected=f"a {name} that no iteration changes: a setting, or one computed from iteration "

@@ -34,8 +34,7 @@ COLORS = {
 OTHER = "#fff8dc"
 ARROW = (
     '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-    'orient="auto">'
-    '<path d="M0,0 L8,4 L0,8 z" fill="#777"/></marker></defs>'
+    'orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#777"/></marker></defs>'
 )
 Notes = Mapping[int, str]  # node → a second line of its box
 

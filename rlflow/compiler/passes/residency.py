@@ -87,8 +87,7 @@ def _told(course: MemorySchedule) -> str:
     bytes_moved = sum(move.bytes for move in course.moves)
     return (
         f"on {course.pool} {len(course.moves)} moves of {decimal(bytes_moved)} an iteration; at most "
-        f"{decimal(course.peak)} there, "
-        f"{decimal(course.peak_without)} without"
+        f"{decimal(course.peak)} there, {decimal(course.peak_without)} without"
     )
 
 

@@ -196,8 +196,7 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
             yield Problem(
                 "staleness",
                 f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its "
-                "rollouts are "
-                "never stale",
+                "rollouts are never stale",
                 found=f"--staleness {staleness}, both halves on '{pool}'",
                 expected="two pools that can overlap",
                 remedy=_apart(role, pool, placement),

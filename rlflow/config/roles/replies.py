@@ -114,14 +114,12 @@ def _control_problems(
             yield Problem(
                 "control-tokens",
                 f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run "
-                "ends "
-                "as soon as an environment, a tool or `ask` brings such a text",
+                "ends as soon as an environment, a tool or `ask` brings such a text",
                 place,
                 found=listed(held, 4),
                 expected="a tokenizer with ordinary tokens for each character",
                 remedy="another model; nothing, if nobody says such a text; for an environment whose "
-                "texts may be control "
-                "tokens, --env.control_tokens allow",
+                "texts may be control tokens, --env.control_tokens allow",
                 severity="warning",
             )
 
@@ -149,8 +147,7 @@ def _turn_problems(
         yield Problem(
             "turns-kept",
             f"the chat template of {template.folder} drops {dropped} once later turns come; rows keep it "
-            "as it was "
-            "sampled",
+            "as it was sampled",
             place,
             severity="note",
         )

@@ -65,9 +65,8 @@ RULES: Sequence[Rule] = (
             RuleCondition("mismatch_first", "below", 3e-3, "equal weights at the start"),
             IN_STEP,
         ),
-        "the sampler does not follow the trainer, as their log-probs were {mismatch_first:.2g} apart on "
-        "a token at first, and are "
-        "{mismatch:.2g} apart now",
+        "the sampler does not follow the trainer, as their log-probs were {mismatch_first:.2g} apart on a "
+        "token at first, and are {mismatch:.2g} apart now",
         "look at how the weights reach the generator: --verify-every 1 compares them after each "
         "transfer, --canary 1 what comes of them",
         (Of.ROWS, "policy/mismatch_mean"),
@@ -80,8 +79,7 @@ RULES: Sequence[Rule] = (
             IN_STEP,
         ),
         "sampler and trainer differ from the first iteration on, though their weights are equal, by a "
-        "factor of {factor_first:.3g} on a "
-        "token in the mean",
+        "factor of {factor_first:.3g} on a token in the mean",
         "make dtype, quantisation and kernels of both the same (--actor.generator, --dtype); "
         "truncated_weights makes up for little",
         (Of.ROWS, "policy/mismatch_factor"),
@@ -109,8 +107,7 @@ RULES: Sequence[Rule] = (
             RuleCondition("staleness", "above", 0, "rows are of the newest weights otherwise"),
         ),
         "rows are sampled with weights that have moved on, so trainer and sampler are {kl_sampler:.2g} "
-        "nats apart on a token, at a "
-        "staleness of {staleness:.0f}",
+        "nats apart on a token, at a staleness of {staleness:.0f}",
         "lower --staleness, or --actor.lr",
         (Of.ROWS, "policy/kl_sampler"),
     ),
@@ -153,8 +150,7 @@ RULES: Sequence[Rule] = (
             RuleCondition("mixed_place", "above", 0.3, "seed 0"),
         ),
         "{flat_lowest:.0%} of the groups have the lowest score for all samples, while the others score "
-        "{mixed_place:.0%} of what can be "
-        "had, so the reward says nothing on a part of the data",
+        "{mixed_place:.0%} of what can be had, so the reward says nothing on a part of the data",
         "read samples.jsonl of these prompts, mend the reward or drop them; `repeat` filters groups with "
         "one score",
         (Of.SCORES, "even_lowest"),
@@ -227,9 +223,8 @@ RULES: Sequence[Rule] = (
             RuleCondition("odds", "below", 2.0, "exp(width / beta), the most that any policy can gain"),
             STALLED,
         ),
-        "the KL charge holds the policy at its reference, since with beta {beta:g} good answers can "
-        "become at most {odds:.2g} times "
-        "likelier over bad ones",
+        "the KL charge holds the policy at its reference, since with beta {beta:g} good answers can become "
+        "at most {odds:.2g} times likelier over bad ones",
         "lower --hp.beta",
     ),
     Rule(
@@ -250,8 +245,7 @@ RULES: Sequence[Rule] = (
             STALLED,
         ),
         "clipping takes away the gradient of {clipped:.0%} of the tokens with something to learn from, "
-        "though the policy moves by "
-        "{moved:.2g} nats only",
+        "though the policy moves by {moved:.2g} nats only",
         "raise --hp.clip",
     ),
     Rule(

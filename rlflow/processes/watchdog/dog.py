@@ -127,8 +127,7 @@ class Dog:
             return None
         return FAILED, (
             f"stage '{late.name}' failed in iteration {late.iteration}: no result after its deadline of "
-            f"{late.seconds:g} s, "
-            "and its code keeps the interpreter's lock: the run's process was killed"
+            f"{late.seconds:g} s, and its code keeps the interpreter's lock: the run's process was killed"
         )
 
     def _unresponsive(self) -> tuple[int, str] | None:
@@ -141,9 +140,8 @@ class Dog:
         if waits and not self.warned:
             self.warned = True
             say(
-                f"stopping: {_named(self.entries[0])} keeps the interpreter's lock; if it does not let "
-                "go within "
-                f"{ASKED_SECONDS - waits[0]:.0f} s the run ends as it was last saved"
+                f"stopping: {_named(self.entries[0])} keeps the interpreter's lock; if it does not let go "
+                f"within {ASKED_SECONDS - waits[0]:.0f} s the run ends as it was last saved"
             )
         return None
 

@@ -71,8 +71,7 @@ def check_place(folder: str | os.PathLike[str]) -> None:
     if status.st_mode & writers and not status.st_mode & stat.S_ISVTX:
         raise NotPrivate(
             f"{os.fspath(folder)}: found rights {stat.S_IMODE(status.st_mode):o}, with which others may "
-            "replace what "
-            "lies in it, expected its sticky bit"
+            "replace what lies in it, expected its sticky bit"
         )
 
 

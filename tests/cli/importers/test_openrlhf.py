@@ -57,15 +57,12 @@ def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch, c
         "".join(json.dumps({"input": f"{n} =", "answer": str(n)}) + "\n" for n in range(32))
     )
     Path("run.sh").write_text(
-        "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset prompts.jsonl \\\n"
-        "  --actor.model_name_or_path MODEL \\\n"
-        "  --data.label_key answer --reward.remote_url reward_func.py --algo.advantage.estimator "
-        "group_norm \\\n"
-        "  --algo.kl.init_coef 0.001 --algo.kl.use_loss --algo.kl.estimator k3 "
-        "--rollout.n_samples_per_prompt 4 \\\n"
-        "  --rollout.batch_size 8 --train.batch_size 16 --rollout.max_new_tokens 8 --data.max_len 64\n".replace(
-            "MODEL", str(packaged("grpo")[1]["model"])
-        )
+        "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset prompts.jsonl \\\n  "
+        "--actor.model_name_or_path MODEL \\\n  --data.label_key answer --reward.remote_url "
+        "reward_func.py --algo.advantage.estimator group_norm \\\n  --algo.kl.init_coef 0.001 "
+        "--algo.kl.use_loss --algo.kl.estimator k3 --rollout.n_samples_per_prompt 4 \\\n  "
+        "--rollout.batch_size 8 --train.batch_size 16 --rollout.max_new_tokens 8 --data.max_len "
+        "64\n".replace("MODEL", str(packaged("grpo")[1]["model"]))
     )
     assert exit_code(["import", "openrlhf", "run.sh"]) == 0
     assert exit_code(["check", "grpo", "--config", "run.toml"]) == 0

@@ -25,14 +25,12 @@ def test_each_flag_of_the_last_release_without_sections_has_its_present_names():
 SAME = (
     (
         "--pretrain M --prompt_data a.jsonl --actor_learning_rate 5e-7 --max_norm 0.5 --l2 0.01 "
-        "--n_samples_per_prompt 4 --max_len 2048 "
-        "--use_kl_loss --kl_estimator k3 --init_kl_coef 0.02 --advantage_estimator group_norm "
-        "--eval_steps 10 --remote_rm_url http://a:5/r",
-        "--actor.model_name_or_path M --data.prompt_dataset a.jsonl --actor.adam.lr 5e-7 "
-        "--actor.max_norm 0.5 --actor.adam.weight_decay 0.01 "
-        "--rollout.n_samples_per_prompt 4 --data.max_len 2048 --algo.kl.use_loss --algo.kl.estimator k3 "
-        "--algo.kl.init_coef 0.02 "
-        "--algo.advantage.estimator group_norm --eval.steps 10 --reward.remote_url http://a:5/r",
+        "--n_samples_per_prompt 4 --max_len 2048 --use_kl_loss --kl_estimator k3 --init_kl_coef 0.02 "
+        "--advantage_estimator group_norm --eval_steps 10 --remote_rm_url http://a:5/r",
+        "--actor.model_name_or_path M --data.prompt_dataset a.jsonl --actor.adam.lr 5e-7 --actor.max_norm "
+        "0.5 --actor.adam.weight_decay 0.01 --rollout.n_samples_per_prompt 4 --data.max_len 2048 "
+        "--algo.kl.use_loss --algo.kl.estimator k3 --algo.kl.init_coef 0.02 --algo.advantage.estimator "
+        "group_norm --eval.steps 10 --reward.remote_url http://a:5/r",
     ),
     ("--prompt_max_len 512 --generate_max_len 1536", "--data.max_len 2048 --rollout.max_new_tokens 1536"),
     ("--generate_max_len 256", "--data.max_len 1280 --rollout.max_new_tokens 256"),

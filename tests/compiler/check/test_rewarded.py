@@ -192,9 +192,8 @@ def test_what_an_environment_pays_is_something_to_learn_from(tmp_path):
 def test_a_role_that_learns_from_no_reward_is_warned_of(tmp_path):
     source = (
         "@flow\ndef tried(prompts, one, other, reward):\n    batch = one.generate(prompts, samples=2, "
-        "max_tokens=4)\n"
-        "    batch |= reward(batch)\n    batch |= centred(batch)\n    one.update(batch, gain)\n"
-        "    rows = other.generate(prompts, max_tokens=4)\n    other.update(rows, likelihood)\n"
+        "max_tokens=4)\n    batch |= reward(batch)\n    batch |= centred(batch)\n    one.update(batch, "
+        "gain)\n    rows = other.generate(prompts, max_tokens=4)\n    other.update(rows, likelihood)\n"
     )
     problems = check(load(tmp_path, source), with_variants=False).problems
     assert [(problem.code, problem.severity) for problem in problems] == [("role-untaught", "warning")]
@@ -220,10 +219,9 @@ def test_influence_is_tried_by_size_and_sign():
 
 def test_the_scores_of_one_reward_do_not_stand_for_those_of_another(tmp_path):
     source = (
-        "@flow\ndef tried(prompts, actor, reward, other):\n    batch = actor.generate(prompts, "
-        "samples=2, max_tokens=4)\n"
-        "    batch |= other(batch, gives='liked')\n    batch |= reward(batch)\n    batch |= centred(batch)\n"
-        "    actor.update(batch, gain)\n"
+        "@flow\ndef tried(prompts, actor, reward, other):\n    batch = actor.generate(prompts, samples=2, "
+        "max_tokens=4)\n    batch |= other(batch, gives='liked')\n    batch |= reward(batch)\n    batch |= "
+        "centred(batch)\n    actor.update(batch, gain)\n"
     )
     problems = check(load(tmp_path, source), with_variants=False).problems
     assert [problem.code for problem in problems if problem.severity == "error"] == ["reward-unreached"]

@@ -16,9 +16,8 @@ from rlflow.processes.watchdog import kin
 
 NAMES = st.text("0123456789abcdef", min_size=1, max_size=8)
 DAEMON = (
-    "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): "
-    "os._exit(0)\nprint(os.getpid(), flush=True)\n"
-    "time.sleep(600)"
+    "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nprint(os.getpid(), "
+    "flush=True)\ntime.sleep(600)"
 )
 
 
@@ -140,11 +139,9 @@ def test_how_a_process_ended_is_known_until_it_is_collected(code, status):
 
 def test_a_process_dies_with_its_parent_even_while_it_is_stopped(python):
     code = (
-        "import os, signal, sys, time\nfrom rlflow.processes.watchdog import kin\nparent = "
-        "os.getpid()\npid = os.fork()\n"
-        "if pid == 0:\n    kin.die_with(parent)\n    print(os.getpid(), flush=True)\n    "
-        "os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "time.sleep(600)"
+        "import os, signal, sys, time\nfrom rlflow.processes.watchdog import kin\nparent = os.getpid()\npid "
+        "= os.fork()\nif pid == 0:\n    kin.die_with(parent)\n    print(os.getpid(), flush=True)\n    "
+        "os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(600)"
     )
     process = python(code)
     child = int(process.stdout.readline())
@@ -157,10 +154,9 @@ def test_what_ray_starts_dies_with_its_parent_and_at_once_after_a_raylet_that_ha
     ended = subprocess.Popen(["true"])
     ended.wait()
     code = (
-        "import os, time\nfrom rlflow.processes.watchdog import kin\npid = os.fork()\nif pid == 0:\n"
-        "    os.environ[kin.RAYLET] = str(os.getppid())\n    kin.die_with_raylet()\n"
-        "    print(os.getpid(), flush=True)\n    time.sleep(600)\n"
-        "os.waitid(os.P_PID, pid, os.WEXITED)\ntime.sleep(600)"
+        "import os, time\nfrom rlflow.processes.watchdog import kin\npid = os.fork()\nif pid == 0:\n    "
+        "os.environ[kin.RAYLET] = str(os.getppid())\n    kin.die_with_raylet()\n    print(os.getpid(), "
+        "flush=True)\n    time.sleep(600)\nos.waitid(os.P_PID, pid, os.WEXITED)\ntime.sleep(600)"
     )
     process = python(code)
     child = int(process.stdout.readline())

@@ -114,9 +114,8 @@ def test_a_file_that_is_not_there_is_told_with_its_neighbours(file):
 
 def test_flags_are_read_by_their_names_alone(tmp_path):
     (tmp_path / "marked.py").write_text(
-        "class Marked:\n    other = 1\n    more: int = 1\n    repeatable = False\n    def step(self, "
-        "said): ...\n\n"
-        "class Typed:\n    other = 0\n    more: int = 0\n    def step(self, said): ...\n"
+        "class Marked:\n    other = 1\n    more: int = 1\n    repeatable = False\n    def step(self, said): "
+        "...\n\nclass Typed:\n    other = 0\n    more: int = 0\n    def step(self, said): ...\n"
     )
     marked, typed = (read_class(str(tmp_path / "marked.py"), name) for name in ("Marked", "Typed"))
     assert (marked.repeatable, typed.repeatable) == (False, True)

@@ -39,8 +39,7 @@ class Agent:
         if not self.observation.startswith(prompt):
             raise ValueError(
                 "the agent words prompts anew, which are encoded before an episode begins: found "
-                f"{self.observation[:80]!r}, "
-                f"expected it to begin with {prompt[:80]!r}"
+                f"{self.observation[:80]!r}, expected it to begin with {prompt[:80]!r}"
             )
         return self.observation[len(prompt) :]
 

@@ -34,8 +34,7 @@ class Gym:
         if list(begun[:1]) != whole:
             raise ValueError(
                 f"{self.id} words prompts anew, which are encoded before an episode begins: found "
-                f"{begun[:1]}, expected "
-                f"{whole}"
+                f"{begun[:1]}, expected {whole}"
             )
         return self._says(begun[1:])
 

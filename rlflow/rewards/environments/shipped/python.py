@@ -29,9 +29,8 @@ class Python:
         unsafe: run code also where this machine cannot isolate it."""
         if not unsafe and (lacks := probe.missing("code")):
             raise ValueError(
-                "code of a model cannot be isolated here: this machine has no wall around "
-                f"{listed(lacks)} (rlflow doctor); "
-                "in a container that holds nothing else, --env.unsafe true runs it without"
+                f"code of a model cannot be isolated here: this machine has no wall around {listed(lacks)} "
+                "(rlflow doctor); in a container that holds nothing else, --env.unsafe true runs it without"
             )
         self.timeout, self.memory, self.prints = timeout, memory, prints
         self.blocks = 0
