@@ -219,7 +219,7 @@ class ClusterEngine(Engine):
             )
         return result, merged([answer.tallies for answer in answers.values()])
 
-    def update(
+    def learn(
         self,
         role: str,
         batch: Batch,
@@ -231,8 +231,6 @@ class ClusterEngine(Engine):
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role on the ranks of its pool."""
         names = loss.signature.column_names
-        if self.iteration < options.after:
-            return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         pool = self.pools[self.placement.trainers[role]]
         function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
         batch = self.spread(batch, pool.name)

@@ -298,6 +298,22 @@ class Engine:
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Metrics, and which rows were learned from. ``settings``: of the loss."""
+        if self.iteration < options.after:
+            rows = torch.zeros(len(batch), dtype=torch.int64)
+            return {}, UpdateRows(rows, loss.signature.column_names, waits=True)
+        return self.learn(role, batch, loss, options, settings, call, terms)
+
+    def learn(
+        self,
+        role: str,
+        batch: Batch,
+        loss: Loss,
+        options: UpdateOptions,
+        settings: Mapping[str, Any],
+        call: int,
+        terms: CallOptions = HERE,
+    ) -> tuple[PartialMetrics, UpdateRows]:
+        """Carry out an update that does not wait."""
         raise NotImplementedError
 
     def stage(
@@ -626,7 +642,7 @@ class LocalEngine(Engine):
         }
         return Batch(batch.axis, {"scores": data}), metrics
 
-    def update(
+    def learn(
         self,
         role: str,
         batch: Batch,
@@ -636,10 +652,7 @@ class LocalEngine(Engine):
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Metrics, and which rows were learned from. ``settings``: of the loss."""
-        names = loss.signature.column_names
-        if self.iteration < options.after:
-            return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
+        """Train the role in this process."""
         model = self.models[role]
         assert model.trainer is not None
         self.keeper.settle(learning(role))
@@ -655,9 +668,8 @@ class LocalEngine(Engine):
             **settings,
         )
         model.version += 1
-        return known(metrics), UpdateRows(
-            broken, names, stepped=metrics.get("steps", 1) > 0, tokens=mask_counts(batch)
-        )
+        names, stepped = loss.signature.column_names, metrics.get("steps", 1) > 0
+        return known(metrics), UpdateRows(broken, names, stepped=stepped, tokens=mask_counts(batch))
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
