@@ -321,8 +321,9 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Between two steps: responses under way go on with what is written, and keep what is cached of them.
-        An engine of several ranks is written between two calls, since its ranks make their steps together."""
+        """A time between two steps of the engine. Responses that are being sampled continue with the new weights
+        and keep their cache. An engine of several ranks waits until no call runs, since its ranks step
+        together."""
         with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
             yield
             self.version = version

@@ -32,8 +32,8 @@ class Written(NamedTuple):
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview], flush: bool = True) -> Written:
-    """A new file with these bytes, on the disk. The digest is of what was meant, not of what may have
-    arrived. Raises OSError."""
+    """Write a new file and flush it to the disk. The digest is computed from ``pieces``, not read back from the
+    file. Raises OSError."""
     digest, total = hashlib.sha256(), 0
     file = os.open(path, NEW, 0o666)
     try:

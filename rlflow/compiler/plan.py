@@ -59,9 +59,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one iteration: what runs, where, in which order, and what is kept. Its units are nodes and
-    pieces of nodes; a node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids
-    of nodes."""
+    """The plan of one iteration: the place and order of its nodes, and the columns that are kept. Its units are
+    nodes and pieces of nodes; a node in pieces joins the results of its pieces. Ids of chunks and pieces follow
+    the ids of nodes."""
 
     program: Program
     graph: Graph

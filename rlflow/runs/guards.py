@@ -266,7 +266,7 @@ def canary_warnings(metrics: Mapping[Figure, float], most: float, dtype: str = "
             )
 
 
-SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
+SECONDS = 10.0  # for checking records to train on; the rest are checked when they are drawn
 
 
 def screen_records(

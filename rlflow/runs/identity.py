@@ -1,5 +1,5 @@
-"""A run's identity: what its numbers depend on beside its settings and its graph, each part under a name of
-its own, so that whoever goes on with the run is told what is another now, from what to what.
+"""A run's identity: the model files, data, code, packages and machine that its numbers depend on, besides its
+settings and its graph. Each part has a name. `rlflow resume` reports by these names what has changed.
 
 Here too: digests of weights, which a thread takes while the run begins.
 """

@@ -1,5 +1,5 @@
-"""Which files that a run's settings name may be executed when it goes on, without being asked: a run's folder
-may be another person's.
+"""Which files that a run's settings name may be executed by `rlflow resume` without asking: the run's folder may
+belong to someone else.
 
 Here too: which files a Python file imports, its own and those of packages.
 """

@@ -16,8 +16,8 @@ import torch
 
 
 def keep() -> None:
-    """Let this thread go on with as many as it has now, whatever is said later: torch asks when a thread
-    computes for the first time."""
+    """Fix the number of torch threads of the current thread. Otherwise torch reads the global number when the
+    thread first computes."""
     torch.set_num_threads(torch.get_num_threads())
 
 

@@ -411,8 +411,8 @@ class Rewards:
 
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
         """The judge of a held-out set of ``--eval``: the reward that is named for it, else as ``judge``, by
-        rewards that name no source. Raises PlanError where there is none, and where it reads what the set has
-        not."""
+        rewards that name no source. Raises PlanError if there is no such reward, or if it reads a column that
+        the set does not have."""
         unsourced = tuple(spec for spec in self.names.named if not spec.source)
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
         if spec is None:

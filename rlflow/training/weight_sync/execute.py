@@ -118,8 +118,7 @@ class Resharder:
             raise TransferError(f"rank {self.rank} takes version {version}, but ranks send others: {other}")
 
     def verify(self) -> None:
-        """Compare digests of what lies in all destinations with those of what the trainers hold. All
-        ranks."""
+        """Compare digests of the weights at all destinations with those of the trainers. Every rank calls it."""
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:
