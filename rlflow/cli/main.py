@@ -72,7 +72,7 @@ def prove(context: typer.Context, file: File) -> None:
 def graph(
     context: typer.Context,
     file: File,
-    format: Annotated[str, typer.Option("--format", help="text, mermaid, dot or json")] = "text",
+    format: Annotated[str, typer.Option("--format", help="text, mermaid, dot, svg or json")] = "text",
 ) -> None:
     """Print the graph of one iteration. Takes the flags of `run`, of which --hp.NAME and --reward shape
     it."""

@@ -65,11 +65,3 @@ def test_the_page_says_where_each_case_stands():
     if os.environ.get("RLFLOW_WRITE_DOCS"):
         PAGE.write_text(written())
     assert PAGE.read_text() == written()
-
-
-def test_the_readme_names_the_numbers():
-    readme = (FOLDER.parents[1] / "README.md").read_text()
-    assert (
-        f"Of {len(registry.CASES)} recorded results of other projects, {compared()} are compared with "
-        "rlflow's arithmetic" in readme
-    )

@@ -177,9 +177,6 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-FORMATS: dict[str, Callable[[Graph], str]] = {"text": text, "mermaid": mermaid, "dot": dot, "json": as_json}
-
-
 @dataclass(frozen=True)
 class Box:
     """The box of a node."""
@@ -310,3 +307,12 @@ def _arrow(boxes: Sequence[Box], label: str) -> str:
         f'<path d="{path}" fill="none" stroke="#999" '
         f'marker-end="url(#arrow)"><title>{escape(printable(label))}</title></path>'
     )
+
+
+FORMATS: dict[str, Callable[[Graph], str]] = {
+    "text": text,
+    "mermaid": mermaid,
+    "dot": dot,
+    "svg": svg,
+    "json": as_json,
+}
