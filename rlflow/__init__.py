@@ -1,9 +1,8 @@
 """rlflow: reinforcement-learning algorithms for language models as dataflow graphs.
 
-Here: what an algorithm's file and a Python caller need, and modules that several packages share;
-docs/architecture.md is the map. Not here: algorithms and backends, which are folders of their own beside this
-one (`rlflow.algorithms`, `rlflow.backends`). Everything that an algorithm's file needs is exported here.
-Names that need torch are loaded on first use.
+This package exports everything that an algorithm's file and a Python caller need. It also holds modules that
+several packages share. Algorithms and backends are subpackages (`rlflow.algorithms`, `rlflow.backends`);
+docs/architecture.md shows all packages. Names that need torch are loaded on first use.
 """
 
 from __future__ import annotations

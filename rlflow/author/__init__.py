@@ -1,5 +1,7 @@
-"""What an algorithm's file is written with: stages, losses, flows, `repeat`, settings and the verbs of roles.
+"""The parts that an algorithm's file is written with: stages, losses, flows, `repeat`, settings, role
+methods.
 
-Here: decorators, signatures, settings, where in a user's file something stands. Loads no torch. Not here:
-turning a flow into a graph (`rlflow.compiler.trace`), calling it on real batches (`rlflow.execution.eager`).
+This package has the decorators, signatures, settings, and the lookup of places in a user's file. It does not
+load torch. `rlflow.compiler.trace` turns a flow into a graph; `rlflow.execution.eager` calls it on real
+batches.
 """

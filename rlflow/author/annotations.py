@@ -1,4 +1,4 @@
-"""Types of settings as a file's text annotates them, read without importing the file."""
+"""Types of settings, read from the annotations in a file's text without importing the file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 
 
 def annotated(annotation: ast.expr) -> Any:
-    """The type that an annotation says: numbers, texts, paths, choices and ranges; Any for what is none of
-    these."""
+    """Return the type of an annotation: numbers, texts, paths, choices and ranges; Any for other annotations."""
     match annotation:
         case ast.Name(id=name) if name in PLAIN:
             return PLAIN[name]
@@ -36,7 +35,7 @@ def annotated(annotation: ast.expr) -> Any:
 
 
 def _limit(written: ast.expr) -> Any:
-    """A limit of annotated_types with a number or ``inf`` of math, None for anything else."""
+    """Return the limit of an annotated_types call with a number or ``inf``, None for anything else."""
     match written:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
             return LIMITS[name](number)

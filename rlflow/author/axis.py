@@ -1,4 +1,4 @@
-"""Axis: the rows of a batch, the path by which each came to be, and the groups that follow from it."""
+"""Axis: the rows of a batch, the path by which each row was made, and the groups that follow from it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from torch import Tensor
 
 
 class AskedTokens(NamedTuple):
-    """The tokens that rows were asked for: before which token of its row each goes on (int64 [rows]), and how
-    many tokens each of the rows that asked has (int64)."""
+    """The tokens at which rows were asked for a continuation (`ask` with ``tokens_until``).
+
+    ``place``, int64 [asked rows]: the token of the source row before which the continuation starts.
+    ``lengths``, int64 [source rows]: the number of tokens of each source row.
+    """
 
     place: Tensor
     lengths: Tensor
 
     def take(self, index: Tensor) -> AskedTokens:
-        """The tokens of some of the asked rows."""
+        """The tokens of the asked rows at ``index``."""
         return AskedTokens(self.place[index], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The rows of a batch. Two batches have the same rows when they have the same Axis object."""
+    """The rows of a batch. Two batches have the same rows if they share the same Axis object."""
 
-    # int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number), and for
-    # rows that were asked or joined two more numbers each time: the number of the group along the axis that
-    # asking or joining made, and the row's number within the group. Seeds, groups and order follow from it.
+    # int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number). Each `ask`
+    # or join adds two numbers: the number of the group along the new axis, and the row's number within the
+    # group. Seeds, groups and order follow from the path.
     keys: Tensor
-    parent: Axis | None = None  # the axis that the rows came from
-    index: Tensor | None = None  # int64 [rows], which of its rows each came from
-    grouped: bool = False  # whether rows that differ in the last number of their keys alone form a group
-    # how they came from there: as they are, sampled from it, or asked
+    parent: Axis | None = None  # the axis that these rows were made from
+    index: Tensor | None = None  # int64 [rows]: the row of ``parent`` that each row was made from
+    grouped: bool = False  # True: rows whose keys differ only in the last number form a group
+    # how the rows were made from the parent: unchanged, sampled, or asked
     step: Literal["taken", "sampled", "asked"] = "taken"
-    cut: AskedTokens | None = None  # of rows that were asked for single tokens, for which
+    cut: AskedTokens | None = None  # set if rows were asked for single tokens: which tokens
 
     def __len__(self) -> int:
         return self._count
@@ -48,7 +51,7 @@ class Axis:
 
     @functools.cached_property
     def slots(self) -> Tensor:
-        """int64 [rows]: the number of the group each row belongs to, counted from 0 along the axis."""
+        """int64 [rows]: the number of the group that each row belongs to, counted from 0 along the axis."""
         if len(self) == 0:
             return torch.zeros(0, dtype=torch.int64)
         return starts(self.keys).long().cumsum(0) - 1
@@ -60,8 +63,11 @@ class Axis:
 
     @property
     def group_numbers(self) -> Tensor:
-        """int64 [rows]: the column ``group``: the position of the prompt, of asked or joined rows the group's
-        number along their axis."""
+        """int64 [rows]: the column ``group``.
+
+        This is the position of the prompt in the data stream. For asked or joined rows it is the group's
+        number along their axis.
+        """
         return self.keys[:, -2].clone()
 
     @property
@@ -71,11 +77,11 @@ class Axis:
 
     @staticmethod
     def fresh(rows: int, start: int = 0) -> Axis:
-        """Rows at consecutive positions of the data stream."""
+        """Rows at consecutive positions of the data stream, from ``start``."""
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
     def take(self, index: Tensor) -> Axis:
-        """The axis of some of the rows. ``index``: int64 [rows kept]."""
+        """The axis of the rows at ``index``, int64 [rows kept]."""
         return Axis(self.keys[index], self, index, self.grouped)
 
     def repeat(self, times: int) -> Axis:
@@ -91,8 +97,11 @@ class Axis:
         return Axis(keys, self, index, False, "asked", cut)
 
     def cut_of(self, other: Axis) -> Axis | None:
-        """The axis in the history of this one whose rows were asked for single tokens of ``other``, or of
-        what that was taken from."""
+        """Return the axis in this one's history whose rows were asked for single tokens of ``other``, or
+        None.
+
+        Rows that were asked for tokens of an axis that ``other`` was taken from count too.
+        """
         return next(
             (
                 step
@@ -104,8 +113,10 @@ class Axis:
 
     @staticmethod
     def join(parts: Sequence[Axis]) -> Axis:
-        """The rows of the parts, one part after another. Groups of different parts stay apart, and are
-        numbered along the new axis."""
+        """The rows of all parts, one part after another.
+
+        Groups of different parts stay separate and are numbered along the new axis.
+        """
         paths = stacked([part.keys for part in parts])
         before = itertools.accumulate((part.groups for part in parts), initial=0)
         number = torch.cat([part.slots + start for part, start in zip(parts, before, strict=False)])
@@ -117,33 +128,39 @@ class Axis:
 
     @property
     def line(self) -> Iterator[Axis]:
-        """This axis and those that it came from, the nearest first."""
+        """This axis and the axes that it was made from, the nearest first."""
         step: Axis | None = self
         while step is not None:
             yield step
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """The row of this axis whose columns each row of ``other`` may read, int64 [rows of other], -1 where
-        a row has none; None where the axes are unrelated, or where several rows of this axis belong to one of
-        the other.
+        """Return the row of this axis whose columns each row of ``other`` may read, int64 [rows of other].
 
-        An axis is related to the axes that were made from it, to the axes that it was made from, and to axes
-        that were made from the same one."""
+        A row without one has -1. Returns None if the axes are unrelated, or if several rows of this axis
+        belong to one row of the other. An axis is related to the axes made from it, to the axes it was made
+        from, and to axes made from the same axis.
+        """
         rows = self._meets(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """The groups of this axis that each row of ``other`` may read: slots, int64 [rows of other], -1 where
-        a row has none; None where the axes are unrelated, or where several groups belong to one row."""
+        """Return the group of this axis that each row of ``other`` may read: slots, int64 [rows of other].
+
+        A row without one has -1. Returns None if the axes are unrelated, or if several groups belong to one
+        row.
+        """
         rows = self._meets(other)
         if rows is None:
             return None
         return self.slots[rows[0]] if rows[1] is None else _through(rows[1][self.heads], rows[2], rows[0])
 
     def _meets(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
-        """The nearest axis that both came from: its row for each row of ``other``, and for each of this axis
-        (None: it is this axis); and how many rows it has."""
+        """Find the nearest axis that both axes were made from; None if there is none.
+
+        Returns its row for each row of ``other``, its row for each row of this axis (None: it is this axis),
+        and its number of rows.
+        """
         own = dict(zip(map(id, self.line), self.line, strict=True))
         index = torch.arange(len(other))
         for step in other.line:
@@ -155,7 +172,8 @@ class Axis:
         return None
 
     def back_to(self, origin: Axis) -> Tensor:
-        """int64 [rows]: the row of ``origin``, which this axis came from, that each row came from."""
+        """int64 [rows]: the row of ``origin`` that each row was made from; this axis was made from
+        ``origin``."""
         index = torch.arange(len(self))
         for step in itertools.takewhile(lambda step: step is not origin, self.line):
             assert step.index is not None
@@ -163,7 +181,7 @@ class Axis:
         return index
 
     def took_from(self, origin: Axis) -> bool:
-        """Whether the rows are rows of ``origin`` as they are."""
+        """Return True if this axis is ``origin`` or an unmodified selection of its rows."""
         between = list(itertools.takewhile(lambda step: step is not origin, self.line))
         return (
             all(step.step == "taken" for step in between)
@@ -172,23 +190,27 @@ class Axis:
 
 
 def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
-    """int64 [wanted]: which entry came from each wanted row of ``rows``, -1 for none; None where several came
-    from one."""
+    """int64 [wanted]: the entry that was made from each wanted row of ``rows``, or -1.
+
+    Returns None if several entries were made from one row.
+    """
     if len(torch.unique(origin)) < len(origin):
         return None
     return torch.full((rows,), -1, dtype=torch.int64).index_put_((origin,), torch.arange(len(origin)))[wanted]
 
 
 def stacked(keys: Sequence[Tensor]) -> Tensor:
-    """Paths one after another, shorter ones filled up with zeros."""
+    """Concatenate paths; shorter paths are filled up with zeros."""
     width = max(part.shape[1] for part in keys)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])
 
 
 def starts(keys: Tensor) -> Tensor:
-    """bool [rows]: where a group begins: where a row's last number but one differs from that of the row
-    before. The numbers before that may differ within a group, since rows that were joined keep the paths that
-    they had."""
+    """bool [rows]: True where a group begins.
+
+    A group begins where a row's last number but one differs from the row before. Earlier numbers may differ
+    within a group, because joined rows keep their paths.
+    """
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:, -2] != keys[:-1, -2]
     return first

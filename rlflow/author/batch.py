@@ -1,8 +1,8 @@
 """Batch: named columns over one row axis, stored without padding.
 
-Stages and losses see tensors padded on the right to the longest row of the call; ``Data.padded`` makes them
-and ``Data.trimmed`` takes what they return. Nothing may depend on the padding, so ``padding`` lets tests fill
-it with NaN.
+Stages and losses see tensors padded on the right to the longest row of the call. ``Data.padded`` makes these
+tensors, and ``Data.trimmed`` converts returned tensors back. Results must not depend on the padding; tests
+use ``padding`` to fill it with NaN.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 
 
 def padding(value: float) -> AbstractContextManager[None]:
-    """Fill float padding with ``value`` inside the block, for tests that show that nothing depends on it."""
+    """Fill float padding with ``value`` inside the block; tests use it to show that results do not depend on
+    it."""
     return with_value(_fill, value)
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """One column, unpadded. Token and prompt columns are flat with int64 ``lengths`` [rows]; group columns
-    hold one value per group; scalars a 0-d tensor (a tuple of them from an ALL stage); text a tuple of
-    str."""
+    """One column, unpadded.
+
+    Token and prompt columns are flat, with int64 ``lengths`` [rows]. Group columns hold one value per group.
+    A scalar is a 0-d tensor, or a tuple of them from an ALL stage. Text is a tuple of str.
+    """
 
     kind: Kind
     value: Any
@@ -48,25 +51,25 @@ class Data:
 
     @property
     def ragged(self) -> bool:
-        """Whether rows have values of several lengths."""
+        """True if rows have values of different lengths (token and prompt columns)."""
         return self.kind.level in (Level.TOKEN, Level.PROMPT)
 
     @property
     def row_lengths(self) -> Tensor:
-        """int64 [rows]: how many values each row of a ragged column has. Raises TypeError for a column of
-        another kind."""
+        """int64 [rows]: the number of values of each row of a ragged column.
+
+        Raises TypeError for other columns.
+        """
         if self.lengths is None:
             raise TypeError(f"found a {self.kind.level} column, expected one with several values per row")
         return self.lengths
 
     def split(self) -> tuple[Tensor, ...]:
-        """The values of each row of a ragged column, as views. Raises TypeError for a column of another
-        kind."""
+        """The values of each row of a ragged column, as views. Raises TypeError for other columns."""
         return torch.split(self.value, self.row_lengths.tolist()) if len(self.row_lengths) else ()
 
     def lists(self) -> list[list[Any]]:
-        """The values of each row of a ragged column, as numbers. Raises TypeError for a column of another
-        kind."""
+        """The values of each row of a ragged column, as numbers. Raises TypeError for other columns."""
         return [row.tolist() for row in self.split()]
 
     @property
@@ -79,8 +82,11 @@ class Data:
         )
 
     def padded(self, axis: Axis) -> Any:
-        """The values as a stage reads them: a tensor [rows, longest] for token columns, [rows] for row and
-        group columns, 0-d for scalars; for text a list of strings, or of messages where a stage gave such."""
+        """Return the values as a stage reads them.
+
+        Token and prompt columns: a tensor [rows, longest]. Row and group columns: [rows]. Scalars: 0-d. Text:
+        a list of strings, or of messages if a stage returned messages.
+        """
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return pad(self.value, self.lengths)  # type: ignore[arg-type]
@@ -107,8 +113,10 @@ class Data:
 
     @staticmethod
     def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
-        """A stage's return value as a column: the opposite of ``padded``. ``lengths`` are those of the token
-        columns it read."""
+        """Return a stage's return value as a column: the inverse of ``padded``.
+
+        ``lengths``: the lengths of the token columns that the stage read.
+        """
         match kind.level:
             case Level.TEXT:
                 return Data(kind, tuple(value))
@@ -126,8 +134,10 @@ def group_column(axis: Axis) -> Data:
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """[rows, longest] from flat entries. A stage may write into what it is given: it is a copy, where it is
-    not lent. Floats are filled with the current padding, others with 0."""
+    """Return [rows, longest] from flat entries; a stage may write into the result without changing ``flat``.
+
+    Floats are padded with the current padding value, other dtypes with 0.
+    """
     width, even = extent(lengths)
     if even:
         return lent(flat).reshape(len(lengths), width)
@@ -138,8 +148,10 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
-    """The first ``lengths[i]`` entries of each row, one row after another, which whoever has the padded ones
-    may go on writing into."""
+    """Return the first ``lengths[i]`` entries of each row, one row after another.
+
+    Later writes to ``padded`` do not change the result.
+    """
     width, even = extent(lengths)
     if even and width == padded.shape[1]:
         return lent(padded.contiguous()).flatten(0, 1)
@@ -148,18 +160,21 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def extent(lengths: Tensor) -> tuple[int, bool]:
-    """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing
-    writes into what a batch stores, so a tensor stands for its values."""
+    """Return the longest length, and whether all rows have it.
+
+    The result is cached, because each column of a call asks for the same lengths. Nothing writes into stored
+    tensors, so the tensor object can be the cache key.
+    """
     width = int(lengths.max()) if len(lengths) else 0
     return width, bool((lengths == width).all())
 
 
-# mean entries of a row from which on rows are copied faster one by one than through an index of their entries
+# from this mean row length on, copying row by row is faster than indexing entries
 LONG = 256
 
 
 def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
-    """The entries of the rows at ``index``, one row after another, always a copy."""
+    """Return a copy of the entries of the rows at ``index``, one row after another."""
     if len(index) and len(flat) >= LONG * len(lengths):
         rows = torch.split(flat, lengths.tolist())
         return torch.cat([rows[i] for i in index.tolist()])
@@ -168,13 +183,13 @@ def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
 
 
 def ramp(lengths: Tensor) -> Tensor:
-    """0 … lengths[i]-1 for each row, one row after another: the place of each flat entry in its row."""
+    """Return 0 … lengths[i]-1 for each row, one row after another: the place of each flat entry in its row."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
 
 
 class Batch:
-    """Named columns over one row axis. Immutable; ``a | b`` merges, taking b's column where both have one."""
+    """Named columns over one row axis. Immutable; ``a | b`` merges and takes b's column if both have it."""
 
     def __init__(self, axis: Axis, data: Mapping[str, Data]) -> None:
         self.axis = axis
@@ -184,11 +199,11 @@ class Batch:
     def of(
         columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any
     ) -> Batch:
-        """A batch from plain lists: lists of lists are token columns, of str text, of numbers row columns.
+        """Make a batch from plain lists: lists of lists become token columns, str text, numbers row columns.
 
-        Standard columns take the table's kind, others ``kinds`` or what the values look like; a single number
-        is a scalar. Rows of one ``group`` are one prompt's; group columns are given one value per row. Raises
-        FlowError where row counts differ.
+        Standard columns take their standard kind. Other columns take ``kinds``, or a kind guessed from the
+        values. A single number is a scalar. Rows with the same ``group`` belong to one prompt. Pass group
+        columns with one value per row. Raises FlowError if row counts differ.
         """
         values = {**(columns or {}), **more}
         rows = {name: len(value) for name, value in values.items() if not _single(value)}
@@ -196,7 +211,7 @@ class Batch:
             raise FlowError(
                 Problem(
                     "row-count",
-                    "columns of one batch differ in length",
+                    "columns of one batch differ in their number of rows",
                     call_place(),
                     found=str(rows),
                     expected="one row count",
@@ -220,12 +235,15 @@ class Batch:
         return name in self.data
 
     def __getitem__(self, name: str) -> Any:
-        """The padded tensor, or a list for text; in a flow also a scalar that every batch of it has. Raises
-        FlowError for a column that is not there."""
+        """Return the padded tensor, or a list for text.
+
+        Inside a flow this also finds scalars that every batch of the flow has. Raises FlowError for a missing
+        column.
+        """
         data = self.data.get(name)
         if data is not None and data.kind.level is not Level.SCALAR:
             return data.padded(self.axis)
-        scalar = number(name)  # a state may have been set since this batch was made
+        scalar = number(name)  # a state may have been set after this batch was made
         return self._data(name).padded(self.axis) if scalar is None else scalar
 
     def _data(self, name: str) -> Data:
@@ -234,16 +252,19 @@ class Batch:
         return self.data[name]
 
     def select(self, *names: str) -> Batch:
-        """The batch with these columns alone. Raises FlowError for a name that it does not have."""
+        """The batch with only these columns. Raises FlowError for a missing column."""
         return Batch(self.axis, {name: self._data(name) for name in names})
 
     def drop(self, *names: str) -> Batch:
-        """The batch without these columns. Raises FlowError for a name that it does not have."""
+        """The batch without these columns. Raises FlowError for a missing column."""
         dropped = {name: self._data(name) for name in names}
         return Batch(self.axis, {name: data for name, data in self.data.items() if name not in dropped})
 
     def rename(self, **names: str) -> Batch:
-        """``rename(old="new")``. A column that has the new name already is replaced, as by ``|``."""
+        """Rename columns: ``rename(old="new")``.
+
+        An existing column of the new name is replaced, as by ``|``.
+        """
         renamed = {new: self._data(old) for old, new in names.items()}
         return Batch(
             self.axis, {name: data for name, data in self.data.items() if name not in names} | renamed
@@ -267,29 +288,31 @@ class Batch:
         )
 
     def repeat(self, times: int) -> Batch:
-        """``times`` adjacent rows for each row, one group; adds ``group``."""
+        """``times`` adjacent rows for each row, which form one group; adds the column ``group``."""
         axis = self.axis.repeat(times)
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
 
     def carried(self, axis: Axis) -> dict[str, Data]:
-        """The columns over an axis that was made of this batch's. Raises ValueError for an axis whose rows
-        came from none."""
+        """Return this batch's columns over an axis that was made from this batch's axis.
+
+        Raises ValueError for an axis that was not made from another.
+        """
         if axis.index is None:
-            raise ValueError(
-                "found an axis of rows that came from no others, expected one that was made of the batch's"
-            )
+            raise ValueError("found an axis without a parent, expected an axis made from the batch's axis")
         return {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
 
     def chunk(self, count: int) -> list[Batch]:
-        """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch
-        without rows."""
+        """Split into at most ``count`` batches of adjacent rows, whose sizes differ by at most one.
+
+        A batch without rows gives one batch without rows.
+        """
         return [
             self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)
         ] or [self]
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """The rows of all batches, one after another. Raises FlowError where their columns differ."""
+        """The rows of all batches, one batch after another. Raises FlowError if their columns differ."""
         if not batches:
             raise FlowError(
                 Problem(
@@ -306,7 +329,7 @@ class Batch:
                 raise FlowError(
                     Problem(
                         "concat-columns",
-                        "batches to join have different columns",
+                        "the batches to join have different columns",
                         call_place(),
                         found=listed(_families(other)),
                         expected=listed(_families(first)),
@@ -350,11 +373,11 @@ def spread(
     axis: Axis,
     fetch: Callable[[Data, Axis], Data] = lambda data, axis: data,
 ) -> Data:
-    """A column over the rows ``own`` as rows of ``axis`` read it: one that these came from, that came from
-    these, or that both did.
+    """Return a column over the rows ``own`` as rows of ``axis`` read it.
 
-    ``fetch`` brings a column here whose values have to be looked into. Raises FlowError where rows have none,
-    or several, of its values.
+    One axis was made from the other, or both were made from the same axis. ``fetch`` brings a column to this
+    process if its values must be read. Raises FlowError if the axes are unrelated, if several values belong
+    to a row, or if a value is missing and the kind has no NaN.
     """
     level = data.kind.level
     if own is axis or level is Level.SCALAR:
@@ -380,8 +403,10 @@ def spread(
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Values of rows that were asked for single tokens at these tokens, NaN at the others. Raises FlowError
-    for kinds that have no NaN."""
+    """Turn values of rows that were asked for single tokens into values at these tokens, NaN at other tokens.
+
+    Raises FlowError for kinds without NaN.
+    """
     if data.kind.level is not Level.ROW or not data.value.is_floating_point():
         raise FlowError(partly(name, data.kind))
     assert axis.cut is not None
@@ -393,7 +418,10 @@ def _per_token(name: str, data: Data, axis: Axis) -> Data:
 
 
 def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
-    """Row-level values by ``index``, NaN where rows lack one. Raises FlowError for kinds that have no NaN."""
+    """Return row-level values by ``index``, NaN for rows without one.
+
+    Raises FlowError for kinds without NaN.
+    """
     kind = Kind(Level.ROW, data.kind.dtype) if data.kind.level is Level.GROUP else data.kind
     if not bool(lacking.any()):
         return Data(kind, data.value[index])
@@ -409,8 +437,10 @@ def _single(value: Any) -> bool:
 
 
 def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
-    """Rows at positions of their own, or at those of their groups. Raises FlowError for a group in two
-    places."""
+    """Return an axis with a position for each row, or one per group.
+
+    Raises FlowError if the rows of a group are not adjacent.
+    """
     if group is None:
         return Axis.fresh(rows)
     ids = torch.as_tensor(group).long()
@@ -422,7 +452,7 @@ def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
                 "rows of one group are not adjacent",
                 call_place(),
                 found=f"group {ids.tolist()}",
-                expected="the rows of each group side by side",
+                expected="the rows of each group next to each other",
                 remedy="sort the rows by group",
             )
         )
@@ -457,7 +487,7 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
-    """The problem of reading a column that a batch has not."""
+    """The problem of reading a column that a batch does not have."""
     close = column_meant(name, columns)
     remedy = (
         f"read '{close}'"
@@ -476,25 +506,25 @@ def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
 
 
 def other_axis(columns: Iterable[str]) -> Problem:
-    """The problem of merging columns of other rows."""
+    """The problem of merging columns of unrelated rows."""
     return Problem(
         "row-axes",
         "the two batches have different rows, so their columns cannot be merged",
         call_place(),
         found=listed(columns),
         expected="columns of the same rows, or one row-level value per prompt of the same prompts",
-        remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores "
-        "alone: batch |= reward(greedy, gives='baseline')",
+        remedy="merge only columns that a stage returned for these rows; for a baseline per prompt, merge "
+        "only its scores: batch |= reward(greedy, gives='baseline')",
     )
 
 
 def partly(name: str, kind: Kind | None) -> Problem:
-    """The problem of a column that only some of the rows have, and that has no value for the others."""
+    """The problem of a column that some rows lack and that cannot be NaN."""
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for some of the rows that it is merged into",
         call_place(),
-        found=f"{name}: {kind}, of a part of the rows",
-        expected="a float column, whose missing values are NaN",
+        found=f"{name}: {kind}, for some of the rows only",
+        expected="a float column, so that missing values can be NaN",
         remedy=f"give '{name}' as row(torch.float32)",
     )

@@ -1,4 +1,4 @@
-"""Columns: the levels and dtypes they may have, and the table of standard ones."""
+"""Columns: their levels and dtypes, and the table of standard columns."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from enum import StrEnum
 from typing import Any
 
 FAMILIES = ("float", "uint", "int", "bool")
-# how the names of columns begin that hold fields of the data as JSON, for rewards; no stage can give such a
-# name
+# prefix of columns that hold fields of the data as JSON, for rewards; a stage cannot use it
 FIELD = "data."
 
-SOURCE = "data:source"  # the text column that says from which of several sources of data a row is
+SOURCE = "data:source"  # text column: the data source of each row, if there are several
 
-CLOCK = ("iteration", "progress")  # scalars of every batch that the run gives
-# the text column with the prompt as the model reads it, templates applied; for rewards that ask for it
+CLOCK = ("iteration", "progress")  # scalars that the run adds to every batch
+# text column: the prompt as the model reads it, with templates applied; for rewards that read it
 MODEL_PROMPT = "data:model_prompt"
-PROMPT_ID = "prompt_id"  # the row column that says which record of the data a row is from
+PROMPT_ID = "prompt_id"  # row column: the index of the row's record in the data
 
 
 class Level(StrEnum):
-    """The unit that has one value of a column: a token, a row, a group, or the whole batch."""
+    """The unit that has one value of a column: a token, a row, a group, or the full batch."""
 
     TOKEN = "token"
     PROMPT = "prompt"
@@ -34,19 +33,23 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Level and dtype of a column; a dtype of None is any. ``row(torch.float32)`` and ``row("float32")`` are
-    the same kind."""
+    """Level and dtype of a column; a dtype of None allows any dtype.
+
+    ``row(torch.float32)`` and ``row("float32")`` are the same kind.
+    """
 
     level: Level
     dtype: str | None = None
 
     def __call__(self, dtype: Any) -> Kind:
-        """The kind of the same level with this dtype. Raises TypeError for what is no dtype."""
+        """Return the kind of the same level with this dtype. Raises TypeError for an unknown dtype."""
         if self.level is Level.TEXT:
             raise TypeError("text has no dtype: write `text`")
         name = {float: "float32", int: "int64", bool: "bool"}.get(dtype, str(dtype).removeprefix("torch."))
         if not any(family in name for family in FAMILIES):
-            raise TypeError(f"{self.level}({dtype!r}): found no dtype, expected one such as torch.float32")
+            raise TypeError(
+                f"{self.level}({dtype!r}): found an unknown dtype, expected one such as torch.float32"
+            )
         return Kind(self.level, name)
 
     def __str__(self) -> str:
@@ -54,7 +57,10 @@ class Kind:
 
     @property
     def family(self) -> str | None:
-        """float, int or bool: dtypes within a family are converted silently, others never."""
+        """float, uint, int or bool.
+
+        Dtypes within a family are converted silently; other dtypes are never converted.
+        """
         return _family(self.dtype)
 
 
@@ -73,28 +79,28 @@ text = Kind(Level.TEXT)
 
 @dataclass(frozen=True)
 class Standard:
-    """A column of the table: its kind and what it means."""
+    """A standard column: its kind and its meaning."""
 
     kind: Kind
     meaning: str
 
 
 TABLE: dict[str, Standard] = {
-    "prompt": Standard(text, "the question, as the data has it"),
-    "answer": Standard(text, "what the data holds to be right"),
+    "prompt": Standard(text, "the prompt, as stored in the data"),
+    "answer": Standard(text, "the right answer, as stored in the data"),
     "completion": Standard(text, "the response, decoded once for rewards; never encoded again"),
     "finish": Standard(
         text,
-        '"stop" at EOS or a stop string, "length" at max_tokens; of episodes also "turns", "env", "failed"',
+        '"stop" at EOS or a stop string, "length" at max_tokens; in episodes also "turns", "env", "failed"',
     ),
     "prompt_tokens": Standard(prompt("int64"), "token ids of the prompt"),
     "prefix_length": Standard(
-        row("int64"), "how many of the prompt's last ids are the response's own first tokens"
+        row("int64"), "number of the prompt's last ids that are the response's own first tokens"
     ),
     "tokens": Standard(token("int64"), "token ids after the prompt, EOS included"),
     "mask": Standard(token("bool"), "True where the policy chose the token and it counts"),
     "sampled_logprobs": Standard(
-        token("float32"), "log-probs at sampling time, by the generator; 0 at holes of mask"
+        token("float32"), "log-probs at sampling time, by the generator; 0 at masked-out tokens"
     ),
     "logprobs": Standard(token("float32"), "log-probs by the trainer, before this iteration's updates"),
     "ref_logprobs": Standard(token("float32"), "log-probs by the reference"),
@@ -104,41 +110,42 @@ TABLE: dict[str, Standard] = {
     "advantages": Standard(token("float32"), "advantage of each token"),
     "returns": Standard(token("float32"), "return from each token on"),
     "weights": Standard(token("float32"), "importance weight between sampler and trainer"),
-    "scores": Standard(row("float32"), "reward of the whole response; NaN is missing"),
+    "scores": Standard(row("float32"), "reward of the full response; NaN is missing"),
     "temperature": Standard(row("float32"), "sampling temperature; greedy rows have 1.0"),
     "group": Standard(row("int64"), "rows of one prompt share it; they are adjacent"),
     "chosen": Standard(row("bool"), "True for the preferred response of a pair"),
     "keep": Standard(group("bool"), "whether `repeat` keeps the group"),
     "prompt_id": Standard(
-        row("int64"), "place of the row's record in the data, from 0, before anything is held out or left out"
+        row("int64"),
+        "index of the row's record in the data, from 0, before any record is held out or skipped",
     ),
     "iteration": Standard(scalar("int64"), "number of the iteration, from 0; a scalar of every batch"),
     "progress": Standard(
         scalar("float32"), "iteration divided by the iterations of the run; a scalar of every batch"
     ),
     "turn": Standard(
-        token("int64"), "under an environment, the turn in which the token was sampled, from 0; -1 at holes"
+        token("int64"), "in an environment, the turn that sampled the token, from 0; -1 at masked-out tokens"
     ),
     "turn_rewards": Standard(
         token("float32"),
-        "under an environment, the reward of a turn at its last sampled token; NaN where it failed",
+        "in an environment, the reward of a turn at its last sampled token; NaN if the turn failed",
     ),
-    "turns": Standard(row("int64"), "under an environment, turns of the model"),
-    "said": Standard(text, "under an environment, what the model said in its last turn"),
-    "failed": Standard(text, "under an environment, why the episode failed: a cause, or nothing"),
-    "episode": Standard(text, "under an environment, the episode as JSON: what was said in each turn"),
+    "turns": Standard(row("int64"), "in an environment, number of turns of the model"),
+    "said": Standard(text, "in an environment, what the model wrote in its last turn"),
+    "failed": Standard(text, "in an environment, why the episode failed; empty if it did not"),
+    "episode": Standard(text, "in an environment, the episode as JSON: the text of each turn"),
     "episode_score": Standard(
         row("float32"),
-        "under an environment, its score, else the sum of the turns' rewards; NaN where it failed",
+        "in an environment, the episode's score, or else the sum of its turn rewards; NaN if it failed",
     ),
     "policy_version": Standard(
-        token("int64"), "number of updates behind the weights that sampled the token; -1 at holes"
+        token("int64"), "number of updates of the weights that sampled the token; -1 at masked-out tokens"
     ),
 }
 
 
 class Columns(Mapping[str, Standard]):
-    """The table of standard columns, as ``rlflow.columns()`` shows it."""
+    """The table of standard columns, as ``rlflow.columns()`` prints it."""
 
     def __getitem__(self, name: str) -> Standard:
         return TABLE[name]
@@ -156,23 +163,23 @@ class Columns(Mapping[str, Standard]):
 
 
 def columns() -> Columns:
-    """The standard columns: name → (kind, meaning). Prints one line each."""
+    """The standard columns: name → (kind, meaning). Prints one line for each."""
     return Columns()
 
 
 def field_column(name: str) -> str:
-    """The name of the text column that holds a field of the data for rewards."""
+    """Return the name of the text column that holds a field of the data for rewards."""
     return FIELD + name
 
 
 def standard_kind(name: str) -> Kind | None:
-    """Kind of a standard column, None for a column of the author's own."""
+    """Return the kind of a standard column, None for a column that the author defines."""
     entry = TABLE.get(name)
     return entry.kind if entry else None
 
 
 def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The kinds as they are. Raises TypeError for a value that is no kind."""
+    """Return the kinds as a dict. Raises TypeError for a value that is not a kind."""
     for name, kind in kinds.items():
         if not isinstance(kind, Kind | None):
             raise TypeError(
@@ -183,7 +190,10 @@ def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(kind: Kind | None, expected: Kind | None) -> bool:
-    """Whether a column of one kind may be read as another. Groups are read by rows as repeated."""
+    """Return True if a column of one kind may be read as another.
+
+    Rows may read a group column; each row reads its group's value.
+    """
     if kind is None or expected is None:
         return True
     same_level = kind.level is expected.level or (kind.level, expected.level) == (Level.GROUP, Level.ROW)

@@ -1,7 +1,7 @@
-"""Lending memory: tensors for somebody who may write into them, over memory that must not change.
+"""Copy-on-write tensors: callers may write into them without changing the original memory.
 
-Of memory that torch owns torch makes the copies, of a file's memory the kernel, page by page
-(``FileMemory``).
+For memory that torch owns, torch makes the copies. For memory of a file (``FileMemory``), the kernel copies
+page by page.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import torch
 from torch import Tensor
 
 _LENDING = threading.Lock()  # the first clone changes how the storage owns its memory
-# address → memory that can be lent again
+# address → file memory that can be mapped again
 _FILES: weakref.WeakValueDictionary[int, FileMemory] = weakref.WeakValueDictionary()
 _LISTING = threading.Lock()
 
 
 def lent(tensor: Tensor) -> Tensor:
-    """A tensor like this one that may be written into: torch, or the kernel, copies its memory at the first
-    write, and not before.
+    """Return a tensor with the same values that may be written into; its memory is copied at the first write.
 
-    What hands out an address (``numpy()``, ``data_ptr()``, DLPack) counts as a write to torch's own memory.
-    Memory that is neither torch's own nor a file's, not on the host, part of a larger storage, or under
-    autograd is copied at once.
+    For torch's own memory, calls that return an address (``numpy()``, ``data_ptr()``, DLPack) count as a
+    write. Memory is copied at once if it belongs to neither torch nor a file, is not on the host, is part of
+    a larger storage, or is under autograd.
     """
     storage = tensor.untyped_storage()
     if tensor.is_cpu and not storage.resizable() and (memory := file_memory(tensor)) is not None:
@@ -44,22 +43,24 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """The address of a tensor's memory, for reading: ``data_ptr()`` would copy memory that is lent."""
+    """Return the address of a tensor's memory for reading; ``data_ptr()`` would copy copy-on-write memory."""
     storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return storage + int(tensor.storage_offset()) * tensor.element_size()
 
 
 class FileMemory:
-    """Memory of an open file, as this process alone sees it: a page that is written into becomes a copy of
-    its own, and the file stays as it is. Tensors on it may not be written into where others read them;
-    ``again`` gives those that may. ``keeper``: what keeps the file as it is, held as long as any of this
-    memory is.
+    """Private memory of an open file.
 
-    Python's own ``mmap`` would keep a descriptor open for each piece of memory that is lent.
+    A page that is written into becomes a private copy, and the file does not change. Do not write into
+    tensors of this memory while others read them; ``again`` returns tensors that may be written into.
+    ``keeper`` is an object that keeps the file unchanged; it is referenced as long as any of this memory
+    exists.
+
+    Python's own ``mmap`` would keep a descriptor open for each mapping.
     """
 
     def __init__(self, descriptor: int, size: int, keeper: object, start: int = 0) -> None:
-        """``start``: of the memory within the file, a multiple of the page size."""
+        """``start``: offset of the memory within the file, a multiple of the page size."""
         self._descriptor = descriptor
         self._keeper = keeper
         self._start = start
@@ -75,16 +76,21 @@ class FileMemory:
         }
 
     def tensor(self, lendable: bool = True) -> Tensor:
-        """The memory, uint8 [size]; it stays as long as the tensor or a view of it. ``lendable``: whether
-        ``file_memory`` finds it."""
+        """Return the memory as uint8 [size].
+
+        The memory exists as long as the tensor or a view of it. If ``lendable``, ``file_memory`` finds the
+        memory.
+        """
         if lendable:
             with _LISTING:
                 _FILES[self.address] = self
         return torch.from_numpy(np.asarray(self))
 
     def again(self, tensor: Tensor) -> Tensor:
-        """A tensor like this one, which lies in this memory, on memory of its own that is copied when it is
-        written into; at once where there can be no more such memory."""
+        """Return a copy-on-write copy of a tensor that is stored in this memory.
+
+        The tensor is copied at once if the process cannot map more memory.
+        """
         if not tensor.is_contiguous() or not tensor.numel():
             return tensor.clone()
         first = address(tensor) - self.address
@@ -93,20 +99,25 @@ class FileMemory:
             memory = FileMemory(
                 self._descriptor, first + tensor.nbytes - start, self._keeper, self._start + start
             )
-        except OSError:  # the kernel gives a process no more pieces of memory (vm.max_map_count)
+        except OSError:  # the process has reached the kernel's limit of mappings (vm.max_map_count)
             return tensor.clone()
         return torch.from_numpy(np.asarray(memory))[first - start :].view(tensor.dtype).view(tensor.shape)
 
     def __del__(self) -> None:
-        """Give the memory back. From here on nothing is found in it, since another file's may come to lie at
-        its address."""
+        """Unmap the memory.
+
+        Clears the address first, so that lookups do not find a later mapping at the same address.
+        """
         place, size, self.address, self.size = self.address, self.size, 0, 0
         if place:
             self._unmap(place, size)
 
 
 def file_memory(tensor: Tensor) -> FileMemory | None:
-    """The memory that ``FileMemory.tensor`` gave and in which a tensor lies; None where it lies elsewhere."""
+    """Return the ``FileMemory`` that a tensor is stored in, or None.
+
+    Finds only memory that ``FileMemory.tensor`` returned as lendable.
+    """
     place = address(tensor)
     with _LISTING:
         return next(
@@ -116,7 +127,7 @@ def file_memory(tensor: Tensor) -> FileMemory | None:
 
 
 def _mapped(descriptor: int, start: int, size: int) -> int:
-    """The address of private memory over a file. Raises OSError."""
+    """Return the address of a new private mapping of a file. Raises OSError."""
     address: int = _libc().mmap(
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, start
     )
@@ -128,7 +139,7 @@ def _mapped(descriptor: int, start: int, size: int) -> int:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """The C library of this process, with the types of what is called."""
+    """Return the C library of this process, with the types of the functions that are called."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.argtypes = (
         ctypes.c_void_p,

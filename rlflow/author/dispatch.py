@@ -1,8 +1,8 @@
-"""Dispatch modes: how the rows of a call are split over the data-parallel ranks of a pool, and how results
-are merged.
+"""Dispatch modes: how a call's rows are split over the data-parallel ranks of a pool, and how results are
+merged.
 
 DP_COMPUTE   every row goes to exactly one rank; outputs come back in the original row order
-ALL          every rank runs with the same arguments and gives one value each
+ALL          every rank runs with the same arguments and returns one value
 RANK0        one rank runs with all rows
 """
 
@@ -15,9 +15,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A mode. ``split(batch, ranks)`` gives one batch per rank, ``merge(outputs, batch)`` the batch of their
-    results; None where the mode is one of the three built in, which pools know. Prints and serialises as its
-    name."""
+    """A dispatch mode.
+
+    ``split(batch, ranks)`` returns one batch per rank. ``merge(outputs, batch)`` returns the batch of their
+    results. Both are None for the three built-in modes, which pools implement. A mode prints and serialises
+    as its name.
+    """
 
     name: str
     split: Callable[[Any, int], Any] | None = None
@@ -36,14 +39,16 @@ MODES: dict[str, Dispatch] = {mode.name: mode for mode in (DP_COMPUTE, ALL, RANK
 def register_dispatch(
     name: str, split: Callable[[Any, int], Any], merge: Callable[[Any, Any], Any]
 ) -> Dispatch:
-    """Add a dispatch mode: ``split(batch, ranks) -> [batch, …]`` and ``merge([outputs, …], batch) -> batch``,
-    where each of the outputs is the batch that a rank gave for its rows.
+    """Add a dispatch mode and return it.
 
-    Raises ValueError for a name that is taken by another mode.
+    ``split(batch, ranks) -> [batch, …]`` splits the rows. ``merge([outputs, …], batch) -> batch`` joins the
+    results; each element of ``outputs`` is the batch that one rank returned for its rows.
+
+    Raises ValueError if another mode has this name.
     """
     mode = Dispatch(name, split, merge)
     if name in MODES and (MODES[name].split, MODES[name].merge) != (split, merge):
         raise ValueError(
-            f"register_dispatch: the mode '{name}' exists; choose another name than {', '.join(MODES)}"
+            f"register_dispatch: the mode '{name}' exists; choose a name other than {', '.join(MODES)}"
         )
     return MODES.setdefault(name, mode)

@@ -1,4 +1,7 @@
-"""What each number of a run is of. The program finds a number by this record, never by a part of a name."""
+"""Identities of the numbers that a run logs.
+
+The program looks up a number by its identity, never by a part of its name.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +10,41 @@ from typing import NamedTuple
 
 
 class Of(StrEnum):
-    """The kind of thing that a figure is measured of."""
+    """The kind of thing that a figure measures."""
 
     STAGE = "stage"  # a stage
-    NODE = "node"  # a `repeat`, a choice of rows, or rows that were asked
+    NODE = "node"  # a `repeat`, a `choose` or an `ask`
     UPDATE = "update"  # an update of a role
-    REWARD = "reward"  # the scores of a reward role, or with a part those of one of its rewards
-    MISSING = "missing"  # a cause for which rewards of a role are missing
-    LOGGED = "logged"  # a number that a reward gives next to its scores, or that an environment logs
-    SCORES = "scores"  # the scores of the iteration, or with a part those of one of several reward roles
+    REWARD = "reward"  # the scores of a reward role; with a part, the scores of one of its rewards
+    MISSING = "missing"  # a cause of missing rewards of a role
+    LOGGED = "logged"  # a number that a reward returns next to its scores, or that an environment logs
+    SCORES = "scores"  # the scores of the iteration; with a part, the scores of one of several reward roles
     ROWS = "rows"  # the rows of the iteration
-    SOURCE = "source"  # the scores of the rows of one source of data
-    CANARY = "canary"  # fixed tokens that the trainer and the generator of a role score
-    FATE = "fate"  # what became of sampled rows
-    LEFT_OUT = "left out"  # a cause for which records of the data are left out
-    STATE = "state"  # a scalar of the flow that lives across iterations
-    RUN = "run"  # the iteration as a whole
+    SOURCE = "source"  # the scores of the rows of one data source
+    CANARY = "canary"  # weight check: fixed tokens that the trainer and the generator of a role score
+    FATE = "fate"  # outcomes of sampled rows
+    LEFT_OUT = "left out"  # a cause for which records of the data are skipped
+    STATE = "state"  # a scalar of the flow that keeps its value from one iteration to the next
+    RUN = "run"  # the full iteration
     EVALUATION = "evaluation"  # prompts held out of the data; the part is a source of data
     SET = "set"  # a held-out set; the part is its name
 
 
 class Figure(NamedTuple):
-    """What a number is of. Within the metrics of one node, ``node`` and ``role`` are empty: who logs them
-    fills them in."""
+    """The identity of a logged number.
+
+    Within the metrics of one node, ``node`` and ``role`` are empty; the code that logs them fills them in.
+    """
 
     of: Of
     name: str
-    node: str = ""  # the node that gives it
-    role: str = ""  # of what is measured of rows: only if several trained roles sample
-    part: str = ""  # one of several rewards or reward roles, a source of data or a held-out set
+    node: str = ""  # the node that measures it
+    role: str = ""  # for measurements of rows: set only if several trained roles sample
+    part: str = ""  # one of several rewards or reward roles, a data source or a held-out set
 
     @property
     def key(self) -> str:
-        """Its name in metrics.jsonl, if no other figure has that name."""
+        """The number's name in metrics.jsonl, if no other figure has that name."""
         match self.of:
             case Of.STAGE | Of.NODE | Of.UPDATE:
                 return f"{self.node}/{self.name}"
@@ -63,8 +68,10 @@ HEADS = {Of.LOGGED: "env/", Of.SOURCE: "scores/", Of.LEFT_OUT: "data/left_out_"}
 
 
 class Cause(NamedTuple):
-    """Why a reward is missing: the cause, and the reward, which is empty if the episode of an environment
-    failed."""
+    """Why a reward is missing.
+
+    ``reward`` names the reward; it is empty if the episode of an environment failed.
+    """
 
     name: str
     reward: str = ""
@@ -75,6 +82,6 @@ class Cause(NamedTuple):
 
 SECONDS = Figure(Of.RUN, "seconds")
 SPEED = Figure(Of.RUN, "response/tokens_per_second")
-# the share of held-out answers that are right, sampled at temperature 1
+# share of held-out answers that are right, sampled at temperature 1
 HELD_OUT = Figure(Of.EVALUATION, "sampled")
-SCORE = Figure(Of.EVALUATION, "score")  # the mean score of the rows that a flow's own evaluation returns
+SCORE = Figure(Of.EVALUATION, "score")  # mean score of the rows that a flow's own evaluation returns

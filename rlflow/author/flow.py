@@ -1,4 +1,4 @@
-"""@flow: one iteration of an algorithm as a function of prompts, roles and settings; and `repeat`."""
+"""@flow: one iteration of an algorithm as a function of prompts, roles and settings. Also `repeat`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from rlflow.errors import FlowError, Place, Problem
 
 @dataclass(frozen=True)
 class Parameters:
-    """A flow's parameters by what they are: the data, the roles in order, the variadic roles, and whether
-    settings are taken."""
+    """The parameters of a flow: the data, the roles in order, the variadic roles (``rest``) and the settings.
+
+    ``hp`` is the default of the flow's settings, None without settings.
+    """
 
     data: str
     roles: tuple[str, ...]
@@ -28,14 +30,16 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of
-    ``rlflow.config.roles``."""
+    """A flow, made by ``@flow``.
+
+    Call it to run one iteration on real batches with objects of ``rlflow.config.roles``.
+    """
 
     function: Callable[..., Any]
     data: Mapping[str, Kind] = field(default_factory=dict)
     state: Callable[[Any], Mapping[str, float]] | None = None
     evaluate: Callable[..., Any] | None = None
-    trains: bool = True  # whether it must update a role; `rlflow eval` has one that answers alone
+    trains: bool = True  # False: the flow need not update a role, as the answering flow of `rlflow eval`
 
     def __post_init__(self) -> None:
         vars(self).update(
@@ -43,12 +47,17 @@ class Flow:
         )
 
     def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
-        """One eager iteration on a real batch. Called inside another flow it is that flow's lines."""
+        """Run one eager iteration on a real batch.
+
+        When called within another flow, the flow is inlined into it.
+        """
         return engines().interpreter().call(self, prompts, roles, named)
 
     def graph(self, hp: Any = None) -> Any:
-        """The graph of one iteration at the flow's own settings, or at ``hp``. Notebooks show it as a
-        picture. Raises FlowError."""
+        """Return the graph of one iteration at the flow's own settings, or at ``hp``.
+
+        Notebooks show the graph as a picture. Raises FlowError.
+        """
         return engines().tracer()(self, hp if hp is not None else self.parameters.hp).graph
 
     @property
@@ -63,7 +72,10 @@ class Flow:
 
     @cached_property
     def parameters(self) -> Parameters:
-        """Raises FlowError for a flow without a data parameter."""
+        """The parameters of the function.
+
+        Raises FlowError if the data parameter is missing or ``hp`` is not a dataclass.
+        """
         listed = list(inspect.signature(self.function).parameters.values())
         if (
             not listed
@@ -91,7 +103,7 @@ class Flow:
             raise FlowError(
                 Problem(
                     "flow-settings",
-                    f"flow '{self.name}' has settings of another kind than a dataclass",
+                    f"the settings of flow '{self.name}' are not a dataclass",
                     self.place,
                     found=f"hp={hp!r}",
                     expected="an object of a frozen dataclass",
@@ -120,10 +132,12 @@ def flow(
 ) -> Any:
     """Make a function of (prompts, roles…, hp) a flow.
 
-    data: columns of the data beyond prompt and answer, name → kind. state: settings → scalars that live
-    across iterations. evaluate:
-    ``body(prompts, roles…) -> batch`` with ``scores``, run on held-out prompts in place of the usual
-    evaluation.
+    data: columns of the data beyond prompt and answer, name → kind.
+
+    state: a function from the settings to scalars that keep their values from one iteration to the next.
+
+    evaluate: ``body(prompts, roles…) -> batch`` with ``scores``. It runs on held-out prompts instead of the
+    usual evaluation.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
@@ -133,10 +147,10 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Run ``body(prompts) -> batch`` on these prompts, then on fresh ones, until ``groups`` groups with
-    ``keep`` are found.
+    """Run ``body(prompts) -> batch`` on these prompts, then on fresh ones, until enough groups are kept.
 
-    ``body`` gives the group column ``keep``. At most ``tries`` runs; kept groups are joined in prompt order.
-    Too few: train on those, with a warning; none: the iteration is skipped.
+    ``body`` returns the group column ``keep``. It runs until ``groups`` groups have ``keep``, and at most
+    ``tries`` times. Kept groups are joined in prompt order. If fewer groups are kept, the iteration trains on
+    them and prints a warning. If no group is kept, the iteration is skipped.
     """
     return current().repeat(body, prompts, groups, tries)

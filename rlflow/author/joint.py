@@ -17,19 +17,24 @@ from rlflow.errors import Place, Problem
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One loss of an optimizer step: the objective has ``scale`` times its average over its own rows."""
+    """One loss of an optimizer step.
+
+    The objective adds ``scale`` times the loss's average over its own rows.
+    """
 
     loss: Loss
-    settings: Mapping[str, Any]  # of the loss
+    settings: Mapping[str, Any]  # settings of the loss
     mean: Any  # how its values are averaged: "tokens", "rows", "row-tokens" or a number
     scale: float = 1.0
-    where: str | None = None  # bool column of its own rows; None: all rows
-    prefix: str = ""  # of its metrics' names
+    where: str | None = None  # bool column that selects the loss's rows; None: all rows
+    prefix: str = ""  # prefix of its metrics' names
 
 
 class JointLoss(Loss):
-    """Several losses that share one forward and one step. As a loss it reads what any of them reads, and the
-    columns of their rows."""
+    """Several losses that share one forward pass and one optimizer step.
+
+    A joint loss reads the columns of all its losses, and the columns that select their rows.
+    """
 
     def __init__(self, losses: Sequence[Loss], scale: Sequence[float], where: Sequence[str | None]) -> None:
         new = dict.fromkeys(quantity for loss in losses for quantity in loss.new)
@@ -54,13 +59,15 @@ class JointLoss(Loss):
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for the same losses, joined in the same way."""
+        """A key that is equal for the same losses joined in the same way."""
         return (*(loss.key for loss in self.losses), self.scale, self.where)
 
     @cached_property
     def signature(self) -> Signature:
-        """Columns and settings of all losses. A setting for which two of them have different defaults must be
-        passed."""
+        """Columns and settings of all losses.
+
+        If two losses have different defaults for a setting, the call must pass it.
+        """
         columns: dict[str, ColumnParameter] = {}
         for parameter in (parameter for loss in self.losses for parameter in loss.signature.columns):
             known = columns.setdefault(parameter.name, parameter)
@@ -97,7 +104,10 @@ class JointLoss(Loss):
 
 
 def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
-    """The losses of a step, each with its own settings and average; of a loss that is alone, that one."""
+    """Return the losses of a step, each with its own settings and average.
+
+    A loss that is not joint gives one term.
+    """
     if not isinstance(loss, JointLoss):
         return [LossTerm(loss, settings, mean)]
     prefixes: list[str] = []
@@ -120,15 +130,18 @@ def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
 
 
 def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
-    """The settings that an update takes for itself."""
+    """Return the settings that belong to the update itself, not to its losses."""
     return UPDATE if isinstance(loss, Loss) and not isinstance(loss, JointLoss) else JOINT
 
 
 def joined(
     what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[Loss, list[Problem]]:
-    """The losses of a call as one; and the problems that they have with each other and with ``scale``,
-    ``mean`` and ``where``, which are one for each of them. A bad one is then taken as its default."""
+    """Join the losses of a call into one, and return it with the problems of the call.
+
+    The problems are clashes between the losses, and ``scale``, ``mean`` or ``where`` without exactly one
+    value for each loss. A wrong value is replaced by its default.
+    """
     problems, count = list(_clashes(what, losses, place)), len(losses)
     sound = {}
     for name in ("scale", "where", "mean"):
@@ -138,14 +151,14 @@ def joined(
             or not JOINT[name].test(value)
             or (name == "mean" and not isinstance(value, tuple | list))
         ):
-            continue  # absent, one average for all, or reported with the call's other settings
+            continue  # absent, one average for all losses, or reported with the call's other settings
         if len(value) == count:
             sound[name] = value
         else:
             problems.append(
                 Problem(
                     "joint-losses",
-                    f"{what} takes one {name} for each of its {count} losses",
+                    f"{what} needs one {name} for each of its {count} losses",
                     place,
                     found=f"{name}={value!r}",
                     expected=f"a tuple of {count}",
@@ -158,17 +171,17 @@ def joined(
 
 
 def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
-    """One forward has one head, and what the update takes for itself no loss can get."""
+    """Losses of one step must share a head, and must not have a setting that the update takes for itself."""
     heads = {loss.head: loss for loss in losses}
     if len(heads) > 1:
         yield Problem(
             "two-heads",
-            f"{what} takes losses of {len(heads)} heads in one step",
+            f"{what} has losses of {len(heads)} heads in one step",
             place,
             [*heads.values()][1].place,
-            found=", ".join(f"'{loss.name}' of {head}" for head, loss in heads.items()),
-            expected="losses of one head",
-            remedy="use two roles, with an update each",
+            found=", ".join(f"'{loss.name}' uses {head}" for head, loss in heads.items()),
+            expected="losses that use one head",
+            remedy="use two roles, each with its own update",
         )
     for loss, name in (
         (loss, name)
@@ -178,7 +191,7 @@ def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator
     ):
         yield Problem(
             "joint-losses",
-            f"{what} takes {name}= for itself, so loss '{loss.name}' does not get its setting of that name",
+            f"{what} uses {name}= itself, so loss '{loss.name}' cannot have a setting of that name",
             place,
             loss.place,
             found=f"a setting '{name}'",

@@ -1,4 +1,4 @@
-"""Loading an algorithm's file, once, and finding the flow in it."""
+"""Load an algorithm's file once and find the flow in it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Target:
-    """A file that a user named, and the flow in it where the file has several."""
+    """A file that a user named, and the name of the flow if the user gave one."""
 
     path: Path
     flow: str | None = None
 
 
 def algorithms_folder() -> Path:
-    """The folder of the installed algorithms."""
+    """Return the folder of the installed algorithms."""
     return Path(next(iter(importlib.import_module("rlflow.algorithms").__path__)))
 
 
 def target(text: str) -> Target:
-    """``FILE``, ``FILE::flow`` or an installed algorithm's name. Raises PlanError for what is not there."""
+    """Resolve ``FILE``, ``FILE::flow`` or an installed algorithm's name.
+
+    Raises PlanError if the file does not exist.
+    """
     name, _, flow = text.partition("::")
     path = Path(name)
     if not path.exists() and path.suffix == "" and (algorithms_folder() / f"{name}.py").is_file():
@@ -54,7 +57,7 @@ def target(text: str) -> Target:
 
 
 def load_flow(text: str) -> Flow:
-    """The one flow that the file defines, or the one named. Raises FlowError or PlanError."""
+    """Return the only flow that the file defines, or the named flow. Raises FlowError or PlanError."""
     where = target(text)
     flows = flows_of(load(where.path))
     if where.flow is not None:
@@ -66,7 +69,7 @@ def load_flow(text: str) -> Flow:
                 found=listed(flows),
                 expected=where.flow,
                 nearest=nearest(where.flow, flows),
-                remedy="name a flow of the file",
+                remedy="name a flow that the file defines",
             )
         return flows[where.flow]
     if len(flows) != 1:
@@ -75,8 +78,8 @@ def load_flow(text: str) -> Flow:
 
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
-    """Flows defined in the module; imported ones do not count."""
-    # a second name counts once
+    """Return the flows that the module defines; imported flows do not count."""
+    # a flow with two names counts once
     names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}
     return {
         name: flow for flow, name in reversed(names.items()) if flow.function.__module__ == module.__name__
@@ -100,14 +103,17 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
         second.place,
         list(flows.values())[0].place,
         found=listed(flows),
-        expected="one, or one named",
+        expected="one flow, or one named flow",
         remedy=f"name one: {path.name}::{next(iter(flows))}",
     )
 
 
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
-    """The module of a file, loaded once; its folder is importable. Raises FlowError where the file raises."""
+    """Return the module of a file, loaded once, with its folder importable.
+
+    Raises FlowError if the file raises.
+    """
     installed = path.parent == algorithms_folder().resolve()
     _make_importable(path.parent)
     try:
@@ -120,7 +126,7 @@ def load(path: Path) -> ModuleType:
 
 
 class _TextLoader(importlib.machinery.SourceFileLoader):
-    """Loads what is said to be in a file, whatever is there."""
+    """Loads a text as the content of a file, without reading the file."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
         super().__init__(name, path)
@@ -130,13 +136,16 @@ class _TextLoader(importlib.machinery.SourceFileLoader):
         return self._text.encode()
 
     def path_stats(self, path: str) -> NoReturn:
-        raise OSError  # so that no compiled file is looked for, or left
+        raise OSError  # so that Python neither reads nor writes a compiled file
 
 
 @lru_cache(maxsize=64)
 def load_text(path: Path, text: str) -> ModuleType:
-    """The module of a text, which nothing is written for and read again. It shows in messages as the file
-    ``path``, and imports from its folder. Raises FlowError where the text raises."""
+    """Return the module of a text, without writing the text to a file.
+
+    Messages show it as the file ``path``, and it imports from that file's folder. Raises FlowError if the
+    text raises.
+    """
     name = _module_name(path)
     _make_importable(path.parent)
     try:
@@ -182,8 +191,8 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
     elif not isinstance(error, SyntaxError) and (stands_in := _in_place_of_packages(path.parent)):
         place = Place(str(stands_in[0]), 1)
         remedy = (
-            f"rename {listed(file.name for file in stands_in)}, which is imported in place of what "
-            "it is named for"
+            f"rename {listed(file.name for file in stands_in)}: Python imports it instead of the module "
+            "with the same name"
         )
     return FlowError(
         Problem(
@@ -199,12 +208,12 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
 
 
 def exported() -> tuple[str, ...]:
-    """The names that algorithms may import from rlflow."""
+    """Return the names that algorithms may import from rlflow."""
     return engines().exports
 
 
 def _in_place_of_packages(folder: Path) -> list[Path]:
-    """Files beside an algorithm that are named as a module of Python or an installed package is."""
+    """Return the files next to an algorithm that hide a standard module or an installed package."""
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
     def installed(name: str) -> bool:

@@ -1,5 +1,4 @@
-"""@loss: a function of what the model computes now and of columns, to a value per token or per row and
-metrics."""
+"""@loss: a function of model outputs and columns that returns a value per token or row, and metrics."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ Quantity = Literal["logprobs", "entropy", "values", "scores"]
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss of an algorithm; made by ``@loss``."""
+    """A loss of an algorithm, made by ``@loss``."""
 
     function: Callable[..., Any]
-    # what the model computes for it; the first says which head it has
+    # quantities that the model computes for the loss; the first decides which head the model has
     new: tuple[Quantity, ...] = ("logprobs",)
     rows: Literal["row", "group"] = "row"
     stale_ok: str = ""  # why rows of older weights need no correction in this loss
@@ -32,7 +31,7 @@ class Loss:
         )
 
     def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
-        """(value, metrics); a bare value has no metrics."""
+        """Return (value, metrics); a bare value has no metrics."""
         result = self.function(new, *columns, **settings)
         return result if isinstance(result, tuple) else (result, {})
 
@@ -43,12 +42,12 @@ class Loss:
 
     @property
     def head(self) -> Quantity:
-        """The head that the model needs: entropy comes from the same head as log-probs."""
+        """The head that the loss needs. Entropy comes from the same head as log-probs."""
         return "logprobs" if self.new[0] == "entropy" else self.new[0]
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for losses that are alike within this process."""
+        """A key that is equal for equal losses within this process."""
         return id(self)
 
     @cached_property
@@ -63,7 +62,7 @@ class Loss:
 
     @property
     def digest(self) -> str:
-        """A digest of the function's source and of what it uses, by which a changed loss is recognised."""
+        """Digest of the function's source and of what it uses; it changes if the loss changes."""
         return source_lines.digest(self.function)
 
 
@@ -88,10 +87,17 @@ def loss(
 ) -> Any:
     """Make ``f(new, columns…, *, settings) -> (value, metrics)`` a loss.
 
-    new: what the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or ("logprobs",
-    "entropy"). rows="group": the loss sees whole adjacent groups (pairs).
-    stale_ok: why rows that older weights sampled need no correction, in a sentence. `check` prints it.
-    unrewarded: why the flow's rewards need not reach this loss, in a sentence. `check` prints it.
+    new: the quantity that the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or
+    ("logprobs", "entropy").
+
+    rows="group": the loss sees complete groups (pairs), whose rows are adjacent.
+
+    stale_ok: the reason, in a sentence, why rows sampled by older weights need no correction. `check` prints
+    it.
+
+    unrewarded: the reason, in a sentence, why the flow's rewards need not reach this loss. `check` prints it.
+
+    Raises TypeError for other values.
     """
     names = (new,) if isinstance(new, str) else tuple(new)
     unknown = [name for name in names if name not in ("logprobs", "entropy", "values", "scores")]

@@ -1,11 +1,12 @@
-"""Messages of a chat as a value of a text column: one string, so that columns of them travel and are saved as
-other text is.
+"""Chat messages as one string, so that text columns can carry and store them like other text.
 
-A message is a mapping with the text ``role`` and the text ``content``, and whatever else a chat template may
-read of it: ``tool_calls``, ``name``, ``reasoning_content``, each a value that JSON has. Beside other keys the
-content may be None or absent. In memory the type of the string, ``Packed``, tells messages from text. Where
-strings are written as bytes a mark before messages does, and text that begins with the mark gets another one:
-so nothing that data or a model say is ever taken for messages.
+A message is a mapping with the texts ``role`` and ``content``. It may have other keys that a chat template
+reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value. If it has other keys,
+its content may be None or absent.
+
+In memory, the string type ``Packed`` distinguishes messages from text. In bytes, a prefix marks messages, and
+text that begins with the prefix gets the prefix once more. So text from the data or from a model is never
+mistaken for messages.
 """
 
 from __future__ import annotations
@@ -16,47 +17,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
-# what messages begin with where they are written; the character separates records (ASCII)
+# prefix of messages in written strings; the character separates records in ASCII
 MARK = "\x1emessages\x1e"
 UNSOUND = re.compile("[\ud800-\udfff\0]")
-# what is counted of a text that is changed for a model: characters that U+FFFD replaces, texts that are cut
+# what the changes to a model's text count: characters replaced by U+FFFD, texts that were cut
 CHANGES = ("replaced", "cut")
-PLAIN = {"role", "content"}  # keys of a message that is nothing but text
+PLAIN = {"role", "content"}  # keys of a message that has a role and a text only
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool in what a model said."""
+    """A tool call that a model wrote."""
 
     name: str  # of the tool
     arguments: Mapping[str, Any]  # by name
-    problem: str = ""  # why it is no call; empty for one
+    problem: str = ""  # why this is not a valid call; empty for a valid call
 
 
 class Packed(str):
-    """Messages as one string, as JSON: of each that is plain the pair of role and content, of any other the
-    whole object."""
+    """Messages as one JSON string.
+
+    A message with a role and a text only is stored as the pair [role, content], any other message as an
+    object.
+    """
 
     __slots__ = ()
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value is one message or more."""
+    """Return True if the value is a non-empty list or tuple of messages."""
     return isinstance(value, list | tuple) and len(value) > 0 and not any(map(fault, value))
 
 
 def fault(value: Any) -> str:
-    """Why a value is no message, with the key that is wrong; empty for a message."""
+    """Return why a value is not a message, naming the wrong key; empty for a message."""
     if not isinstance(value, Mapping):
-        return f"{type(value).__name__} in place of a message"
+        return f"{type(value).__name__} instead of a message"
     if not isinstance(value.get("role"), str):
-        return f"its 'role' is {_named(value, 'role')}, not a text"
+        return f"its 'role' is {_named(value, 'role')}, expected a text"
     if not isinstance(value.get("content"), str) and (
         value.get("content") is not None or value.keys() <= PLAIN
     ):
-        return f"its 'content' is {_named(value, 'content')}, not a text"
+        return f"its 'content' is {_named(value, 'content')}, expected a text"
     return next(
         (
-            f"its '{key}' cannot be carried: {reason}"
+            f"its '{key}' cannot be stored: {reason}"
             for key, item in value.items()
             if (reason := _beyond_json(key, item))
         ),
@@ -69,21 +73,24 @@ def _named(value: Mapping[str, Any], key: str) -> str:
 
 
 def _beyond_json(key: Any, item: Any) -> str:
-    """Why a template in another process cannot be given an entry of a message; empty where it can."""
+    """Return why an entry of a message cannot be sent to a template in another process; empty if it can."""
     if not isinstance(key, str):
-        return "the key is no text"
+        return "the key is not a text"
     try:
         json.dumps(item, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         return f"it is not valid Unicode: {error.reason}"
     except (TypeError, ValueError, RecursionError) as error:
-        return f"{type(item).__name__}, of which there is no JSON: {error}"
+        return f"{type(item).__name__} has no JSON form: {error}"
     return ""
 
 
 def mended(value: Any) -> tuple[Any, int]:
-    """A text, or messages, with U+FFFD for each lone surrogate and NUL, in keys and nested values too, and
-    how many these were. No tokenizer takes the former. Other values stay."""
+    """Return a text or messages with U+FFFD for each lone surrogate and NUL, and the number of replacements.
+
+    Replaces them in keys and nested values too. Tokenizers do not accept lone surrogates. Other values are
+    unchanged.
+    """
     if isinstance(value, str):
         return UNSOUND.subn("\ufffd", value)
     if isinstance(value, Mapping):
@@ -96,12 +103,12 @@ def mended(value: Any) -> tuple[Any, int]:
 
 
 def is_plain(message: Message) -> bool:
-    """Whether a message is nothing but a role and a text."""
+    """Return True if the message has a role and a text only."""
     return set(message) == PLAIN and message["content"] is not None
 
 
 def packed(messages: Sequence[Message]) -> Packed:
-    """Messages as one string."""
+    """Return messages as one string."""
     whole = [
         [message["role"], message["content"]] if is_plain(message) else dict(message) for message in messages
     ]
@@ -109,7 +116,7 @@ def packed(messages: Sequence[Message]) -> Packed:
 
 
 def unpacked(text: str) -> str | list[Message]:
-    """The messages in a string that ``packed`` gave; any other text as it is."""
+    """Return the messages of a string that ``packed`` made; other text is returned unchanged."""
     if not isinstance(text, Packed):
         return text
     whole = json.loads(text)
@@ -120,13 +127,15 @@ def unpacked(text: str) -> str | list[Message]:
 
 
 def written(text: str) -> str:
-    """A text, or messages, as a plain string, for ``read``."""
+    """Return a text or messages as a plain string that ``read`` can decode."""
     return MARK + text if isinstance(text, Packed) or text.startswith(MARK) else text
 
 
 def read(text: str) -> str:
-    """A text, or messages, from a string that ``written`` gave. Raises ValueError for a string that it writes
-    for nothing."""
+    """Return the text or messages of a string that ``written`` made.
+
+    Raises ValueError for a string that ``written`` cannot have made.
+    """
     if not text.startswith(MARK):
         return text
     rest = text.removeprefix(MARK)
@@ -134,18 +143,22 @@ def read(text: str) -> str:
 
 
 def _canonical(value: Packed) -> Packed:
-    """The value, where ``packed`` gives it for some messages."""
+    """Return the value if ``packed`` can have made it, else raise ValueError."""
     try:
         messages = unpacked(value)
     except (ValueError, TypeError, RecursionError):
         messages = []
     if not is_messages(messages) or packed(messages) != value:  # type: ignore[arg-type]
-        raise ValueError(f"no messages after the mark of messages: {value[:40]!r}")
+        raise ValueError(f"found no messages after the prefix of messages: {value[:40]!r}")
     return value
 
 
 def as_text(content: str | Sequence[Message]) -> str:
-    """A text as it is; messages joined, each under its role; one message alone as its text."""
+    """Return content as readable text.
+
+    Text is returned unchanged. Several messages are joined, each under its role. A single message gives its
+    text.
+    """
     if isinstance(content, str):
         return content
     if len(content) == 1:
@@ -154,7 +167,7 @@ def as_text(content: str | Sequence[Message]) -> str:
 
 
 def text_of(message: Message) -> str:
-    """The content of a message, and behind it whatever else it has but its role, as JSON."""
+    """Return a message's content, followed by its other keys as JSON, without the role."""
     more = {key: item for key, item in message.items() if key not in PLAIN}
     return " ".join(
         [*filter(None, [message.get("content")]), *([json.dumps(more, ensure_ascii=False)] if more else [])]

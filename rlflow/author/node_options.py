@@ -1,5 +1,4 @@
-"""The settings of each call of a graph, with their types; and the same settings as a graph shows and stores
-them."""
+"""The settings of each call of a graph with their types, and the form that a graph shows and stores."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Mean = Literal["tokens", "rows", "row-tokens"] | int | float
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """The settings of a call. A call without settings has this class itself."""
+    """The settings of a call. A call without settings has this base class."""
 
     @property
     def shown(self) -> Pairs:
@@ -27,14 +26,13 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class ShownOptions(NodeOptions):
-    """Settings of a stage, whose types only the stage knows; or settings of a verb in which a secret is
-    masked."""
+    """Settings of a stage, whose types only the stage knows; or settings with a masked secret."""
 
     own: Pairs = ()
 
     @property
     def shown(self) -> Pairs:
-        """The settings, which are as they are shown."""
+        """The settings, unchanged."""
         return self.own
 
 
@@ -52,11 +50,11 @@ class GenerateOptions(NodeOptions):
     min_tokens: int = 0
     lengths: tuple[int, ...] = ()
     skip_special_tokens: bool = False
-    environment: str | None = None  # described; what answers the role between its turns
+    environment: str | None = None  # description of the environment that answers the role between its turns
 
     @property
     def shown(self) -> Pairs:
-        """Those that say something."""
+        """The settings as a graph shows them, without settings that are off."""
         return tuple(
             (name, value)
             for name, value in super().shown
@@ -71,15 +69,19 @@ class UpdateOptions(NodeOptions):
     epochs: int = 1
     minibatch: int | None = None  # rows of an optimizer step; None: all rows
     mean: Mean | tuple[Mean, ...] = "tokens"  # one for all losses, or one for each
-    after: int = 0  # iterations in which nothing is learned yet
-    scale: tuple[int | float, ...] | None = None  # of several losses the factor of each
-    where: tuple[str | None, ...] | None = None  # of several losses the column of each one's rows
-    losses: tuple[str, ...] = ()  # of several losses their names
+    after: int = 0  # iterations before the first update
+    scale: tuple[int | float, ...] | None = None  # with several losses: the factor of each
+    # with several losses: the column that selects the rows of each
+    where: tuple[str | None, ...] | None = None
+    losses: tuple[str, ...] = ()  # with several losses: their names
     own: Pairs = ()  # settings of the losses
 
     @property
     def shown(self) -> Pairs:
-        """Those of several losses only if there are several, then those of the losses."""
+        """The settings as a graph shows them, followed by the settings of the losses.
+
+        Settings that concern several losses are hidden if there is only one.
+        """
         hidden = {"own"} if self.losses else {"own", "scale", "where", "losses"}
         return (*(pair for pair in super().shown if pair[0] not in hidden), *self.own)
 
@@ -88,7 +90,7 @@ class UpdateOptions(NodeOptions):
 class RepeatOptions(NodeOptions):
     """Settings of `repeat`."""
 
-    groups: int  # that are to be kept
+    groups: int  # number of groups to keep
     tries: int
 
 
@@ -96,14 +98,14 @@ class RepeatOptions(NodeOptions):
 class AskOptions(NodeOptions):
     """Settings of `ask`."""
 
-    roles: tuple[str, ...]  # that answer
+    roles: tuple[str, ...]  # roles that answer
 
 
 @dataclass(frozen=True)
 class ChooseOptions(NodeOptions):
     """Settings of `choose`."""
 
-    count: int  # rows with the highest numbers; 0: the rows that a bool column marks
+    count: int  # number of rows with the highest values; 0: the rows that a bool column marks
     per: Literal["group", "batch"]
 
 
@@ -113,8 +115,8 @@ AnyOptions = (
 
 
 def plain(value: Any) -> Value:
-    """A setting as the graph stores it: numbers and text as they are, anything else by its name or repr."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # more than the wire format holds
+    """Return a setting as the graph stores it: numbers and text unchanged, anything else as its name or repr."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # the wire format holds 64 bits
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value

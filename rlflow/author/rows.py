@@ -1,4 +1,4 @@
-"""``ask``, ``choose`` and ``concat``: rows that are made of rows."""
+"""``ask``, ``choose`` and ``concat``: make rows from rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ def ask(
     after: Literal["tokens"] | None = None,
     tokens_until: str | None = None,
 ) -> Any:
-    """A prompt for each row of ``batch``, in order: the text of ``column``, as the model that samples from it
-    reads prompts.
+    """Make a prompt from each row of ``batch``, in order, with the text of ``column``.
 
-    ``after="tokens"``: the text follows the row's prompt and response as another turn; ids that were sampled
-    stay as they are. With ``tokens_until`` the model goes on from the beginning of the row's own response:
-    the first n of its tokens where the column has a whole number n per row, and where it is a bool per token,
-    the tokens before each True: one asked row for each of them, and what has one value per asked row comes up
-    to the rows that asked as a value per token, NaN elsewhere. What is sampled then is the continuation;
-    ``completion`` is the text of both.
+    The role that samples from the prompts formats them like data prompts. ``after="tokens"``: the text
+    follows the row's prompt and response as another turn; the sampled ids are unchanged.
 
-    Columns with one value per row go along; token columns, ``completion``, ``finish`` and ``group`` do not.
-    Rows whose prompt is longer than the longest prompt are left out and counted as ``ask/too_long``.
+    ``tokens_until``: the model continues from the start of the row's own response. An integer column gives
+    the number of tokens n to continue from, one per row. A bool token column makes one new row for each True,
+    which continues from the tokens before it. A float column with one value per new row can be merged back
+    into ``batch``: it becomes a token column with NaN at other tokens. ``tokens`` then hold the continuation
+    only; ``completion`` is the text of both.
+
+    Columns with one value per row are copied. Token columns, ``completion``, ``finish`` and ``group`` are
+    not. Rows whose prompt is longer than the longest prompt are dropped and counted as ``ask/too_long``.
     """
     by_text = isinstance(column, str) and tokens_until is None and after in (None, "tokens")
     by_tokens = column is None and isinstance(tokens_until, str) and after is None
@@ -36,7 +37,8 @@ def ask(
         raise FlowError(
             Problem(
                 "ask-column",
-                "ask takes the name of a text column, or of one that says how many tokens to go on from",
+                "ask takes the name of a text column, or of a column with the number of tokens to "
+                "continue from",
                 call_place(),
                 found=f"column={column!r}, after={after!r}, tokens_until={tokens_until!r}",
                 expected='ask(batch, "question"), ask(batch, "question", after="tokens") or ask(batch, '
@@ -57,9 +59,12 @@ def choose(
     count: int | None = None,
     per: Literal["group", "batch"] = "batch",
 ) -> Any:
-    """The rows of ``batch`` where the bool ``column`` is True; or the ``count`` rows with the largest
-    ``top``, of the batch or of each group, ties by order, NaN never. Their order stays. Where none is left
-    the iteration is skipped; how many went is ``choose/dropped``."""
+    """Keep the rows of ``batch`` that a bool column marks, or the rows with the largest values of ``top``.
+
+    With ``column``: the rows where it is True. With ``top``: ``count`` rows of the batch or of each group;
+    ties go to the earlier row, and NaN is never chosen. Row order stays. If no row is left, the iteration is
+    skipped. The metric ``choose/dropped`` counts dropped rows.
+    """
     by_flag = isinstance(column, str) and top is None and count is None and per == "batch"
     by_rank = (
         column is None
@@ -72,7 +77,7 @@ def choose(
         raise FlowError(
             Problem(
                 "choose-arguments",
-                "choose takes a bool column, or a column to rank by and how many",
+                "choose takes a bool column, or a column to rank by and a count",
                 call_place(),
                 found=f"column={column!r}, top={top!r}, count={count!r}, per={per!r}",
                 expected='choose(batch, "hard"), or choose(batch, top="scores", count=2, per="group")',
@@ -83,17 +88,19 @@ def choose(
 
 
 def concat(*batches: Any) -> Any:
-    """The rows of all batches, one batch after another, with the columns that all have. Groups of different
-    batches stay apart."""
+    """Join the rows of all batches, one batch after another, with the columns that all have.
+
+    Groups of different batches stay separate.
+    """
     if len(batches) < 2:
         raise FlowError(
             Problem(
                 "concat-arguments",
-                "concat joins the rows of two batches or more",
+                "concat needs two batches or more",
                 call_place(),
                 found=f"{len(batches)} batches",
                 expected="concat(first, second)",
-                remedy="pass each batch by itself",
+                remedy="pass each batch as an argument of its own",
             )
         )
     return current().concat(batches)

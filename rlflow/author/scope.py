@@ -1,5 +1,5 @@
-"""Who answers the calls in a flow: a tracer that records them, a session that runs them, or nobody but the
-stages themselves."""
+"""The receiver of the calls in a flow: a tracer that records them, a session that runs them, or a direct
+call."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from rlflow.author.stage import Stage
 
 T = TypeVar("T")
-# a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
+# a text as a prompt, a text after the sampled ids, or the start of the sampled ids
 AskWay = Literal["text", "after", "until"]
 
 
 class Scope(Protocol):
-    """The receiver of a flow's calls of stages, `repeat`, `ask`, `choose` and `concat`: a tracer, or a
-    session that runs them. Verbs of roles go to the role objects."""
+    """The receiver of a flow's calls to stages, `repeat`, `ask`, `choose` and `concat`.
+
+    It is a tracer, or a session that runs the calls. Method calls of roles go to the role objects instead.
+    """
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
-        """Call a stage on a batch. ``gives``: new names of its columns."""
+        """Call a stage on a batch. ``gives``: new names for its output columns."""
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
         """Call ``body`` on fresh prompts until ``groups`` groups are kept, at most ``tries`` times."""
@@ -39,26 +41,28 @@ class Scope(Protocol):
         """Join rows of several batches."""
 
     def number(self, name: str) -> Any:
-        """The scalar of this name that every batch has, on real batches; None where there is none."""
+        """Return the scalar of this name that every real batch has, or None."""
 
 
 class Interpreter(Protocol):
-    """What runs flows and stages that are called as functions."""
+    """Runs flows and stages that are called as functions."""
 
     def call(self, flow: Any, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """One eager iteration; inside another flow, that flow's lines."""
+        """Run one eager iteration. Inside another flow, run this flow's lines as a part of it."""
 
     def bare(self) -> Scope:
-        """The scope of stages that are called outside any flow."""
+        """Return the scope for stages that are called outside any flow."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """How to load what runs and what traces flows. Both are built on this package, so `rlflow` says it; each
-    is loaded when it is needed."""
+    """How to load the interpreter and the tracer of flows.
+
+    Both depend on this package, so `rlflow` registers them. Each is loaded when it is needed.
+    """
 
     interpreter: Callable[[], Interpreter]
-    # gives: (flow, settings) → its compiled form, which has a graph
+    # returns a function: (flow, settings) → the compiled flow, which has a graph
     tracer: Callable[[], Callable[[Any, Any], Any]]
     exports: tuple[str, ...]  # the names that algorithms may import from rlflow
 
@@ -67,12 +71,12 @@ _engines: list[Engines] = []
 
 
 def register(engines: Engines) -> None:
-    """Say how engines are loaded."""
+    """Set how the interpreter and the tracer are loaded."""
     _engines[:] = [engines]
 
 
 def engines() -> Engines:
-    """The engines that were registered."""
+    """Return the registered engines."""
     return _engines[0]
 
 
@@ -80,7 +84,7 @@ _current: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 
 def current() -> Scope:
-    """The scope of the flow that is being called; outside any flow, one that runs stages at once."""
+    """Return the scope of the flow that is being called; outside any flow, a scope that runs stages at once."""
     return _current.get() or engines().interpreter().bare()
 
 
@@ -100,17 +104,16 @@ def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def number(name: str) -> Any:
-    """The scalar of this name that every batch of the flow that is being called has; None where there is
-    none."""
+    """Return the scalar of this name that every batch of the current flow has, or None."""
     scope = _current.get()
     return scope.number(name) if scope is not None else None
 
 
 def batch_like(value: Any) -> bool:
-    """Whether a value is a batch, real or symbolic."""
+    """Return True if a value is a batch, real or symbolic."""
     return hasattr(type(value), "columns") and hasattr(type(value), "rename")
 
 
 def symbolic(value: Any) -> bool:
-    """Whether a value stands for one that is not known while a flow is traced."""
+    """Return True if a value stands for one that is unknown while a flow is traced."""
     return getattr(type(value), "symbolic", False) is True

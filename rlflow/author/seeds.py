@@ -1,13 +1,11 @@
-"""Seeds, and random numbers as a function of them: what is drawn depends neither on who else draws nor on a
-library's version, and there is no global generator.
+"""Seeds, and random numbers as a function of them, without a global generator.
 
-Every draw of a run has a seed derived from (run seed, iteration, call in program order, row key). A row key
-is (position in the data stream, sample number), so that what is drawn for a row does not depend on where,
-when or beside which other rows it runs.
+Draws do not depend on other draws or on a library's version. Every draw of a run has a seed derived from (run
+seed, iteration, call in program order, row key). A row key is (position in the data stream, sample number).
+So the draws of a row do not depend on where, when or with which other rows it runs.
 
-Everything rests on the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", 2014) as a hash of (seed, counter). int64 arithmetic wraps as the unsigned arithmetic of the
-paper does.
+The hash of (seed, counter) is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", 2014). int64 arithmetic wraps like the unsigned arithmetic of the paper.
 """
 
 from __future__ import annotations
@@ -20,29 +18,30 @@ import torch
 from torch import Tensor
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
-_KEY_FACTORS = (GOLDEN, 0xD1B54A32D192ED03 - 2**64)  # an odd factor for each number of a row key, in turn
+# odd factors for the numbers of a row key, used alternately
+_KEY_FACTORS = (GOLDEN, 0xD1B54A32D192ED03 - 2**64)
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
 
 
 def signed(seed: int) -> int:
-    """The int64 with the lowest 64 bits of ``seed``."""
+    """Return the int64 with the lowest 64 bits of ``seed``."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
 def splitmix(x: Tensor) -> Tensor:
-    """A bijection of int64 [...] whose outputs look independent, even of neighbouring inputs."""
+    """Map int64 [...] one to one to values that look independent, even for neighbouring inputs."""
     return finalised(x + GOLDEN)
 
 
 def finalised(x: Tensor) -> Tensor:
-    """The finaliser alone, which leaves 0 as it is."""
+    """Apply the finaliser alone, which maps 0 to 0."""
     for shift, factor in _MIX:
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor  # a logical shift: torch's keeps the sign
     return x
 
 
 def mixed(*numbers: int) -> int:
-    """One seed from several numbers; their order matters."""
+    """Return one seed from several numbers; their order matters."""
     state = torch.zeros((), dtype=torch.int64)
     for number in numbers:
         state = splitmix(state ^ signed(number))
@@ -72,13 +71,13 @@ def permutation(count: int, *seeds: int) -> Tensor:
 
 
 def derived(*parts: int | str) -> int:
-    """A 63-bit seed from integers and names."""
+    """Return a 63-bit seed from integers and names."""
     text = "\0".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def row_seeds(base: int, keys: Tensor) -> list[int]:
-    """A 63-bit seed for each row's path [rows, 2 or more]."""
+    """Return a 63-bit seed for each row's path [rows, 2 or more]."""
     state = torch.full((len(keys),), base, dtype=torch.int64)
     for column, odd in zip(range(keys.shape[1]), itertools.cycle(_KEY_FACTORS), strict=False):
         state = finalised(state ^ (keys[:, column] + 1) * odd)
@@ -86,8 +85,10 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
 
 
 def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
-    """A 63-bit seed for a later turn of each row, by the row's own seed: the row's stream of chance goes on
-    there. Turn 0 is the row's."""
+    """Return a 63-bit seed for a later turn of each row, derived from the row's own seed.
+
+    Turn 0 has the row's own seed, so later turns continue the row's random stream.
+    """
     if not turn:
         return list(seeds)
     state = finalised(
@@ -97,5 +98,5 @@ def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
 
 
 def generator(seed: int) -> torch.Generator:
-    """A torch generator with this seed, on the CPU."""
+    """Return a torch generator with this seed, on the CPU."""
     return torch.Generator().manual_seed(seed)

@@ -1,5 +1,4 @@
-"""Settings dataclasses: their fields with comments, values from text, ranges, and the variants that `check`
-judges."""
+"""Settings dataclasses: fields with comments, values from text, ranges, and the variants that `check` tries."""
 
 from __future__ import annotations
 
@@ -23,8 +22,10 @@ from rlflow.errors import Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: its type, default, its comment (on its line, else on those right above it) and where it
-    is."""
+    """One setting: its type, default, comment and place in the file.
+
+    The comment is the one on the setting's line, or else the comment lines right above it.
+    """
 
     name: str
     type: Any
@@ -33,7 +34,7 @@ class Field:
     place: Place | None
 
 
-# What was read of a class's source: to find a class in its file, the whole file is parsed.
+# Cache of the comments of each class: finding a class in its file means parsing the file.
 _read: weakref.WeakKeyDictionary[type, dict[str, tuple[Place | None, str]]] = weakref.WeakKeyDictionary()
 
 
@@ -52,7 +53,7 @@ def fields(settings: type) -> dict[str, Field]:
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
-    """The place of each field's declaration and its comment, with the fields of base classes."""
+    """Return the place and the comment of each field, including fields of base classes."""
     comments: dict[str, tuple[Place | None, str]] = {}
     for owner in reversed(settings.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -94,16 +95,18 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
 
 
 def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
-    """As ``override``, for the settings of a flow. A number that is not finite is refused too, unless the
-    declared default is none."""
+    """Return ``override`` for the settings of a flow.
+
+    Also refuses numbers that are not finite, unless the declared default is not finite either.
+    """
     return override(settings, changes, "hp.", finite=True)
 
 
 def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: bool = False) -> Any:
-    """The dataclass instance with the changes, parsed from text where they are text, and its ranges checked.
+    """Return the dataclass instance with the changes applied, text parsed, and ranges checked.
 
-    finite: refuses numbers that are not, but for settings whose declared default is not. Raises PlanError for
-    unknown names and unsuitable values, all at once.
+    finite: refuses numbers that are not finite, unless the declared default of the setting is not finite.
+    Raises PlanError with all unknown names and unsuitable values at once.
     """
     known = fields(type(settings))
     problems = [_unknown(name, known, prefix) for name in changes if name not in known]
@@ -133,9 +136,9 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
     PlanError.refuse(problems)
     try:
         return type(settings)(**parsed)
-    except PlanError:  # says all
+    except PlanError:  # the class raised its own complete error
         raise
-    except Exception as error:  # whatever a __post_init__ raises
+    except Exception as error:  # a __post_init__ may raise anything
         raise PlanError.of(
             "setting-range",
             f"the settings do not fit together: {error}",
@@ -146,7 +149,7 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
 
 
 def _infinite(value: Any) -> bool:
-    """Whether a value is a number that is not finite, or holds one."""
+    """Return True if a value is a non-finite number or contains one."""
     return (
         any(map(_infinite, value))
         if isinstance(value, tuple | list)
@@ -157,7 +160,7 @@ def _infinite(value: Any) -> bool:
 def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
     return Problem(
         "unknown-setting",
-        f"there is no setting '{prefix}{name}'",
+        f"unknown setting '{prefix}{name}'",
         found=name,
         expected=f"one of {listed(known)}",
         nearest=nearest(name, known),
@@ -166,7 +169,10 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
 
 
 def parse(type_: Any, value: Any) -> Any:
-    """A value of the annotated type, from text or as it is. Raises ValueError that says what was expected."""
+    """Return a value of the annotated type, from text or from a value.
+
+    Raises ValueError that says what was expected.
+    """
     from pydantic import ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
 
@@ -175,7 +181,7 @@ def parse(type_: Any, value: Any) -> Any:
     try:
         adapter = _adapter(type_)
         parsed = adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
-    except PydanticSchemaGenerationError:  # a type of the author's own: nothing is known about its values
+    except PydanticSchemaGenerationError:  # a type that the author defined: its values cannot be checked
         return value
     except ValidationError as error:
         reasons = "; ".join(
@@ -202,7 +208,7 @@ def _optional(type_: Any) -> bool:
 
 
 def described(type_: Any) -> str:
-    """A type and its range in words: ``float > 0``."""
+    """Return a type and its range in words: ``float > 0``."""
     if typing.get_origin(type_) is typing.Annotated:
         base, *limits = typing.get_args(type_)
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -225,8 +231,11 @@ def _limits(limit: Any) -> Iterator[tuple[str, Any]]:
 
 
 def variants(settings: Any) -> Iterator[tuple[str, Any]]:
-    """(what was changed, the settings): every boolean flipped, every Literal's other values, every number at
-    0 where its range allows."""
+    """Yield (what was changed, the settings) for each change of one setting.
+
+    The changes: every boolean flipped, every other value of a Literal, every number at 0 if its range allows
+    0.
+    """
     if settings is None:
         return
     for entry in fields(type(settings)).values():

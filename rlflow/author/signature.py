@@ -1,4 +1,4 @@
-"""Reading a user function's signature: positional parameters name columns, keyword-only ones are settings."""
+"""Read a user function's signature: positional parameters name columns, keyword-only parameters are settings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class ColumnParameter:
-    """A positional parameter: the column it reads, the kind it expects (None: any) and whether the column may
-    be absent."""
+    """A positional parameter: the column that it reads.
+
+    ``kind`` is the kind that the function expects (None: any kind). ``optional``: the column may be absent.
+    """
 
     name: str
     kind: Kind | None
@@ -30,8 +32,8 @@ class Signature:
 
     columns: tuple[ColumnParameter, ...]
     settings: dict[str, Any]  # name → default, or REQUIRED
-    open_settings: bool = False  # whether it takes settings of any name
-    types: dict[str, Any] = field(default_factory=dict)  # name → annotation, where there is one
+    open_settings: bool = False  # True if the function takes settings of any name (``**settings``)
+    types: dict[str, Any] = field(default_factory=dict)  # name → annotation; only annotated settings
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -39,8 +41,11 @@ class Signature:
         return tuple(column.name for column in self.columns)
 
     def takes_float(self, setting: str) -> bool:
-        """Whether a setting may be any float, by its annotation, else by its default: one without either, or
-        without a value, may."""
+        """Return True if the setting may be any float.
+
+        The annotation decides. Without an annotation the default decides; a setting without a default, or
+        with the default None, may be any float.
+        """
         if setting in self.types:
             return float in _parts(self.types[setting])
         default = self.settings.get(setting)
@@ -48,14 +53,18 @@ class Signature:
 
 
 def read(function: Callable[..., Any], skip: int = 0) -> Signature:
-    """The signature without its first ``skip`` parameters. Raises TypeError for ``*args``."""
+    """Return the signature of ``function`` without its first ``skip`` parameters.
+
+    Raises TypeError for ``*args``.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     hints = _hints(function)
     columns, settings, opened = [], {}, False
     for parameter in parameters[skip:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise TypeError(
-                f"{function.__name__}: '*{parameter.name}' names no column; write each column as a parameter"
+                f"{function.__name__}: '*{parameter.name}' does not name a column; write each column as a "
+                "parameter"
             )
         if parameter.kind is parameter.VAR_KEYWORD:
             opened = True
@@ -69,7 +78,7 @@ def read(function: Callable[..., Any], skip: int = 0) -> Signature:
 
 
 def _parts(hint: Any) -> set[Any]:
-    """The types that an annotation allows, without their ranges."""
+    """Return the types that an annotation allows, without their ranges."""
     if typing.get_origin(hint) is typing.Annotated:
         return _parts(typing.get_args(hint)[0])
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -85,6 +94,6 @@ def _column(parameter: inspect.Parameter, hint: Any) -> ColumnParameter:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return inspect.get_annotations(function, eval_str=True)
-    # hints for type checkers alone are not ours to judge
+    # a hint that only type checkers can resolve is not an error here
     except (NameError, SyntaxError, TypeError, AttributeError):
         return typing.cast(dict[str, Any], getattr(function, "__annotations__", {}))

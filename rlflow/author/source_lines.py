@@ -1,5 +1,4 @@
-"""Where user code stands and what it says: places of calls, places of definitions, digests of function
-sources."""
+"""Places of calls and definitions in user code, and digests of function sources."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def call_place() -> Place | None:
-    """First line of the call, in user code, that led here."""
+    """Return the line of user code that made the current call, None if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not _theirs(frame):
         frame = frame.f_back
@@ -32,7 +31,7 @@ def call_place() -> Place | None:
 
 
 def _theirs(frame: types.FrameType) -> bool:
-    """Whether a frame is the user's: not ours, and not of a library that calls back into us."""
+    """Return True if a frame belongs to the user: not to rlflow, nor to a library that calls back into it."""
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if name.partition(".")[0] in ("rlflow", "torch", "numpy", "typer", "click"):
         return name.startswith("rlflow.algorithms.")
@@ -45,16 +44,18 @@ def _lines(code: types.CodeType) -> list[int | None]:
 
 
 def definition_place(function: Callable[..., Any]) -> Place:
-    """The line of `def` (or of the first decorator) of a function."""
+    """Return the place of a function's `def`, or of its first decorator."""
     code = inspect.unwrap(function).__code__
     return Place(code.co_filename, code.co_firstlineno)
 
 
 @lru_cache(maxsize=1024)
 def digest(function: Callable[..., Any]) -> str:
-    """12 hex digits over what the function does: its syntax without comments and docstrings, its defaults,
-    and the same of the functions, classes and constants of its own file that it names. Equal bodies in two
-    files have equal digests."""
+    """12 hex digits that identify what a function does.
+
+    The digest covers the function's syntax without comments and docstrings, its defaults, and the functions,
+    classes and constants of its file that it uses. Equal bodies in two files have equal digests.
+    """
     parts = sorted(set(_meaning(cast(types.FunctionType, inspect.unwrap(function)), set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
@@ -79,16 +80,17 @@ def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The function within a stage, a loss or a cache; whatever else it is, the value. Objects that make up
-    attributes are not asked."""
+    """Return the function within a stage, a loss or a cache, else the value.
+
+    Reads ``__dict__`` only, so that objects with dynamic attributes run no code.
+    """
     while "__wrapped__" in (own := getattr(value, "__dict__", {})):
         value = own["__wrapped__"]
     return value
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:
-    """The globals and captured variables that a function names, in functions and comprehensions within it as
-    well."""
+    """Return the globals and captured variables that a function names, including nested functions."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
@@ -103,7 +105,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _constant(value: Any) -> str | None:
-    """A plain value as text that is the same in every process, None for any other."""
+    """Return a plain value as text that is the same in every process, None for other values."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, dict):
@@ -119,7 +121,7 @@ def _constant(value: Any) -> str | None:
 def _syntax(thing: types.FunctionType | type) -> str:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-    # defined in a console, or a part of a line: the compiled code is all there is
+    # functions of a console or of a part of a line: only compiled code is available
     except (OSError, TypeError, SyntaxError):
         code = getattr(thing, "__code__", None)
         return repr((code.co_code, code.co_names, _shown(code))) if code else thing.__qualname__
@@ -135,5 +137,5 @@ def _syntax(thing: types.FunctionType | type) -> str:
 
 
 def _shown(code: types.CodeType) -> list[Any]:
-    """Constants of compiled code, without the addresses that nested code prints."""
+    """Return the constants of compiled code, without the addresses that nested code prints."""
     return [(c.co_code, _shown(c)) if isinstance(c, types.CodeType) else c for c in code.co_consts]

@@ -1,5 +1,7 @@
-"""@stage: a function of columns with a dispatch mode. Called with a batch it gives a batch; called with
-tensors it is the function."""
+"""@stage: a function of columns with a dispatch mode.
+
+Called with a batch, a stage returns a batch. Called with tensors, it is the plain function.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ Gives = str | tuple[str, ...] | Mapping[str, Kind | None]
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A stage of an algorithm; made by ``@stage``."""
+    """A stage of an algorithm, made by ``@stage``."""
 
     function: Callable[..., Any]
-    gives: dict[str, Kind | None]  # column → its kind; None: that of the values
-    dispatch: Dispatch = DP_COMPUTE  # how its rows go to the ranks of a pool
-    on: str | None = None  # the role with whose model it computes
-    rows: Literal["row", "group"] = "row"  # what of a batch has to be together
-    timeout: float = 300.0  # seconds of a call
+    gives: dict[str, Kind | None]  # column → its kind; None: the kind of the returned values
+    dispatch: Dispatch = DP_COMPUTE  # how its rows are split over the ranks of a pool
+    on: str | None = None  # the role whose model it computes with
+    rows: Literal["row", "group"] = "row"  # rows that a call must not separate
+    timeout: float = 300.0  # maximum seconds of a call
     pure: bool = True  # False: it has side effects, and is never called again after a failure
 
     def __post_init__(self) -> None:
@@ -36,8 +38,10 @@ class Stage:
         )
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
-        """Call the stage on a batch, which gives a batch with its columns, renamed by ``gives``. Called with
-        anything else, the plain function runs."""
+        """Call the stage on a batch; return a batch with its columns, renamed by ``gives``.
+
+        Called with anything else, the plain function runs.
+        """
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current
 
@@ -47,13 +51,13 @@ class Stage:
             raise FlowError(
                 Problem(
                     "not-a-batch",
-                    f"stage '{self.name}' takes one batch",
+                    f"stage '{self.name}' needs one batch",
                     source_lines.call_place(),
                     self.place,
                     found=", ".join(type(argument).__name__ for argument in arguments),
                     expected="a batch",
-                    remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings "
-                    "go by name",
+                    remedy=f"write {self.name}(batch): the parameter names select the columns; pass settings "
+                    "by name",
                 )
             )
         return self.function(*arguments, **settings)
@@ -75,12 +79,12 @@ class Stage:
 
     @property
     def digest(self) -> str:
-        """A digest of the function's source and of what it uses, by which a changed stage is recognised."""
+        """Digest of the function's source and of what it uses; it changes if the stage changes."""
         return source_lines.digest(self.function)
 
     @property
     def draws(self) -> bool:
-        """Whether the stage needs chance: it has the keyword-only parameter ``generator``."""
+        """True if the stage draws random numbers: it has the keyword-only parameter ``generator``."""
         return "generator" in self.signature.settings
 
 
@@ -109,17 +113,26 @@ def stage(
 ) -> Any:
     """Make a function of columns a stage.
 
-    gives: the columns it returns, by name (standard ones take the table's kind) or name → kind such as
-    ``row(torch.float32)``.
-    dispatch: DP_COMPUTE, ALL or RANK0. on: the role whose Trainer is the first parameter. rows="group": any
-    number of whole adjacent groups per call. timeout: seconds of running. pure=False: has side effects, never
-    retried.
+    gives: the columns that it returns, as names (standard columns have their standard kind) or as name →
+    kind, such as ``row(torch.float32)``.
+
+    dispatch: DP_COMPUTE, ALL or RANK0.
+
+    on: the role whose Trainer is the first parameter.
+
+    rows="group": each call gets any number of complete groups, whose rows are adjacent.
+
+    timeout: maximum seconds of a call.
+
+    pure=False: the stage has side effects and is never retried.
+
+    Raises TypeError for other values.
     """
 
     if not isinstance(dispatch, Dispatch):
         raise TypeError(
-            f"@stage(dispatch={dispatch!r}): found no mode, expected DP_COMPUTE, ALL or RANK0, imported "
-            "from rlflow"
+            f"@stage(dispatch={dispatch!r}): found an unknown mode, expected DP_COMPUTE, ALL or RANK0, "
+            "imported from rlflow"
         )
     if rows not in ("row", "group"):
         raise TypeError(f"@stage(rows={rows!r}): expected 'row' or 'group'")
@@ -134,8 +147,10 @@ def stage(
 
 
 def given_kinds(gives: Gives) -> dict[str, Kind | None]:
-    """Name → kind for each column given; the table's kind for a bare standard name, None for a bare name of
-    the author's own."""
+    """Return name → kind for each given column.
+
+    A bare standard name has its standard kind, any other bare name None.
+    """
     if isinstance(gives, Mapping):
         return checked_kinds("@stage(gives=…)", gives)
     return {name: standard_kind(name) for name in ((gives,) if isinstance(gives, str) else gives)}

@@ -1,4 +1,4 @@
-"""What an environment answers to a turn of the model."""
+"""The answer of an environment to a turn of the model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Turn:
-    """The answer of an environment to what the model said in a turn."""
+    """The answer of an environment to what the model wrote in a turn."""
 
-    # text, which goes on where the model stopped, or messages (``[{"role": …, "content": …}]``), which the
-    # chat template puts as a next turn; nothing ends the episode
+    # text, which continues where the model stopped; or messages (``[{"role": …, "content": …}]``), which the
+    # chat template renders as the next turn. An empty value ends the episode.
     says: str | Sequence[Mapping[str, str]] = ""
-    reward: float = 0.0  # of this turn
-    done: bool = False  # whether the episode ends here
-    # numbers by name, whose means over the episodes of an iteration are metrics
+    reward: float = 0.0  # reward of this turn
+    done: bool = False  # True ends the episode
+    # name → number; its mean over the episodes of an iteration is a metric
     log: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The model verbs: what each reads and gives, and its settings with their ranges."""
+"""The methods of model roles: the columns that each reads and gives, and its settings with their ranges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.errors import FlowError, Place, Problem, listed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a verb: its default, the test that a value must pass, and that test in words."""
+    """A setting of a method: its default, the test that a value must pass, and the test in words."""
 
     default: Any
     test: Callable[[Any], bool]
@@ -48,7 +48,7 @@ GENERATE = {
         "a tuple of strings",
     ),
     "stop_token_ids": Setting(
-        (), lambda v: isinstance(v, tuple | list) and all(map(_whole, v)), "a tuple of ids of tokens"
+        (), lambda v: isinstance(v, tuple | list) and all(map(_whole, v)), "a tuple of token ids"
     ),
     "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "lengths": Setting(
@@ -58,7 +58,7 @@ GENERATE = {
     ),
     "skip_special_tokens": Setting(False, lambda v: isinstance(v, bool), "True or False"),
 }
-# of these, settings that say nothing are not in the graph
+# a graph omits these settings if they are off
 OFF = ("stop_token_ids", "min_tokens", "lengths", "skip_special_tokens")
 COMPUTED = ("temperature", "top_p")  # settings of `generate` that may be a scalar column
 UPDATE = {
@@ -75,20 +75,20 @@ JOINT = UPDATE | {  # of several losses in one step
     "mean": Setting(
         "tokens",
         lambda v: all(UPDATE["mean"].test(each) for each in (v if isinstance(v, tuple | list) else (v,))),
-        'one of "tokens", "rows", "row-tokens" or a number above 0, for all losses or a tuple of one for '
-        "each",
+        'one of "tokens", "rows", "row-tokens" or a number above 0, for all losses, or a tuple with one '
+        "for each loss",
     ),
     "scale": Setting(
         None,
         lambda v: v is None or (isinstance(v, tuple | list) and all(map(_number, v))),
-        "a tuple of one number for each loss",
+        "a tuple with one number for each loss",
     ),
     "where": Setting(
         None,
         lambda v: (
             v is None or (isinstance(v, tuple | list) and all(n is None or isinstance(n, str) for n in v))
         ),
-        "a tuple of one name of a bool column for each loss, or None for all rows",
+        "a tuple with one entry for each loss: the name of a bool column, or None for all rows",
     ),
 }
 REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
@@ -102,9 +102,9 @@ GENERATE_GIVES = (
     "temperature",
     "policy_version",
 )
-# beside these under an environment
+# also given in an environment
 EPISODE_GIVES = ("turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score")
-OF_EPISODES = ("said", "failed", "episode_score")  # those of them that rewards read
+OF_EPISODES = ("said", "failed", "episode_score")  # the columns of EPISODE_GIVES that rewards read
 MODEL_READS = ("prompt_tokens", "tokens")
 VERBS = ("generate", "logprobs", "values", "update")
 DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 600.0, "reward": 600.0}
@@ -117,8 +117,10 @@ KINDS = {
 def bind(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None
 ) -> dict[str, Any]:
-    """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range
-    ones, all at once."""
+    """Return the settings of a method with defaults filled in.
+
+    Raises FlowError with all unknown, missing and out-of-range settings at once.
+    """
     bound, problems = judged(what, specification, settings, place)
     FlowError.refuse(problems)
     return bound
@@ -127,8 +129,11 @@ def bind(
 def judged(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its
-    default, or 1, and an unknown one as the one that was probably meant."""
+    """Return settings that a trace can continue with, and the problems of the given settings.
+
+    A bad setting is replaced by its default, or by 1 if it has none. An unknown setting is taken as the one
+    that was probably meant.
+    """
     problems = [
         unknown_setting(what, name, specification, place) for name in settings if name not in specification
     ]
@@ -144,7 +149,7 @@ def judged(
             problems.append(
                 Problem(
                     "setting-range",
-                    f"{what} has a setting out of range",
+                    f"{what} has a setting that is out of range",
                     place,
                     found=f"{name}={value!r}",
                     expected=f"{name}: {setting.expected}",
@@ -160,7 +165,7 @@ def judged(
 def unknown_setting(
     what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """A call names a setting that the function does not have."""
+    """The problem of a call that names an unknown setting."""
     close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem(
@@ -178,7 +183,7 @@ def unknown_setting(
 def missing_setting(
     what: str, name: str, expected: str, place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """A call lacks a setting that has no default."""
+    """The problem of a call that lacks a setting without a default."""
     return Problem(
         "missing-setting",
         f"{what} needs the setting '{name}'",
@@ -191,14 +196,19 @@ def missing_setting(
 
 
 def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
-    """Settings that the run puts in place of the flow's for a `generate`: of all calls of the role (``verb``,
-    as actor.generate), then of this one (``call``, as actor.generate#2)."""
+    """Return the settings with which the run replaces the flow's settings of a `generate` call.
+
+    Settings of all calls of the role (``verb``, such as actor.generate) come first; settings of this call
+    (``call``, such as actor.generate#2) override them.
+    """
     return {**sampling.get(verb, {}), **sampling.get(call, {})}
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is
-    greedy it means to be: its temperature of 0 stays."""
+    """Return the settings of a `generate` with the run's settings (``own``) applied.
+
+    If the flow samples greedily, its temperature of 0 stays.
+    """
     greedy = bound["temperature"] == 0
     return {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
 
@@ -210,8 +220,10 @@ def too_short(
     call: str,
     place: Place | None,
 ) -> list[Problem]:
-    """The problems of a `generate` that wants more tokens at least than at most; none where it does not.
-    ``sampling``, ``verb`` and ``call`` as in ``sampling_of``."""
+    """Return the problems of a `generate` whose minimum number of tokens exceeds its maximum.
+
+    ``sampling``, ``verb`` and ``call`` as in ``sampling_of``.
+    """
     most, problems = settings["max_tokens"], []
     for setting, least in (
         ("min_tokens", settings["min_tokens"]),

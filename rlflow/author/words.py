@@ -1,5 +1,7 @@
-"""What TRL, verl and OpenRLHF call settings, columns and algorithms, and what each is here: for hints where a
-name is unknown."""
+"""Names that TRL, verl and OpenRLHF use for settings, columns and algorithms, and rlflow's names for them.
+
+Error messages use them to suggest a name when a name is unknown.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from collections.abc import Iterable
 from rlflow.errors import nearest
 
 CLIP, MINIBATCH = ("hp.clip", "hp.clip_low + hp.clip_high"), ("hp.minibatch",)
-# Word → the flags that it may be here, the first that there is. ``hp.X``: a setting of the flow;
-# ``generate.X``: of roles that sample; ``critic.lr``: of a role of that name; ``+``: all of them together.
-# None at all: nothing here does what the word says, and a flag that is spelled alike would do something else.
+# Word → the flags that it may mean here; the first flag that exists is suggested. ``hp.X``: a setting of the
+# flow. ``generate.X``: a setting of roles that sample. ``critic.lr``: a setting of a role of that name.
+# ``+``: all of these flags together. An empty tuple: rlflow has nothing that corresponds, and a flag with a
+# similar spelling would mean something else.
 SETTINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "actor_lr", "optim_lr"), ("lr",)),
     **dict.fromkeys(("critic_learning_rate", "critic_lr"), ("critic.lr",)),
@@ -155,7 +158,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "turns": ("env.turns",),
     "max_turns": ("env.turns",),
 }
-TEXTS = {  # of a row, which rewards read
+TEXTS = {  # texts of a row, which rewards read
     **dict.fromkeys(
         ("solution_str", "response", "responses", "completions", "output", "outputs", "generation"),
         "completion",
@@ -212,20 +215,22 @@ ALGORITHMS = {
 
 
 def column_meant(name: str, columns: Iterable[str]) -> str | None:
-    """The column that was probably meant: what another project calls so, else one that is spelled alike; None
-    without one."""
+    """Return the column that the author probably meant, or None.
+
+    Looks up the name in other projects' vocabulary, then for a similar spelling.
+    """
     columns = list(columns)
     return known if (known := COLUMNS.get(name)) in columns else nearest(name, columns)
 
 
 def setting_meant(name: str, known: Iterable[str]) -> str | None:
-    """The setting of one call or of one class that was probably meant; None without one."""
+    """Return the setting of a call or class that the author probably meant, or None."""
     known = list(known)
     last = (flag.rpartition(".")[2] for flag in SETTINGS.get(name, ()))
     return next((each for each in last if each in known), None) or nearest(name, known)
 
 
 def algorithm_meant(name: str, known: Iterable[str]) -> str | None:
-    """The algorithm or file that was probably meant; None without one."""
+    """Return the algorithm or file that the user probably meant, or None."""
     known, word = list(known), name.lower().replace("-", "_")
     return ALGORITHMS[word] if ALGORITHMS.get(word) in known else nearest(name, known)

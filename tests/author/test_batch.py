@@ -134,7 +134,7 @@ def test_float64_stays_for_whoever_asks_for_it():
 
 
 def test_columns_of_one_batch_have_one_length():
-    with pytest.raises(FlowError, match="differ in length"):
+    with pytest.raises(FlowError, match="differ in their number of rows"):
         Batch.of(scores=[1, 2], answer=["a"])
 
 

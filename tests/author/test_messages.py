@@ -74,12 +74,12 @@ def test_what_is_no_list_of_messages_is_known(value):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"content": ["a"], "name": "b"}, "its 'content' is list, not a text"),
-        ({"content": None}, "its 'content' is NoneType, not a text"),
-        ({"content": "a", "image": b"b"}, "its 'image' cannot be carried: bytes, of which there is no JSON"),
-        ({"content": "a", "at": [{"day": {1, 2}}]}, "its 'at' cannot be carried: list"),
-        ({"content": "a", 7: "b"}, "its '7' cannot be carried: the key is no text"),
-        ({"content": "a", "name": "\ud800"}, "its 'name' cannot be carried: it is not valid Unicode"),
+        ({"content": ["a"], "name": "b"}, "its 'content' is list, expected a text"),
+        ({"content": None}, "its 'content' is NoneType, expected a text"),
+        ({"content": "a", "image": b"b"}, "its 'image' cannot be stored: bytes has no JSON form"),
+        ({"content": "a", "at": [{"day": {1, 2}}]}, "its 'at' cannot be stored: list"),
+        ({"content": "a", 7: "b"}, "its '7' cannot be stored: the key is not a text"),
+        ({"content": "a", "name": "\ud800"}, "its 'name' cannot be stored: it is not valid Unicode"),
     ],
 )
 def test_a_key_that_cannot_be_carried_is_named(more, says):

@@ -84,7 +84,7 @@ def test_a_function_with_many_columns_must_name_each():
     def f(*columns):
         return columns
 
-    with pytest.raises(TypeError, match=r"'\*columns' names no column"):
+    with pytest.raises(TypeError, match=r"'\*columns' does not name a column"):
         read(f)
 
 
@@ -113,14 +113,14 @@ def test_settings_are_an_object_of_a_dataclass(hp):
     def f(prompts, actor, hp=hp):
         pass
 
-    with pytest.raises(FlowError, match="settings of another kind than a dataclass"):
+    with pytest.raises(FlowError, match="the settings of flow '.*' are not a dataclass"):
         _ = flow(f).parameters
 
 
 def test_kinds_take_dtypes_of_torch_and_of_python_and_refuse_others():
     assert row(torch.float32) == row("float32") == row(float)
     assert (str(group(bool)), str(token(int)), str(text)) == ("group bool", "token int64", "text")
-    with pytest.raises(TypeError, match="found no dtype"):
+    with pytest.raises(TypeError, match="found an unknown dtype"):
         row("flaot")
     with pytest.raises(TypeError, match="text has no dtype"):
         text(str)

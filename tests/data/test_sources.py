@@ -85,22 +85,22 @@ def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
         ('{"question": 5}', "no field 'prompt'"),
         ('{"prompt": 5}', "is no prompt: int 5"),
         ('{"prompt": []}', "is no prompt: list"),
-        ('{"prompt": ["hello"]}', "message 1 of the field 'prompt' is none: str in place of a message"),
+        ('{"prompt": ["hello"]}', "message 1 of the field 'prompt' is none: str instead of a message"),
         (
             '{"prompt": [{"role": "user"}]}',
-            "message 1 of the field 'prompt' is none: its 'content' is missing, not a text",
+            "message 1 of the field 'prompt' is none: its 'content' is missing, expected a text",
         ),
         (
             '{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}',
-            "its 'content' is list, not a text",
+            "its 'content' is list, expected a text",
         ),
         (
             '{"prompt": [{"role": "user", "content": "a"}, {"role": 7, "content": "a"}]}',
-            "message 2 (.*) its 'role' is int, not a text",
+            "message 2 (.*) its 'role' is int, expected a text",
         ),
         (
             '{"prompt": [{"role": "user", "content": "a", "name": "\\ud800"}]}',
-            "its 'name' cannot be carried: it is not valid Unicode",
+            "its 'name' cannot be stored: it is not valid Unicode",
         ),
         ('{"prompt": "\\ud800"}', "not valid Unicode"),
         ("[" * 100_000, "not valid JSON"),

@@ -1,11 +1,11 @@
 """The arithmetic that algorithms share, written as in the papers.
 
-Here: functions of tensors, and the stages made of them: advantages, divergences, clipped gains, importance
-weights, statistics of groups. Not here: losses and settings of one algorithm (its file in `algorithms/`), and
-how a loss is averaged (`rlflow.training`).
+This package has functions of tensors, and stages made from them: advantages, divergences, clipped gains,
+importance weights, group statistics. Losses and settings of one algorithm are in its file in `algorithms/`.
+`rlflow.training` averages losses.
 
-Masks are bool [rows, T]. Masked entries are taken out with ``where``, never by multiplying, so NaN in padding
-cannot leak.
+Masks are bool [rows, T]. Masked-out entries are replaced with ``where``, never multiplied by 0, so NaN in
+padding cannot leak.
 """
 
 from rlflow.author.functional.credit import gae, place_last, reward_to_go

@@ -1,4 +1,4 @@
-"""Which token is to be credited with what."""
+"""Credit assignment: which token gets which reward or advantage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from rlflow.author.stage import stage
 
 
 def place_last(scores: Tensor, mask: Tensor) -> Tensor:
-    """scores [rows] at the last True of mask [rows, T], 0 elsewhere. A row without a True gets none."""
+    """Return scores [rows] at the last True of mask [rows, T], 0 elsewhere.
+
+    A row without a True has only zeros.
+    """
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(1, keepdim=True) if mask.shape[1] else places[None]
     return torch.where(
@@ -18,8 +21,10 @@ def place_last(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """sum over u >= t of gamma^(u - t) rewards[u], counted in tokens of the mask [rows, T]; 0 outside. Holes
-    are carried over."""
+    """Return the sum over u >= t of gamma^(u - t) rewards[u], all [rows, T]; 0 outside the mask.
+
+    Only tokens of the mask count as steps, so a masked-out token adds no discount.
+    """
     returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         ahead = torch.where(mask[:, t], rewards[:, t] + gamma * ahead, ahead)
@@ -29,10 +34,10 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 @stage(gives=("advantages", "returns"))
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T]; returns = advantages +
-    values.
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T].
 
-    At holes of the mask (tool output) advantage and next value are carried over, without discount.
+    returns = advantages + values. At masked-out tokens (tool output), the advantage and the next value are
+    carried over without discount.
     """
     advantages = torch.zeros_like(rewards)
     ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy

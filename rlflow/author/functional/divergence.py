@@ -1,4 +1,4 @@
-"""How far one policy is from another."""
+"""Measures of how far one policy is from another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """Per-token estimate of KL(policy, reference) in nats, from tokens of the policy (Schulman,
-    "Approximating KL divergence").
+    """Per-token estimate of KL(policy, reference) in nats, from tokens that the policy sampled.
 
-    With r = ref / policy: k1 = -log r; k2 = (log r)² / 2; k3 = r - 1 - log r. Charge k1 in the reward. As a
-    loss k1 has no gradient in expectation, k2 has the right one on-policy, and k3 descends the forward KL.
+    With r = ref / policy: k1 = -log r; k2 = (log r)² / 2; k3 = r - 1 - log r (Schulman, "Approximating KL
+    divergence"). Use k1 in the reward. As a loss k1 has no gradient in expectation, k2 has the right gradient
+    on-policy, and k3 descends the forward KL. Raises ValueError for another estimator.
     """
     log_ratio = ref_logprobs - logprobs
     if estimator == "k1":
@@ -31,18 +31,17 @@ def kl_penalty(
     ref_logprobs: Tensor,
     estimator: Literal["k2", "k3", "k3-weighted"],
 ) -> Tensor:
-    """KL to the reference per token, in nats, as a term of a loss; tokens are the old policy's. Named by what
-    its gradient descends.
+    """Per-token KL to the reference, in nats, as a term of a loss; the old policy sampled the tokens.
 
-    k2: the KL, while the policy is the old one. k3: the forward KL (GRPO's). k3-weighted: k3 times the ratio
-    policy / old, the KL wherever the policy is (DeepSeek-V3.2, 2025). k1 is refused: its gradient is 0 in
-    expectation.
+    The estimators differ in the divergence that their gradient descends. k2: the KL, as long as the policy
+    equals the old policy. k3: the forward KL (GRPO's). k3-weighted: k3 times the ratio policy / old, the KL
+    for any policy (DeepSeek-V3.2, 2025). Raises ValueError for k1, because its gradient is 0 in expectation.
     """
     if estimator == "k3-weighted":
         return (logprobs - old_logprobs).exp() * kl(logprobs, ref_logprobs, "k3")
     if estimator in ("k2", "k3"):
         return kl(logprobs, ref_logprobs, estimator)
-    why = {"k1": "k1 has no gradient in expectation: charge it in the reward"}.get(
+    why = {"k1": "k1 has no gradient in expectation: use it in the reward"}.get(
         estimator, "choose one by its gradient"
     )
     raise ValueError(
@@ -51,10 +50,11 @@ def kl_penalty(
 
 
 def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
-    """beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d (Ziegler et al. 2019, section 2.2).
+    """Return beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d (Ziegler et al. 2019, section
+    2.2).
 
-    beta: the price of KL; observed and target: the KL of whole responses, in nats. An observation that is no
-    number changes nothing.
+    beta: the KL coefficient. observed and target: the KL of full responses, in nats. If observed is NaN, beta
+    does not change.
     """
     error = torch.where(observed.isnan(), 0.0, observed / target - 1)
     return beta * (1 + rate * error.clamp(-0.2, 0.2))

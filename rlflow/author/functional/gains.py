@@ -1,4 +1,4 @@
-"""What a policy update raises."""
+"""The quantities that a policy update maximises, and the tokens that it selects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlflow.author.functional.statistics import masked_mean, row_mean
 def clipped_gain(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
 ) -> Tensor:
-    """min(ratio A, clip(ratio, 1 - low, 1 + high) A), all [rows, T] (Schulman et al. 2017, eq. 7).
+    """Return min(ratio A, clip(ratio, 1 - low, 1 + high) A), all [rows, T] (Schulman et al. 2017, eq. 7).
 
-    With ``dual`` the gain of a negative advantage is at least dual A, however large the ratio (Ye et al.
+    With ``dual``, the gain of a negative advantage is at least dual A, however large the ratio is (Ye et al.
     2020, eq. 5).
     """
     gain = torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
@@ -21,11 +21,10 @@ def clipped_gain(
 
 
 def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """The geometric mean of a response's ratios times its mean advantage [rows], from [rows, T] (Zhao et al.
-    2025, eq. 4; GMPO).
+    """Return the geometric mean of a response's ratios times its mean advantage [rows] (GMPO).
 
-    Each log-ratio is clipped to at most high where the advantage is positive and to at least -low where it is
-    negative.
+    log_ratio, advantages and mask are [rows, T]. Each log-ratio is clipped to at most high if its advantage
+    is positive, and to at least -low if it is negative (Zhao et al. 2025, eq. 4).
     """
     inside = torch.where(mask, log_ratio, 0.0)
     sign = torch.where(mask, advantages, 0.0).sign()
@@ -34,19 +33,20 @@ def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: flo
 
 
 def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(log-prob - mean)(advantage - mean) of each token, 0 outside the mask, all [rows, T]; means are over
-    the whole batch.
+    """Return (log-prob - mean)(advantage - mean) of each token, 0 outside the mask, all [rows, T].
 
-    What a token adds to the fall of entropy (Cui et al. 2025, "The Entropy Mechanism", eq. 8). Rows with a
-    value that is not finite stay out of the means and stay non-finite.
+    Means are over the full batch. The covariance is how much a token lowers the entropy (Cui et al. 2025,
+    "The Entropy Mechanism", eq. 8). Rows with a non-finite value do not enter the means and stay non-finite.
     """
     deviations = [torch.where(mask, x - masked_mean(x, mask), 0.0) for x in (logprobs, advantages)]
     return deviations[0] * deviations[1]
 
 
 def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
-    """bool [rows, T]: the ``count`` largest finite values of x under the mask, or all where there are fewer;
-    of equal ones the first."""
+    """Return bool [rows, T]: True at the ``count`` largest finite values of x under the mask.
+
+    If there are fewer values, all are chosen. Of equal values the first are chosen.
+    """
     places = (mask & x.isfinite()).flatten().nonzero()[:, 0]
     order = x.flatten()[places].argsort(descending=True, stable=True)[:count]
     chosen = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device)
@@ -55,9 +55,11 @@ def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
 
 
 def drawn_tokens(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """bool [rows, T]: ``count`` tokens of the mask drawn without replacement, or all where there are
-    fewer."""
+    """Return bool [rows, T]: True at ``count`` tokens of the mask, drawn without replacement.
+
+    If the mask has fewer tokens, all are chosen.
+    """
     chance = torch.zeros(mask.shape, dtype=torch.float64)
-    # one number per token: none for padding
+    # draws nothing for padding, so padding does not change the tokens drawn
     chance[mask] = torch.rand(int(mask.sum()), dtype=torch.float64, generator=generator)
     return largest_tokens(chance, mask, count)

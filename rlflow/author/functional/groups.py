@@ -1,4 +1,4 @@
-"""Statistics of the rows of one prompt. NaN is a missing value: left out, never 0."""
+"""Statistics over the rows of one prompt. NaN is a missing value: it is skipped and never counts as 0."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rlflow.author.stage import stage
 
 @stage(gives="advantages", rows="group")
 def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = True) -> Tensor:
-    """GRPO's advantages [rows, T]: the score minus its group's mean, over its group's deviation + 1e-4, at
-    each token of the mask and 0 outside it (Shao et al. 2024, section 4.1.2). Without ``deviation`` it is the
-    difference alone (Liu et al. 2025; Dr. GRPO).
+    """Return GRPO's advantages [rows, T]: (score - group mean) / (group deviation + 1e-4).
 
-    A group of equal scores has an advantage of exactly 0. A missing score (NaN) leaves its row out of the
+    Each token of the mask has its row's advantage; tokens outside the mask have 0 (Shao et al. 2024, section
+    4.1.2). Without ``deviation`` the difference is not divided (Liu et al. 2025; Dr. GRPO).
+
+    A group of equal scores has an advantage of exactly 0. A row without a score (NaN) takes no part in the
     update.
     """
     advantage = scores - group_mean(scores, group)
@@ -29,17 +30,20 @@ def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = Tr
 
 @stage(gives="advantages", rows="group")
 def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
-    """Advantages for the best score of k responses [rows, T]: the mean, over all choices of k - 1 others of
-    the group, of the best score with the response less the best without it; at each token of the mask, 0
-    outside it (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
+    """Return advantages [rows, T] for the best score of k responses.
 
-    k times the mean over rows is an unbiased gradient of the expected best score of k, which is pass@k for
-    scores of 0 and 1. A smaller group counts as a choice of all others. A missing score (NaN) is left out of
-    its group, and its row out of the update.
+    The advantage of a response is averaged over all choices of k - 1 other responses of its group. For each
+    choice it is the best score with this response minus the best score without it. Tokens outside the mask
+    have 0 (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
+
+    k times the mean over rows is an unbiased gradient of the expected best score of k. For scores of 0 and 1
+    this is pass@k. If a group has fewer than k scores, all other responses are the only choice. A row without
+    a score (NaN) does not count in its group and takes no part in the update. Raises ValueError for k below
+    2.
     """
     if k < 2:
         raise ValueError(
-            f"pass_at_k: found k={k}, expected at least 2: `compare` judges responses one by one"
+            f"pass_at_k: found k={k}, expected at least 2; `compare` gives the advantages of single responses"
         )
     gains = torch.full(scores.shape, torch.nan, dtype=torch.float64, device=scores.device)
     for number in torch.unique(group):
@@ -49,13 +53,15 @@ def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
 
 
 def _added_to_best(scores: Tensor, k: int) -> Tensor:
-    """The mean gain of each of n scores over the best of k - 1 others, or of all others where there are
-    fewer; float64 [n]."""
+    """Return the mean gain of each of n scores over the best of k - 1 others, float64 [n].
+
+    If there are fewer than k - 1 others, all of them are compared.
+    """
     n = len(scores)
     k = min(k, n)
     ordered, order = scores.sort(stable=True)
-    # the share of choices whose best is the one of rank m, for one that ranks above it: k - 2 others of the m
-    # below
+    # shares[m]: the share of choices whose best score has rank m, seen from a score that ranks above m. The
+    # other k - 2 scores of such a choice are among the m scores below.
     shares = [comb(m, k - 2) / comb(n - 1, k - 1) for m in range(n)] if n > 1 else [0.0] * n
     lead = (ordered[:, None] - ordered[None, :]).tril(-1)
     gains = torch.zeros_like(scores)
@@ -64,17 +70,18 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
 
 
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
-    """Mean over each group, one value per row [rows]. NaN is missing and left out; a group of only NaN gives
-    NaN.
+    """Mean over each group, one value per row [rows].
 
-    A group of equal values has exactly that mean.
+    NaN is missing and skipped. A group of only NaN gives NaN. The mean of equal values is exactly that value.
     """
     return like(x, _means(_totals(x.double(), group)))
 
 
 def group_std(x: Tensor, group: Tensor) -> Tensor:
-    """Deviation (n - 1) of each group, one value per row. Singletons and groups of equal values give exactly
-    0."""
+    """Standard deviation (n - 1) of each group, one value per row [rows].
+
+    Groups of one row and groups of equal values give exactly 0. NaN is missing and skipped.
+    """
     totals = _totals(x.double(), group)
     squares = _totals((x.double() - _means(totals)).square(), group).total
     deviation = (squares / (totals.count - 1).clamp(min=1)).sqrt()
@@ -82,8 +89,10 @@ def group_std(x: Tensor, group: Tensor) -> Tensor:
 
 
 def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
-    """Mean of the other rows of the group, one value per row (Kool et al. 2019; RLOO). NaN where there is no
-    other row."""
+    """Mean of the other rows of the group, one value per row [rows] (Kool et al. 2019; RLOO).
+
+    A row without other rows gets NaN.
+    """
     totals = _totals(x.double(), group)
     present = ~x.isnan()
     others = totals.count[totals.slots] - present.double()
@@ -94,8 +103,10 @@ def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
 
 
 def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
-    """sum(lengths x) / sum(lengths) over each group, one value per row (Hao et al. 2025; OPO). NaN in x is
-    missing and left out."""
+    """Return sum(lengths x) / sum(lengths) over each group, one value per row [rows] (Hao et al. 2025; OPO).
+
+    NaN in x is missing and skipped.
+    """
     there = torch.where(x.isnan(), 0, lengths).double()
     total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)
     return like(x, _between((total.total / weight.total)[total.slots], _totals(x.double(), group)))
@@ -103,8 +114,8 @@ def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Sum, number, lowest and highest of each group's values that are not missing, float64 [groups]; and each
-    row's group."""
+    """Statistics of the values of each group that are not NaN, float64 [groups]; ``slots`` is each row's
+    group."""
 
     total: Tensor
     count: Tensor
@@ -138,7 +149,9 @@ def _means(totals: _Totals) -> Tensor:
 
 
 def _between(mean: Tensor, totals: _Totals) -> Tensor:
-    """Rounding must not take a mean out of the range of its group: equal values have that very mean. NaN
-    stays."""
+    """Clamp each mean to the range of its group, so that rounding cannot change the mean of equal values.
+
+    NaN stays.
+    """
     low, high = totals.low[totals.slots], totals.high[totals.slots]
     return torch.where(mean.isnan(), mean, mean.clamp(low, high))

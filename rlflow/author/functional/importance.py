@@ -1,4 +1,7 @@
-"""Weights for tokens that another policy sampled. A missing log-prob (NaN) under the mask stays missing."""
+"""Importance weights for tokens that another policy sampled.
+
+A missing log-prob (NaN) under the mask stays NaN.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,13 @@ Over = Literal["mean", "sum", "max", "token"]
 def importance_ratio(
     logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token"
 ) -> Tensor:
-    """How much likelier the trainer's policy makes what was sampled, all [rows, T]; 1 outside the mask.
+    """Probability of the sampled tokens under the trainer's policy over that under the sampler, all [rows,
+    T].
 
-    "token": exp(logprobs - sampled_logprobs). "sequence": the product of a response's ratios at each of its
-    tokens, unbiased but the further from 1 the longer the response. "geometric": their geometric mean, which
-    has no such length in it and is biased.
+    Tokens outside the mask have 1. "token": exp(logprobs - sampled_logprobs). "sequence": the product of a
+    response's ratios, at each of its tokens; unbiased, but further from 1 for longer responses. "geometric":
+    their geometric mean, which is biased but does not grow with the length. Raises ValueError for another
+    ratio.
     """
     log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
     if ratio == "token":
@@ -45,8 +50,10 @@ def truncated_weights(
     floor: float = 0.0,
     ratio: Ratio = "token",
 ) -> Tensor:
-    """The importance ratio, at most cap and at least floor; 1 outside the mask (truncated importance
-    sampling, Yao et al. 2025)."""
+    """Return the importance ratio, clamped to [floor, cap]; 1 outside the mask.
+
+    Source: truncated importance sampling (Yao et al. 2025).
+    """
     return torch.where(mask, importance_ratio(logprobs, sampled_logprobs, mask, ratio).clamp(floor, cap), 1.0)
 
 
@@ -60,11 +67,10 @@ def masked_weights(
     high: float,
     ratio: Ratio = "token",
 ) -> Tensor:
-    """The importance ratio within [low, high], 0 elsewhere; 1 outside the mask (IcePop, Ling Team 2025,
-    "Every Step Evolves").
+    """Return the importance ratio if it is within [low, high], else 0; 1 outside the mask.
 
-    A token of weight 0 teaches nothing and still counts in the divisor. ratio="sequence" or "geometric" drops
-    whole responses.
+    A token of weight 0 adds no gradient but still counts in the divisor of the loss. ratio="sequence" or
+    "geometric" drops full responses. Source: IcePop (Ling Team 2025, "Every Step Evolves").
     """
     weights = importance_ratio(logprobs, sampled_logprobs, mask, ratio)
     return torch.where(mask & ((weights < low) | (weights > high)), 0.0, weights)
@@ -81,13 +87,15 @@ def rejected_weights(
     estimator: Literal["k2", "k3"] = "k3",
     over: Over = "mean",
 ) -> Tensor:
-    """The weights that there are, or 1, but 0 at responses whose KL from sampler to trainer is above
-    ``limit`` nats; 1 outside the mask (rejection sampling against drift: Liu et al. 2025, "When Speed Kills
-    Stability"; estimators: Schulman, "Approximating KL divergence").
+    """Return ``weights`` (or 1), with 0 at responses whose KL from sampler to trainer is above ``limit``
+    nats.
 
-    The KL of a response is the mean, sum or largest of its tokens' estimates; over="token" drops tokens by
-    their own. Unlike a band of ratios (``masked_weights``), estimates that are never negative do not cancel
-    out over a response.
+    Tokens outside the mask have 1. The KL of a response is the mean, sum or maximum of its tokens' estimates.
+    over="token" drops single tokens by their own estimate. ``masked_weights`` uses a band of ratios, which
+    can cancel out over a response. These estimates are never negative, so they cannot cancel out.
+
+    Sources: rejection sampling against drift (Liu et al. 2025, "When Speed Kills Stability"); estimators:
+    Schulman, "Approximating KL divergence".
     """
     drift = _drift(torch.where(mask, kl(sampled_logprobs, logprobs, estimator), 0.0), mask, over)
     passed = torch.ones_like(logprobs) if weights is None else weights
@@ -96,8 +104,7 @@ def rejected_weights(
 
 
 def _drift(estimates: Tensor, mask: Tensor, over: Over) -> Tensor:
-    """The estimates per token [rows, T], which are 0 outside the mask, or the estimate of each response
-    [rows, 1]."""
+    """Return the estimates per token [rows, T], which are 0 outside the mask, or one per response [rows, 1]."""
     if over == "token":
         return estimates
     if over == "max":

@@ -1,4 +1,4 @@
-"""Scores changed by how a response ended."""
+"""Score changes that depend on how a response ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rlflow.author.stage import stage
 
 @stage(gives="scores")
 def stop_penalty(scores: Tensor, finish: Sequence[str], *, coef: float) -> Tensor:
-    """scores [rows] with a price for responses that were cut at their longest length (OpenRLHF's
-    ``stop_properly_penalty_coef``; ProRL).
+    """Return scores [rows] with a penalty for responses that were cut at their maximum length.
 
-    coef from 0 to 1: such a response has coef times its score, so a score below 0 gets better. coef below 0:
-    it has coef itself as its score, whatever it was. Other responses keep theirs, and a missing score (NaN)
-    stays missing. Raises ValueError for coef above 1.
+    coef from 0 to 1: the score of a cut response is multiplied by coef, so a score below 0 becomes better.
+    coef below 0: the score of a cut response becomes coef itself. Other responses keep their scores, and a
+    missing score (NaN) stays missing. Raises ValueError for coef above 1.
+
+    Source: OpenRLHF's ``stop_properly_penalty_coef``; ProRL.
     """
     if not coef <= 1:
         raise ValueError(

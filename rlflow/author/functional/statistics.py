@@ -7,18 +7,19 @@ from torch import Tensor
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x [rows, T] under mask, 0-d, in float64. Rows that are not finite under the mask are left out;
-    nothing left gives 0."""
+    """Mean of x [rows, T] under mask, 0-d, computed in float64.
+
+    Rows with a non-finite value under the mask are skipped. If no row remains, the mean is 0.
+    """
     finite, inside = _finite(x.double(), mask)
     return like(x, finite.sum() / inside.sum().clamp(min=1))
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8) under mask [rows, T], statistics over the whole tensor, unbiased, in
-    float64.
+    """Return (x - mean) / sqrt(variance + 1e-8) under mask [rows, T].
 
-    Rows that are not finite under the mask stay out of the statistics and stay non-finite. A single entry
-    gives 0.
+    Mean and unbiased variance are over the full tensor, in float64. Rows with a non-finite value under the
+    mask do not enter the statistics and stay non-finite. A single entry gives 0.
     """
     finite, inside = _finite(x.double(), mask)
     count = inside.sum()
@@ -34,17 +35,17 @@ def row_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def row_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x [rows, T] over each row's tokens [rows]; 0 for a row without any."""
+    """Mean of x [rows, T] over each row's tokens [rows]; 0 for a row without tokens."""
     return row_sum(x, mask) / mask.sum(1).clamp(min=1)
 
 
 def _finite(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """x with 0 outside the mask and in rows that are not finite under it, and the mask without those rows."""
+    """Return x with 0 outside the mask and in non-finite rows, and the mask without those rows."""
     bad = (mask & ~x.isfinite()).any(-1, keepdim=True)
     inside = mask & ~bad
     return torch.where(inside, x, 0.0), inside
 
 
 def like(x: Tensor, result: Tensor) -> Tensor:
-    """``result`` in the dtype of x; float32 where x is no float."""
+    """Return ``result`` in the dtype of x, or in float32 if x is not a float tensor."""
     return result.to(x.dtype if x.is_floating_point() else torch.float32)

@@ -363,7 +363,7 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
         f"column '{name}' lacks a value for rows not chosen, or tokens not asked for",
         place,
         found=f"{name}: {kind}",
-        expected="a float column, whose missing values are NaN",
+        expected="a float column, so that missing values can be NaN",
         remedy=f'give it as {{"{name}": row(torch.float32)}}',
     )
 

@@ -45,7 +45,7 @@ def test_of_another_policys_tokens_the_gradient_is_another(estimator):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "why"), [("k1", "charge it in the reward"), ("k4", "choose one by its gradient")]
+    ("estimator", "why"), [("k1", "use it in the reward"), ("k4", "choose one by its gradient")]
 )
 def test_what_is_no_loss_is_refused(estimator, why):
     with pytest.raises(
