@@ -1,6 +1,5 @@
-"""Judging an algorithm before anything is started, at the settings given and with each setting changed alone.
+"""Check an algorithm before a run, at the given settings and with each setting changed alone.
 
-Here: the report of `rlflow check`, and whether losses correct for stale rows. Not here: the rules of single
-calls, which the tracer applies (`rlflow.compiler.trace.rules`); what a run needs besides
-(`rlflow.runs.prepare`).
+This package makes the report of `rlflow check`. The tracer applies the rules of single calls
+(`rlflow.compiler.trace.rules`). `rlflow.runs.prepare` checks what else a run needs.
 """

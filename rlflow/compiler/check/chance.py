@@ -1,5 +1,7 @@
-"""Draws in stages and losses that no seed of the run decides: they break exact resume, and ranks draw alike
-or not by accident."""
+"""Find random draws in stages and losses that the run's seed does not control.
+
+Such draws break exact resume, and different ranks may draw the same or different numbers by accident.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,14 @@ IN_PLACE = (
     "log_normal_",
     "cauchy_",
 )
-METHODS = ("bernoulli", "multinomial")  # of tensors, that give another tensor
-# draw from a seed that is named
+METHODS = ("bernoulli", "multinomial")  # methods of tensors that return another tensor
+# draw from an explicit seed
 SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
 def chance_problems(program: Program) -> Iterator[Problem]:
-    """Warnings of the own lines of stages and losses, and of functions of the same file that they call."""
+    """Yield warnings for unseeded draws in stages and losses, and in functions of the same file that they
+    call."""
     for node in used_nodes(program.graph):
         called = program.functions.get(node.name)
         for function in called.losses if isinstance(called, JointLoss) else (called,):
@@ -61,11 +64,13 @@ def chance_problems(program: Program) -> Iterator[Problem]:
 
 def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Problem:
     if isinstance(function, Loss):
-        what, expected = "loss", "a column of numbers that a stage has drawn"
-        remedy = "draw in a stage, which takes `generator` after '*', and read the column that it gives"
+        what, expected = "loss", "a column of numbers that a stage drew"
+        remedy = "draw in a stage with the parameter `generator` after '*', and read the column that it gives"
     else:
         one = (
-            "`generator`, a tuple of one for each row," if function.dispatch == DP_COMPUTE else "`generator`"
+            "`generator`, a tuple with one generator per row,"
+            if function.dispatch == DP_COMPUTE
+            else "`generator`"
         )
         what, expected, remedy = (
             "stage",
@@ -74,8 +79,8 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
         )
     return Problem(
         "unseeded-chance",
-        f"{what} '{function.name}' draws by {name}, which the run's seed does not decide: a resumed run "
-        "would draw otherwise",
+        f"{what} '{function.name}' draws with {name}, which the run's seed does not control: a resumed run "
+        "would draw other numbers",
         node.place,
         place,
         found=f"{name} without generator=",
@@ -86,8 +91,10 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
 
 
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
-    """Find draws of random numbers without a generator, with their places, in a function and in the functions
-    of its own file that it calls."""
+    """Yield draws of random numbers without a generator, with their places.
+
+    Looks in the function, and in the functions of its own file that it calls.
+    """
     visited = visited if visited is not None else set()
     if not isinstance(function, types.FunctionType) or function in visited:
         return
@@ -95,7 +102,7 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):  # defined in a console, or a part of a line
+    except (OSError, TypeError, SyntaxError):  # functions of a console or of a part of a line have no source
         return
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if not any(keyword.arg in ("generator", None) for keyword in call.keywords):
@@ -114,7 +121,7 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
 
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
-    """The name of a function that draws by the process' own chance, None for any other."""
+    """Return the name of a function that draws from the process's global RNG, None for any other function."""
     function = _value(called, names)
     if isinstance(called, ast.Attribute) and (
         called.attr in IN_PLACE or called.attr in METHODS and function is None
@@ -142,8 +149,7 @@ def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
 
 
 def _value(written: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The object that an expression names, directly or as an attribute of a module; None for any other
-    expression."""
+    """Return the object that an expression names, directly or as an attribute of a module, else None."""
     if isinstance(written, ast.Name):
         return names.get(written.id)
     if isinstance(written, ast.Attribute) and isinstance(

@@ -1,7 +1,6 @@
-"""Judging an algorithm before anything is started: at the settings given, and with each setting changed
-alone.
+"""Run all checks of an algorithm, at the given settings and with each setting changed alone.
 
-Here too: stages with side effects, and whether the weights of rewards reach what is learned.
+The checks of side effects and of reward weights are here too.
 """
 
 from __future__ import annotations
@@ -23,8 +22,11 @@ from rlflow.errors import FlowError, PlanError, Problem
 
 
 def weight_problems(program: Program) -> Iterator[Problem]:
-    """Errors of weights that do nothing: those of rewards whose scores are divided by their own deviation,
-    which takes any factor out, in a flow that does not ask for the weight."""
+    """Yield errors of reward weights without effect.
+
+    A weight has no effect if the scores are divided by their own deviation, which cancels any factor. A flow
+    that reads the weight itself is not reported.
+    """
     nodes = list(all_nodes(program.graph.nodes))
     for node in nodes:
         weight = program.weights.get(node.role or "", 1.0)
@@ -36,19 +38,19 @@ def weight_problems(program: Program) -> Iterator[Problem]:
         ):
             yield Problem(
                 "reward-weight",
-                f"the weight {weight:g} of '{node.role}' does nothing: its scores are divided by their "
+                f"the weight {weight:g} of '{node.role}' has no effect: its scores are divided by their "
                 "deviation in each group",
                 node.place,
-                found="scores that `compare` alone reads",
-                expected=f"a flow that reads {node.role}.weight, or none",
-                remedy="weigh the advantages: a stage with weight=reward.weight, as in "
-                "algorithms/gdpo.py; or leave the weight out",
+                found="scores that only `compare` reads",
+                expected=f"a flow that reads {node.role}.weight, or no weight",
+                remedy="weigh the advantages: a stage with weight=reward.weight, as in algorithms/gdpo.py; "
+                "or remove the weight",
             )
 
 
 def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
-    """Whether a reward's scores are read by nothing but `compare` with its deviation."""
-    # needs torch, which a flow that is refused need not load
+    """Return True if only `compare` reads the reward's scores, and divides them by their deviation."""
+    # imported here because a flow with errors need not load torch
     from rlflow.author.functional.groups import compare
 
     scores = {Column(reward.id, output.name) for output in reward.outputs}
@@ -60,35 +62,39 @@ def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
 
 
 def side_effect_problems(program: Program) -> Iterator[Problem]:
-    """A warning for each stage with side effects that the flow calls, at its first call, and a note for one
-    that a plan of several ranks refuses."""
+    """Yield a warning for each stage with side effects, at its first call.
+
+    Also yields a note for a stage that a plan of several ranks would refuse.
+    """
     warned: set[str] = set()
     for node in used_nodes(program.graph):
         stage = program.functions.get(node.name)
         if not isinstance(stage, Stage) or stage.pure or stage.digest in warned:
             continue
         warned.add(stage.digest)
-        held = f", but for the weights of '{stage.on}'" if stage.on else ""
+        held = f", except the weights of '{stage.on}'" if stage.on else ""
         yield Problem(
             "side-effects",
-            f"stage '{stage.name}' has side effects that no checkpoint holds",
+            f"stage '{stage.name}' has side effects that checkpoints do not store",
             node.place,
             stage.place,
             found=f"pure=False{held}",
-            expected="a run that a checkpoint holds whole, so that `rlflow resume` goes on with it",
-            remedy="keep numbers in @flow(state=…); without side effects, leave pure=False out; else a "
-            "resumed run, and one that recovers from a lost worker, starts without them",
+            expected="a run whose checkpoints are complete, so that `rlflow resume` can continue it",
+            remedy="keep numbers in @flow(state=…). If the stage has no side effects, remove pure=False. "
+            "Otherwise a run that is resumed, or that recovers from a lost worker, starts without "
+            "these effects",
             severity="warning",
         )
         if stage.on and node.dispatch != "ALL":
             yield Problem(
                 "lone-change",
-                f"on several ranks stage '{stage.name}' would not change the weights of '{stage.on}' alike",
+                f"on several ranks, stage '{stage.name}' would change the weights of '{stage.on}' "
+                "differently on each rank",
                 node.place,
                 stage.place,
                 found=f"dispatch={node.dispatch}, pure=False",
-                expected="dispatch=ALL, without which a pool of several ranks is refused",
-                remedy="write dispatch=ALL; nothing, if the role always has one rank",
+                expected="dispatch=ALL, which pools of several ranks require",
+                remedy="write dispatch=ALL; if the role always has one rank, change nothing",
                 severity="note",
             )
 
@@ -97,19 +103,19 @@ def side_effect_problems(program: Program) -> Iterator[Problem]:
 class Report:
     """The findings of `check`."""
 
-    program: Program | None  # None where the flow could not be traced to its end
+    program: Program | None  # None if the flow could not be traced to its end
     problems: tuple[Problem, ...]
-    # those of `problems` that reading and calling the author's own functions showed
+    # the problems found by reading and calling the author's own functions
     of_functions: tuple[Problem, ...] = ()
 
     @cached_property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems for which a run would be refused."""
+        """The problems that would stop a run from starting."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def ok(self) -> bool:
-        """Whether there are no errors; warnings and notes may be there."""
+        """True if there are no errors; there may be warnings and notes."""
         return not self.errors
 
 
@@ -122,14 +128,17 @@ def check(
     with_variants: bool = True,
     bound: Callable[[Program], Iterable[Problem]] = lambda program: (),
 ) -> Report:
-    """All problems of a flow, errors first. ``bound``: problems of what flags bind to its roles."""
+    """Return all problems of a flow, errors first.
+
+    ``bound``: a function from the program to the problems of the objects that flags bind to its roles.
+    """
     problems: list[Problem] = []
     try:
         hp = hp if hp is not None else flow.parameters.hp
         hp = override_flow(hp, {}) if hp is not None else None
     except FlowError as error:
         return Report(None, error.problems)
-    except PlanError as error:  # a value out of its range; what the flow does with it is judged all the same
+    except PlanError as error:  # a value is out of range; the flow is still checked with it
         problems += error.problems
     traced = trace(flow, hp, options)
     if traced.program:
@@ -147,11 +156,13 @@ def check(
 
 
 def function_problems(traced: TraceResult) -> list[Problem]:
-    """Problems of the author's own functions that the graph does not show. Needs a flow whose graph is sound,
-    since a loss reads its columns."""
+    """Return the problems of the author's own functions, which the graph does not show.
+
+    Returns nothing if the graph has errors, because a loss needs its columns.
+    """
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
-    # needs torch, which a flow that is refused need not load
+    # imported here because a flow with errors need not load torch
     from rlflow.compiler.check.losses import loss_problems
     from rlflow.compiler.check.stages import stage_problems
 
@@ -169,8 +180,10 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(
     flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]
 ) -> Iterator[Problem]:
-    """Columns that are read and not given when one setting has another value. Any other failure drops the
-    variant: such a value is not meant."""
+    """Yield missing columns that appear if one setting has another value.
+
+    Any other failure drops the variant: such a value is probably not meant to be used.
+    """
     reported = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):
         missing = [

@@ -1,5 +1,8 @@
-"""Which columns change the gradient of a loss, tried on made rows: on the policy that sampled and away from
-it, with several draws. A column counts as without influence only where every gradient is bit-equal."""
+"""Find which columns change the gradient of a loss, by calling it on synthetic rows.
+
+Each loss is tried on the policy that sampled and on another policy, with several draws. A column has no
+influence only if all gradients are bit-equal.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,18 @@ from rlflow.compiler.check.losses import column, model_quantities
 from rlflow.training.objective import New
 
 DRAWS = 3
-SIZES = (0.1, 1.0, 30.0)  # by which float columns are moved, up and down
-# say which entries count and belong together: whatever reads them is decided by them
+SIZES = (0.1, 1.0, 30.0)  # amounts added to and subtracted from float columns
+# these decide which entries count and belong together, so they always have influence
 FIXED = ("mask", "group")
 
 
 def gradient(
     loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Tensor] | None:
-    """The gradient of the sum of the loss' values, by the quantity of the model; None where the loss raises,
-    or a number is not finite, of which nothing can be said."""
+    """Return the gradient of the sum of the loss's values, by model quantity.
+
+    Returns None if the loss raises or a gradient is not finite, because then nothing follows from it.
+    """
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
     )
@@ -38,7 +43,7 @@ def gradient(
                 if value.requires_grad
                 else ()
             )
-        except Exception:  # what a loss raises is reported where losses are tried
+        except Exception:  # compiler/check/losses.py reports exceptions of losses
             return None
     if not all(g is None or bool(g.isfinite().all()) for g in gradients):
         return None
@@ -51,8 +56,11 @@ def gradient(
 def influential(
     loss: Loss, kinds: Mapping[str, Kind] | None, settings: Mapping[str, Any], names: frozenset[str]
 ) -> frozenset[str]:
-    """Find which of the columns ``names`` change the gradient. All of them where the loss cannot be tried:
-    ``kinds`` of its columns are not known before a run, or it raises."""
+    """Return which of the columns ``names`` change the gradient.
+
+    Returns all of them if the loss cannot be tried: it raises, or ``kinds`` of its columns are unknown
+    (None).
+    """
     if kinds is None:
         return names
     influences = names - kinds.keys() | {
@@ -70,8 +78,7 @@ def influential(
 
 
 def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> bool:
-    """Whether some made rows give the model a gradient that is not zero; also True where nothing can be said
-    of it."""
+    """Return True if some synthetic rows give a gradient that is not zero, or if the loss cannot be tried."""
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             gradients = gradient(loss, new, columns, settings)
@@ -81,8 +88,11 @@ def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, A
 
 
 def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, dict[str, Any]]]:
-    """Made rows: with the model's quantities drawn by themselves, and with its log-probs those of the column
-    of that name."""
+    """Return synthetic rows for a loss.
+
+    The model's quantities are drawn independently. If there is a column ``logprobs``, a second trial uses it
+    as the model's log-probs.
+    """
     chance = torch.Generator().manual_seed(seed)
     columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
     new = model_quantities(loss, chance)
@@ -108,8 +118,11 @@ def _moves(
 
 
 def moved(value: Tensor) -> list[Tensor]:
-    """Other values of a column: floats by several sizes up and down, unequally; flags turned; counts one
-    up."""
+    """Return other values of a column.
+
+    Floats are moved up and down by several amounts, unevenly. Bools are flipped or all equal. Integers are
+    one larger.
+    """
     if value.dtype is torch.bool:
         return [~value, torch.ones_like(value), torch.zeros_like(value)]
     if not value.is_floating_point():

@@ -1,9 +1,8 @@
-"""Losses on trial: each is called a few times on made rows before anything is sampled, and what it returns is
-judged.
+"""Test calls of losses: call each loss on synthetic rows before a run, and check what it raises and returns.
 
-A loss sees columns of the right kinds with arbitrary numbers, so only what numbers cannot excuse is an error:
-what it reads of the model without asking for it, what it raises by its types, names and shapes, and the level
-of what it returns.
+A loss gets columns of the right kinds with arbitrary numbers. Only mistakes that arbitrary numbers cannot
+explain are errors: reading a quantity of the model that it did not ask for, errors of types, names or shapes,
+and a result of the wrong level.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from rlflow.errors import Problem, listed
 from rlflow.processes.user_frames import own_lines
 from rlflow.training.objective import New
 
-ROWS, TOKENS, PROMPT, GROUP = 4, 5, 3, 2  # of the made rows; adjacent GROUP rows are a group
+ROWS, TOKENS, PROMPT, GROUP = 4, 5, 3, 2  # sizes of the synthetic rows; each GROUP adjacent rows are a group
 LEVELS = {2: "token", 1: "row"}
-# raised for numbers that are not meant, maybe
+# exceptions that arbitrary numbers may cause
 BY_VALUE = (ValueError, AssertionError, ArithmeticError, LookupError)
 CAUSE = {
     "entropy": '@loss(new=("logprobs", "entropy"))',
@@ -40,8 +39,11 @@ CAUSE = {
 
 
 class Quantities:
-    """The ``new`` that a loss is called with. As in a run, a quantity that the loss did not ask for is None;
-    ``lacking`` has those that it read all the same."""
+    """The ``new`` that a loss is called with.
+
+    As in a run, a quantity that the loss did not ask for is None. ``lacking`` lists such quantities that the
+    loss read.
+    """
 
     def __init__(self, new: New) -> None:
         self._new = new
@@ -56,7 +58,7 @@ class Quantities:
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of calling a loss on made rows: its result, or the exception that it raised."""
+    """The outcome of calling a loss on synthetic rows: its result or its exception."""
 
     result: Any = None
     raised: Exception | None = None
@@ -64,8 +66,10 @@ class Trial:
 
 
 def loss_problems(program: Program) -> Iterator[Problem]:
-    """Problems that appear when the losses of all updates are called on made rows. A loss that reads columns
-    whose kind is not known before a run is skipped."""
+    """Call the losses of all updates on synthetic rows, and yield the problems.
+
+    Losses that read columns of unknown kind are skipped.
+    """
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
         if node.op is Op.UPDATE and isinstance(loss, Loss):
@@ -76,14 +80,14 @@ def loss_problems(program: Program) -> Iterator[Problem]:
 
 
 def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
-    """The losses of an update with their settings, of which those that are columns have made numbers."""
+    """Return the losses of an update with their settings; settings that are columns have synthetic numbers."""
     return terms(
         loss, {**made_settings(node, loss), **program.settings[node.name]}, node.options(UpdateOptions).mean
     )
 
 
 def made_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
-    """Numbers for settings that are columns: a default, or 0.5."""
+    """Return numbers for settings that are columns: the default, or 0.5."""
     names = [
         item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
     ]
@@ -92,8 +96,7 @@ def made_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
 
 
 def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, Kind] | None:
-    """The columns that a stage or loss reads and finds, with their kinds as given; None where one is not
-    known."""
+    """Return the kinds of the columns that a stage or loss reads and finds; None if one is unknown."""
     kinds = {}
     for item in node.inputs:
         giver = graph.nodes[item.column.node]
@@ -123,20 +126,22 @@ def _judged(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> Iterator[P
     ):
         yield Problem(
             "weights-unused",
-            f"loss '{loss.name}' takes `weights` and gives the same values whatever they are",
+            f"loss '{loss.name}' takes `weights`, but its values do not depend on them",
             node.place,
             loss.place,
             found="the same values at twice the weights",
             expected="values that the weights scale or mask",
-            remedy="multiply the value by it: return -weights * gain, {…}; or take `weights` out of the "
+            remedy="multiply the value by it: return -weights * gain, {…}; or remove `weights` from the "
             "parameters",
             severity="warning",
         )
 
 
 def tried(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0) -> Trial:
-    """The loss on made rows; ``weights`` scales the column of that name. Global chance is as it was
-    afterwards."""
+    """Call the loss on synthetic rows and return the outcome; ``weights`` scales the column of that name.
+
+    The state of the global RNG is restored afterwards.
+    """
     chance = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
     columns |= {"weights": columns["weights"] * weights} if "weights" in columns else {}
@@ -150,7 +155,7 @@ def tried(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], we
 
 
 def model_quantities(loss: Loss, chance: torch.Generator) -> New:
-    """Random quantities in place of a model's, differentiable, for the loss to read."""
+    """Return random, differentiable quantities for the loss to read instead of a model's."""
     quantities = {
         "logprobs": -_uniform((ROWS, TOKENS), chance),
         "entropy": _uniform((ROWS, TOKENS), chance),
@@ -161,8 +166,10 @@ def model_quantities(loss: Loss, chance: torch.Generator) -> New:
 
 
 def column(name: str, kind: Kind, chance: torch.Generator) -> Any:
-    """A column of made rows as a loss sees it: log-probs below 0, weights above, a mask with a hole and
-    padding, pairs of rows."""
+    """Return synthetic values of a column as a loss sees it.
+
+    Log-probs are below 0 and weights above 0. The mask has a masked-out token and padding. Rows form pairs.
+    """
     shape = {Level.TOKEN: (ROWS, TOKENS), Level.PROMPT: (ROWS, PROMPT), Level.SCALAR: ()}.get(
         kind.level, (ROWS,)
     )
@@ -203,7 +210,7 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
         name = trial.lacking[-1]
         return Problem(
             "loss-quantity",
-            f"loss '{loss.name}' reads new.{name}, which it does not ask the model for",
+            f"loss '{loss.name}' reads new.{name}, but does not ask the model for it",
             node.place,
             loss.place,
             found=f"new.{name} is None{by}",
@@ -224,8 +231,7 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
-    """The problem with the value that a loss returned, None where there is none. A bare value counts as one
-    without metrics."""
+    """Return the problem of a loss's result, or None. A bare value counts as a value without metrics."""
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def wrong(message: str, finding: str, expected: str, remedy: str) -> Problem:
@@ -244,12 +250,12 @@ def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem |
             "does not return a value and metrics",
             _described(result),
             "(a tensor, a dict of metrics)",
-            "return value, {} with one number per token or per row",
+            "return (value, {}), with one number per token or per row as the value",
         )
     if value.dim() == 0:
         return wrong(
-            "returns a number that is averaged already; the average over a minibatch, which may come in "
-            "pieces, is the trainer's",
+            "returns one number that is already averaged; the trainer averages over the minibatch, which "
+            "it may split into micro-batches",
             "one number",
             f"one number per token {[ROWS, TOKENS]} or per row {[ROWS]}",
             "return the values themselves, without .mean() or .sum(), and choose the average at "
@@ -257,7 +263,7 @@ def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem |
         )
     if tuple(value.shape) not in ((ROWS, TOKENS), (ROWS,)):
         return wrong(
-            "returns another shape than its rows",
+            "returns a shape that does not match its rows",
             f"shape {list(value.shape)} for {ROWS} rows of {TOKENS} tokens",
             f"one number per token {[ROWS, TOKENS]} or per row {[ROWS]}",
             "return one number per token, or one per row",
@@ -265,15 +271,15 @@ def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem |
     if not value.requires_grad:
         return wrong(
             "returns values through which no gradient flows to the model",
-            "a value that depends on no new.…",
+            "a value that does not depend on new",
             "a value computed from " + listed(f"new.{name}" for name in loss.new),
-            "use what `new` has, and do not detach() it",
+            "compute the value from `new`, without detach()",
         )
     fitting = ("tokens", "row-tokens") if value.dim() == 2 else ("rows",)
     if isinstance(mean, str) and mean not in fitting:
         ways = " or ".join(f'mean="{way}"' for way in fitting)
         return wrong(
-            f'gives one value per {LEVELS[value.dim()]}, which mean="{mean}" does not average',
+            f'gives one value per {LEVELS[value.dim()]}, but mean="{mean}" does not average such values',
             f'mean="{mean}"',
             f"{ways} or a number",
             f"write {node.role}.update(…, {ways})",

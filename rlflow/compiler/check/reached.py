@@ -1,5 +1,8 @@
-"""The reach of the scores of a reward: a walk over the graph from the call of the reward to updates, through
-columns, rows that are chosen or kept, rows that are asked, state, and weights that were trained by them."""
+"""Follow the scores of a reward through the graph to the updates that they reach.
+
+Scores propagate through columns, through rows that are chosen, kept or asked, through state, and through
+weights that were trained with them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rlflow.errors import Place
 
 @dataclass(frozen=True)
 class Hop:
-    """A step of a path from a reward on: what carries its scores there, and where that is."""
+    """A step of a path from a reward: what carries the scores, and its place."""
 
     what: str
     place: Place | None
@@ -20,7 +23,7 @@ class Hop:
 
     @property
     def steps(self) -> int:
-        """How far from the reward it is."""
+        """Number of steps from the reward."""
         return 1 + (self.before.steps if self.before else 0)
 
     def __str__(self) -> str:
@@ -30,8 +33,11 @@ class Hop:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An update that scores may have reached: the columns through which, by the parameter that reads each,
-    and the path to its rows where scores decide which rows there are."""
+    """An update that scores may have reached.
+
+    ``columns``: by parameter, the path to each column that carries scores. ``rows``: the path to the update's
+    rows, if scores decide which rows there are.
+    """
 
     node: Node
     columns: Mapping[str, Hop]
@@ -40,18 +46,20 @@ class Arrival:
 
 @dataclass
 class Carried:
-    """Columns of one graph that carry scores, and axes whose rows they decide."""
+    """Columns of a graph that carry scores, and axes whose rows the scores decide."""
 
     columns: dict[Column, Hop] = field(default_factory=dict)
     rows: dict[int, Hop] = field(default_factory=dict)
 
 
 class Walk:
-    """A walk from one call of a reward, which may stand in the body of a `repeat`, through the flow until
-    nothing more is reached."""
+    """The search for everything that the scores of one reward call reach.
+
+    The call may be in the body of a `repeat`. The search repeats until it reaches nothing new.
+    """
 
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
-        """``influences``: by the name of an update the parameters whose columns change its gradient."""
+        """``influences``: by update name, the parameters whose columns change its gradient."""
         self.reward, self.influences = reward, influences
         self.weights: dict[str, Hop] = {}
         self.state: dict[str, Hop] = {}
@@ -66,7 +74,7 @@ class Walk:
                     self.state.setdefault(slot.name, hop)
 
     def through(self, graph: Graph, carried: Carried) -> Carried:
-        """Walk along the nodes of a graph in program order, from what is carried at its beginning."""
+        """Follow the nodes of a graph in program order, starting from what is carried."""
         for node in graph.nodes:
             self._at(graph, node, carried)
         return carried
@@ -113,7 +121,7 @@ class Walk:
             carried.columns.setdefault(Column(node.id, output.name), hop)
 
     def _concat(self, graph: Graph, node: Node, carried: Carried) -> None:
-        """A joined column carries what any of its parts does; so do the rows."""
+        """A joined column carries scores if the column of any part does; so do the rows."""
         for item in node.inputs:
             if hop := carried.columns.get(item.column):
                 carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), hop)
@@ -123,7 +131,8 @@ class Walk:
                 carried.rows.setdefault(node.makes, hop)
 
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
-        """The body's data are the node's inputs; what it returns, and which groups it keeps, goes on."""
+        """Follow a body: its data are the node's inputs; its results and the choice of groups carry scores
+        on."""
         data = body.nodes[0]
         inner = Carried(
             {

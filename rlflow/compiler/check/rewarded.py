@@ -1,5 +1,8 @@
-"""Whether rewards are learned from: each reward that a flow calls has to reach an update that learns from it,
-and what is trained without any has to say so."""
+"""Check that updates learn from rewards.
+
+Each reward that a flow calls must reach an update that learns from it. A flow or loss that trains without
+rewards must declare so.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program, all_nodes
 from rlflow.errors import Place, Problem, listed
 
-# by which a stage of the author's judges
+# columns that a scoring stage of the author reads
 SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards", "episode_score")
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
-    """Errors of rewards whose scores reach no update that they should, notes of those that need not, and a
-    note where a flow has nothing to learn from. Needs a flow whose losses are sound."""
+    """Yield the problems of rewards and of updates without rewards. Needs a flow whose losses have no errors.
+
+    Errors: the scores of a reward do not reach an update. Notes: the author declared that they need not, or
+    the flow has no reward at all.
+    """
     graph = program.graph
     updates = [node for node in graph.nodes if node.op is Op.UPDATE]
     rewards = [node for node in all_nodes(graph.nodes) if node.op is Op.REWARD]
@@ -49,8 +55,10 @@ def _terms(program: Program, node: Node) -> list[LossTerm]:
 
 
 def _influences(program: Program, node: Node) -> frozenset[str]:
-    """The parameters of an update whose columns change its gradient: of any of its losses, or by choosing its
-    rows."""
+    """Return the parameters of an update whose columns change its gradient.
+
+    A column counts if it changes the gradient of any loss of the update, or if it selects rows.
+    """
     from rlflow.compiler.check.influence import influential
     from rlflow.compiler.check.losses import column_kinds
 
@@ -67,7 +75,7 @@ def _influences(program: Program, node: Node) -> frozenset[str]:
 
 
 def _zero(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Losses whose gradient is zero on all rows that were tried."""
+    """Yield the losses whose gradient is zero on all synthetic rows."""
     from rlflow.compiler.check.influence import has_gradient
     from rlflow.compiler.check.losses import column_kinds
 
@@ -77,13 +85,13 @@ def _zero(program: Program, updates: list[Node]) -> Iterator[Problem]:
             if kinds is not None and not has_gradient(term.loss, kinds, term.settings):
                 yield Problem(
                     "loss-zero-gradient",
-                    f"loss '{term.loss.name}' gives '{node.role}' a gradient of zero, whatever its columns "
-                    "are",
+                    f"loss '{term.loss.name}' gives '{node.role}' a gradient of zero for any values of its "
+                    "columns",
                     node.place,
                     term.loss.place,
-                    found="a gradient that is exactly 0 on all rows that were tried",
-                    expected="a gradient that some column makes other than 0",
-                    remedy="let the value depend on new."
+                    found="a gradient of exactly 0 on all synthetic rows",
+                    expected="a gradient other than 0 for some values",
+                    remedy="compute the value from new."
                     + " or new.".join(term.loss.new)
                     + ", without a factor of 0",
                 )
@@ -100,25 +108,24 @@ def _unreached(program: Program, reward: Node, walk: Walk, learning: list[Node])
     roles = listed(dict.fromkeys(f"'{node.role}'" for node in learning))
     return Problem(
         "reward-unreached",
-        f"the scores of '{reward.name}' reach no update of {roles}: nothing is learned from them",
+        f"the scores of '{reward.name}' do not reach an update of {roles}, so nothing is learned from them",
         reward.place,
         definition,
         found=path,
         expected="a path from the scores to the gradient of an update",
-        remedy='let the loss use a column that is computed from the scores; or say @loss(unrewarded="why '
-        'it need not")',
+        remedy='make the loss read a column that is computed from the scores; or write @loss(unrewarded="reason") '
+        "if it needs no reward",
     )
 
 
 def _broken(program: Program, arrival: Arrival | None, walk: Walk) -> tuple[str, Place | None]:
-    """The path up to where it breaks, in words, and the place of what breaks it."""
+    """Return the path from the reward to the point where it breaks, in words, and the place of the break."""
     if arrival is None:
-        return f"{walk.furthest}, which no update reads", walk.furthest.place
+        return f"{walk.furthest}; no update reads this", walk.furthest.place
     name, hop = max(arrival.columns.items(), key=lambda item: item[1].steps)
     loss = program.loss(arrival.node.name)
     end = Hop(
-        f"{arrival.node.name} reads '{name}', and the gradient of loss '{loss.name}' is the same "
-        "whatever it is",
+        f"{arrival.node.name} reads '{name}', but the gradient of loss '{loss.name}' does not depend on it",
         loss.place,
         hop,
     )
@@ -126,7 +133,7 @@ def _broken(program: Program, arrival: Arrival | None, walk: Walk) -> tuple[str,
 
 
 def _untaught(program: Program, update: Node, rewards: list[Node]) -> Iterator[Problem]:
-    """A role that samples and is trained while other roles alone learn from the rewards."""
+    """Yield a warning for a role that samples and is trained, if only other roles learn from the rewards."""
     loss = next((term.loss for term in _terms(program, update) if term.loss.unrewarded), None)
     if loss is not None:
         yield _waived(rewards[0], loss)
@@ -134,13 +141,13 @@ def _untaught(program: Program, update: Node, rewards: list[Node]) -> Iterator[P
     loss = _terms(program, update)[0].loss
     yield Problem(
         "role-untaught",
-        f"role '{update.role}' samples and is trained, and no reward reaches its updates",
+        f"role '{update.role}' samples and is trained, but no reward reaches its updates",
         update.place,
         loss.place,
-        found=f"columns {', '.join(loss.signature.column_names) or 'none'}, on none of which a score has "
-        "influence",
+        found=f"columns {', '.join(loss.signature.column_names) or 'none'}; the scores influence none of them",
         expected=f"a column that depends on the scores of {listed(node.name for node in rewards)}",
-        remedy='compute the column from the scores; or say @loss(unrewarded="why it need not")',
+        remedy='compute a column of the loss from the scores; or write @loss(unrewarded="reason") if it '
+        "needs no reward",
         severity="warning",
     )
 
@@ -148,8 +155,8 @@ def _untaught(program: Program, update: Node, rewards: list[Node]) -> Iterator[P
 def _waived(reward: Node, loss: Loss) -> Problem:
     return Problem(
         "reward-waived",
-        f"the scores of '{reward.name}' do not reach the loss '{loss.name}', as its author says they "
-        "need not",
+        f"the scores of '{reward.name}' do not reach the loss '{loss.name}', and its author declared that "
+        "they need not",
         reward.place,
         loss.place,
         found=f"unrewarded={loss.unrewarded!r}",
@@ -162,7 +169,7 @@ def _waived(reward: Node, loss: Loss) -> Problem:
 def _unpaid(update: Node, loss: Loss) -> Problem:
     return Problem(
         "reward-waived",
-        f"the flow calls no reward, and loss '{loss.name}' needs none, as its author says",
+        f"the flow calls no reward, and the author of loss '{loss.name}' declared that it needs none",
         update.place,
         loss.place,
         found=f"unrewarded={loss.unrewarded!r}",
@@ -173,8 +180,10 @@ def _unpaid(update: Node, loss: Loss) -> Problem:
 
 
 def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """No reward, no label of the data and no teacher: whatever the updates do comes from the model's own
-    samples."""
+    """Yield the note or waiver of a flow without a reward, a label of the data, or a teacher model.
+
+    Such updates learn from the model's own samples only.
+    """
     if _taught(program.graph):
         return
     waiving = next(
@@ -186,19 +195,22 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
         return
     yield Problem(
         "no-signal",
-        f"flow '{program.graph.name}' has no reward, no label and no teacher: it can only learn from its own "
-        "samples",
+        f"flow '{program.graph.name}' has no reward, label or teacher model: it can only learn from its "
+        "own samples",
         updates[0].place,
-        found="no call of a reward, no column of the data in an update, no other model's log-probs",
-        expected="something outside of the trained model to learn from",
-        remedy='call a reward: batch |= reward(batch); or say @loss(unrewarded="why it needs none")',
+        found="no call of a reward; no update reads a column of the data; no log-probs of another model",
+        expected="a source to learn from other than the trained model",
+        remedy='call a reward: batch |= reward(batch); or write @loss(unrewarded="reason") if it needs no '
+        "reward",
         severity="note",
     )
 
 
 def _taught(graph: Graph) -> bool:
-    """Whether anything but the trained models has a say: a column of the data, a model that is not trained, a
-    stage that judges texts."""
+    """Return True if updates learn from something other than the trained models.
+
+    This may be a column of the data, a model that is not trained, or a stage that scores texts.
+    """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}
     for node in graph.nodes:

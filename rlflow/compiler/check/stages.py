@@ -1,11 +1,12 @@
-"""Stages on trial: each is called once on synthetic rows before anything is loaded, and what it raises and
-returns is judged.
+"""Test calls of stages: call each stage once on synthetic rows before a run, and check what it raises and
+returns.
 
-A stage sees columns of the right kinds with arbitrary numbers and texts, so only what these cannot excuse is
-an error: a name that does not exist, operations on tensors that do not fit together, and results of another
-number, shape or dtype than the stage declares. Stages with side effects are not called, nor those that are
-given a role's trainer, have a dispatch mode of the author's, or read a column whose kind is not known before
-a run.
+A stage gets columns of the right kinds with arbitrary numbers and texts. Only mistakes that arbitrary values
+cannot explain are errors: an unknown name, tensor operations that do not fit together, and results whose
+number, shape or dtype differ from the declaration.
+
+Some stages are not called: stages with side effects, stages that get a role's trainer, stages with a dispatch
+mode of the author's, and stages that read a column of unknown kind.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from rlflow.processes.user_frames import own_lines
 from rlflow.training.threads import alone
 
 SHAPES = {Level.TOKEN: (ROWS, TOKENS), Level.ROW: (ROWS,), Level.GROUP: (ROWS,), Level.SCALAR: ()}
-LONGEST = 10.0  # seconds that a call may take, of which nothing is said if it takes longer
-# raised for a text where the data may have messages, and the other way round
+LONGEST = 10.0  # seconds after which a test call is abandoned without a finding
+# raised if a stage expects text and gets messages, or the reverse
 OF_TEXT = (TypeError, AttributeError)
 
 
 def stage_problems(program: Program) -> Iterator[Problem]:
-    """Problems that appear when the stages of a flow, of its repeats and of its evaluation are called on
-    synthetic rows, each stage once for the columns that it finds."""
+    """Call the stages of a flow, its repeats and its evaluation on synthetic rows, and yield the problems.
+
+    Each stage is called once for each set of columns that it reads.
+    """
     tried: set[tuple[str, tuple[str, ...]]] = set()
     for graph in _graphs(program.graph):
         for node in graph.nodes:
@@ -56,7 +59,7 @@ def stage_problems(program: Program) -> Iterator[Problem]:
 
 
 def _graphs(graph: Graph) -> Iterator[Graph]:
-    """A graph, those of its repeats, and that of its evaluation."""
+    """Yield a graph, the graphs of its repeats, and the graph of its evaluation."""
     yield graph
     for inner in (*(node.body for node in graph.nodes), graph.evaluation):
         if inner is not None:
@@ -64,7 +67,10 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 
 
 def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """Synthetic values of the columns, as a stage reads them; a scalar that each rank gives is a tuple."""
+    """Return synthetic values of the columns, as a stage reads them.
+
+    A scalar that each rank returns is a tuple.
+    """
     chance = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, chance) for name, kind in sorted(kinds.items())}
     of_ranks = {item.parameter for item in node.inputs if graph.nodes[item.column.node].dispatch == str(ALL)}
@@ -98,7 +104,7 @@ def _judged(
 
 
 class _Call(threading.Thread):
-    """A call in a thread of its own, which nothing waits for any longer once it takes too long."""
+    """A call in its own thread, which the checker abandons if it takes too long."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(name="stage on synthetic rows", daemon=True)
@@ -106,10 +112,10 @@ class _Call(threading.Thread):
         self.raised: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call, and keep what came of it."""
+        """Make the call and store its result or exception."""
         try:
             self.result = self.function()
-        except BaseException as error:  # what would end the program is the stage's too
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of the stage are findings too
             self.raised = error
 
 
@@ -121,7 +127,7 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
         yield _wrong(
             node,
             stage,
-            "does not return what it gives",
+            "does not return the columns that it declares",
             f"{len(values)} results",
             f"{len(stage.gives)}: {listed(stage.gives)}",
         )
@@ -131,8 +137,11 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
 
 
 def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
-    """An error, unless arbitrary values may be to blame; they probably are where the author refuses them, or
-    where a text is not what the stage takes apart."""
+    """Return the problem of a stage that raised.
+
+    The problem is a note if arbitrary values probably caused the exception: the stage raises it itself, or it
+    fails on a text.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1]
     refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith(
         "raise "
@@ -162,7 +171,7 @@ def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, 
         stage.place,
         found=found,
         expected=expected,
-        remedy="correct that line, unless the rows of a run never have such values",
+        remedy="correct that line, unless rows of a real run never have such values",
         severity="note" if probably else "warning",
     )
 
@@ -175,12 +184,12 @@ def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) 
         stage.place,
         found=finding,
         expected=expected,
-        remedy="return what `gives` declares, in its order; or change `gives`",
+        remedy="return the columns that `gives` declares, in the same order; or change `gives`",
     )
 
 
 def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) -> Iterator[Problem]:
-    """A problem of one result, where its level or dtype is declared and the result has another."""
+    """Yield the problem of a result whose level or dtype differs from the declaration."""
     if kind is None:
         return
     if kind.level is Level.TEXT:
@@ -188,7 +197,7 @@ def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) 
             yield _wrong(
                 node,
                 stage,
-                f"gives '{name}', which is no text for each row",
+                f"gives '{name}', which is not a list with one text per row",
                 type(value).__name__,
                 f"a list of {ROWS} texts",
             )
@@ -203,12 +212,14 @@ def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) 
         yield _wrong(
             node,
             stage,
-            f"gives '{name}' in another shape than its {kind.level.value} level has",
+            f"gives '{name}' in a shape that does not match its {kind.level.value} level",
             f"shape {list(tensor.shape)} for {ROWS} rows of {TOKENS} tokens",
             f"shape {list(shape)}",
         )
     elif (dtype := _dtype(tensor)).family != kind.family and kind.family is not None:
-        yield _wrong(node, stage, f"gives '{name}' in another dtype", str(dtype.dtype), str(kind.dtype))
+        yield _wrong(
+            node, stage, f"gives '{name}' in a dtype other than declared", str(dtype.dtype), str(kind.dtype)
+        )
 
 
 def _dtype(tensor: Tensor) -> Kind:

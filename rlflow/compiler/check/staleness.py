@@ -1,4 +1,4 @@
-"""Rows of older weights: what a flow must do for rollouts to lag behind training.
+"""Checks of stale rows: what a flow must do if rollouts lag behind training.
 
 With a bound of K, rows of iteration i may be sampled with weights of iteration i-1-K or later.
 """
@@ -14,15 +14,18 @@ from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed
 
-UNDECIDED = "what no seed decides: pure=False"  # read by a stage with side effects
+UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a stage with side effects
 
 
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
-    """Rows sampled with older weights need a loss that corrects for it."""
+    """Yield the problems of a flow whose rows may be sampled with older weights.
+
+    The loss must correct for older weights, and nodes that run ahead must not read what training changes.
+    """
     if staleness < 0:
         yield Problem(
             "staleness-range",
-            "the staleness bound allows no rows at all",
+            "the staleness bound is negative",
             found=f"--staleness {staleness}",
             expected="a number of iterations, at least 0 (0: sample with the newest weights)",
             remedy="--staleness 0",
@@ -40,7 +43,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                 yield Problem(
                     "stale-waived",
                     f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without "
-                    "correcting for them, as its author says it may",
+                    "correcting for them, and its author declared that it may",
                     node.place,
                     loss.place,
                     found=f"stale_ok={loss.stale_ok!r}",
@@ -57,14 +60,17 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                 loss.place,
                 found=f"columns {', '.join(loss.signature.column_names)}",
                 expected="a column that depends on sampled_logprobs",
-                remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            "
-                "and in the loss:  take `weights` and multiply the value by it",
+                remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and "
+                "in the loss:  take `weights` and multiply the value by it",
             )
 
 
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
-    """A `repeat` runs ahead as a whole: while it does, training changes weights and state, so only sampling
-    may read those, which is given weights of its own."""
+    """Yield the problems of a `repeat` that runs ahead of training.
+
+    Meanwhile training changes weights and state. So only sampling may read them, because it gets its own copy
+    of the weights.
+    """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     for node in body.nodes:
         if node.body is not None:
@@ -82,19 +88,21 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
         if reads:
             yield Problem(
                 "staleness-repeat",
-                f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, which "
-                "training changes, so the repeat cannot be sampled ahead",
+                f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, and "
+                "training changes that, so the `repeat` cannot run ahead of training",
                 node.place,
                 repeated.place,
                 found=listed(reads),
-                expected="a body that reads nothing that training changes, but to sample",
-                remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out",
+                expected="a body in which only sampling reads what training changes",
+                remedy=f"call '{node.name}' after the `repeat`, or remove --staleness",
             )
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so
-    they may read nothing that training changes."""
+    """Yield the problems of nodes between the data and the nodes that sample.
+
+    These nodes run ahead of training too, so they must not read what training changes.
+    """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
     yield from _computed_sampling(graph, changed, staleness)
@@ -118,18 +126,18 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
             )
             yield Problem(
                 "staleness-chain",
-                f"--staleness {staleness}: '{later}' samples from what '{node.name}' makes, which reads "
+                f"--staleness {staleness}: '{later}' samples from the rows of '{node.name}', which reads "
                 f"{reads[0]}, and training changes that",
                 node.place,
                 graph.by_name[later].place,
                 found=listed(reads),
-                expected="between two samplings only what reads nothing that training changes",
-                remedy=f"sample before '{node.name}', or leave --staleness out",
+                expected="nodes before a sampling call that read nothing that training changes",
+                remedy=f"sample before '{node.name}', or remove --staleness",
             )
 
 
 def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
-    """Settings of calls that sample, as state has them that iterations change."""
+    """Yield the problems of sampling settings that are read from a state that iterations change."""
     edges = (
         (node, item)
         for node in graph.nodes
@@ -142,13 +150,13 @@ def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Itera
         if _of_state(graph, item.column, changed):
             yield Problem(
                 "staleness-chain",
-                f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', which "
-                "the iterations change that it would run ahead of",
+                f"--staleness {staleness}: '{node.name}' reads its {name} from the state '{state}', but "
+                "sampling would run ahead of the iterations that change it",
                 node.place,
                 found=f'{name}=batch["{state}"]',
-                expected=f"a {name} that no iteration changes: a setting, or one computed from iteration "
-                "or progress",
-                remedy=f"compute the {name} by a stage that reads `progress`, or leave --staleness out",
+                expected=f"a {name} that does not depend on training: a setting, or a value computed from "
+                "iteration or progress",
+                remedy=f"compute the {name} in a stage that reads `progress`, or remove --staleness",
             )
 
 
@@ -157,8 +165,10 @@ def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
 
 
 def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
-    """The losses of an update that read no column that depends on `sampled_logprobs` of the rows that they
-    are about."""
+    """Yield the losses of an update that do not correct for older weights.
+
+    A loss corrects if it reads a column that depends on `sampled_logprobs` of its own rows.
+    """
     loss = program.loss(update.name)
     from_sampling = depends_on_sampling(program.graph, update.axis)
     read = {
@@ -166,7 +176,7 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
         for item in update.inputs
         if item.column in from_sampling and not item.parameter.startswith(SETTING)
     }
-    if read - set(loss.signature.column_names):  # such as the mask, which every loss is averaged under
+    if read - set(loss.signature.column_names):  # such as the mask, which applies to every loss
         return
     for term in terms(loss, {}, None):
         if not read & set(term.loss.signature.column_names):
@@ -174,9 +184,12 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
 
 
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
-    """Columns computed from `sampled_logprobs` of the rows of the axis ``rows``, or of those that these were
-    chosen from or joined of: of each of those. Reading the sampled tokens alone does not count, nor do the
-    log-probs of other rows, such as a baseline's."""
+    """Return the columns that are computed from `sampled_logprobs` of the rows of the axis ``rows``.
+
+    Rows that these were chosen from count too. Of joined rows, all parts must depend on their
+    `sampled_logprobs`. Reading only the sampled tokens does not count. Log-probs of other rows, such as a
+    baseline's, do not count either.
+    """
     columns: set[Column] = set()
     own = sources(graph.axes, rows)
     for node in graph.nodes:
@@ -195,5 +208,5 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
 
 
 def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
-    """Whether what a joined column was in each part is among some columns."""
+    """Return True if ``columns`` has the joined column of every part."""
     return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

@@ -98,14 +98,17 @@ def test_what_is_seeded_or_draws_nothing_is_left_in_peace(tmp_path, expression):
 
 
 def test_the_remedy_says_how_many_generators_the_stage_gets(tmp_path):
-    assert "a tuple of one for each row" in warned(tmp_path, "torch.rand(mask.shape)")[0][2]
+    assert "a tuple with one generator per row" in warned(tmp_path, "torch.rand(mask.shape)")[0][2]
     assert "tuple" not in warned(tmp_path, "torch.rand(mask.shape)", dispatch=", dispatch=RANK0")[0][2]
 
 
 def test_a_loss_that_draws_is_warned_of_too_and_gets_its_numbers_from_a_stage(tmp_path):
     found, line, remedy = warned(tmp_path, "scores[:, None]", factor="helper(advantages)")[0]
     assert (found, line) == ("torch.randn", "return x + torch.randn(x.shape)")
-    assert remedy == "draw in a stage, which takes `generator` after '*', and read the column that it gives"
+    assert (
+        remedy
+        == "draw in a stage with the parameter `generator` after '*', and read the column that it gives"
+    )
 
 
 def test_functions_that_call_each_other_are_read_once(tmp_path):

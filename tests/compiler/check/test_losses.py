@@ -78,7 +78,7 @@ def test_what_the_loss_does_not_ask_the_model_for_is_named_with_the_way_to_ask(t
 )
 def test_values_that_are_already_averaged_are_refused(tmp_path, body):
     problem = only(found(tmp_path, body))
-    assert problem.message.startswith("loss 'gain' returns a number that is averaged already")
+    assert problem.message.startswith("loss 'gain' returns one number that is already averaged")
     assert "mean=" in problem.remedy
 
 
@@ -118,7 +118,10 @@ def test_a_loss_that_runs_is_left_in_peace(tmp_path, body, settings):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return new.logprobs[:, 1:] * advantages[:, 1:], {}", "returns another shape than its rows"),
+        (
+            "return new.logprobs[:, 1:] * advantages[:, 1:], {}",
+            "returns a shape that does not match its rows",
+        ),
         (
             "return new.logprobs.detach() * advantages, {}",
             "returns values through which no gradient flows to the model",

@@ -125,14 +125,14 @@ def test_scores_count_by_weights_that_were_trained_with_them(tmp_path):
         (
             "batch |= centred(batch)\nactor.update(batch, likelihood)",
             "",
-            "centred gives advantages (…), which no update reads",
+            "centred gives advantages (…); no update reads this",
         ),
         (
             "batch |= centred(batch)\nactor.update(batch, zero)",
             "@loss\ndef zero(new, advantages):\n    return -new.logprobs - advantages, {}\n",
-            "actor.update reads 'advantages', and the gradient of loss 'zero' is the same whatever it is (…)",
+            "actor.update reads 'advantages', but the gradient of loss 'zero' does not depend on it (…)",
         ),
-        ("actor.update(batch, likelihood)", "", "reward gives scores (…), which no update reads"),
+        ("actor.update(batch, likelihood)", "", "reward gives scores (…); no update reads this"),
     ],
 )
 def test_an_unreached_reward_is_an_error_with_its_path(tmp_path, body, more, path):

@@ -62,7 +62,10 @@ def repeating(prompts, actor, reward):
 
 def test_a_stage_with_side_effects_is_not_run_ahead_of_training():
     [problem] = check(repeating, staleness=1).errors
-    assert (problem.code, problem.found) == ("staleness-repeat", "what no seed decides: pure=False")
+    assert (problem.code, problem.found) == (
+        "staleness-repeat",
+        "side effects that no seed reproduces (pure=False)",
+    )
     assert check(repeating).ok
 
 
@@ -71,12 +74,12 @@ def test_each_stage_with_side_effects_is_warned_of_once():
     found = [problem for problem in report.problems if problem.code == "side-effects"]
     assert report.ok
     assert [problem.message for problem in found] == [
-        "stage 'noted' has side effects that no checkpoint holds",
-        "stage 'moved' has side effects that no checkpoint holds",
+        "stage 'noted' has side effects that checkpoints do not store",
+        "stage 'moved' has side effects that checkpoints do not store",
     ]
     assert [problem.found for problem in found] == [
         "pure=False",
-        "pure=False, but for the weights of 'actor'",
+        "pure=False, except the weights of 'actor'",
     ]
     assert {problem.severity for problem in found} == {"warning"}
     assert found[0] in report.of_functions  # which the start of a run and a resumed run print
